@@ -40,7 +40,10 @@ _COUNTERS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
     "filter_hits": ("Of the probes, those that a filter ruled out.", lambda b: b.stats.filtered),
     "cache_hits": ("SSTs looked into that the machine had.", lambda b: b.stats.cache_hits),
     "cache_misses": ("SSTs looked into that it did not have.", lambda b: b.stats.cache_misses),
-    "row_groups_read": ("Row groups read from the store, of SSTs not in the cache.", lambda b: b.stats.row_groups),
+    "row_groups_read": (
+        "Row groups of which pages were read from the store, of SSTs not in the cache.",
+        lambda b: b.stats.row_groups,
+    ),
 }
 _GAUGES: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
     "rejected_waiting": ("Rejected records that were not retried.", lambda b: b.rejected_waiting),

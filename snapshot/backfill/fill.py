@@ -38,7 +38,7 @@ from ...store.versions.manifest import Backfill, Manifest, Sst, Table
 from ..migrate.kinds import meaning_of
 from .partials import Array, merged
 
-_SLICE_ROWS = 8 * ROW_GROUP_ROWS
+_SLICE_ROWS = ROW_GROUP_ROWS
 """Rows filled at once: bounds memory."""
 _WORKERS = min(os.cpu_count() or 1, 4)
 """Each has the rows of an SST in memory, encoded."""

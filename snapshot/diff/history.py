@@ -106,7 +106,7 @@ def key_history(
     """The newest `limit` changes (0 for all) of one key, over the versions that are left.
 
     For each change the SSTs are read in which the row before it may be, up to the one that has it: by ranges of hashes,
-    filters and row groups. Beside these, some manifests for each change, and all of those before the first row.
+    filters and pages. Beside these, some manifests for each change, and all of those before the first row.
 
     Args:
         store: the store of the app.

@@ -95,8 +95,8 @@ class Side:
     def stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
         """The rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) lies from `low` to `high`.
 
-        Of an SST that this machine does not have, and not all of which is asked for, only the row groups are read in
-        which such rows can be.
+        Of an SST that this machine does not have, and not all of which is asked for, only the pages are read in which
+        such rows can be.
 
         Returns:
             `_hash`, the key columns, with `values` these too, `_seq`, `_op`, and `_expires_at`, which is null where the
@@ -115,8 +115,7 @@ class Side:
             blocks = mapped.blocks
         else:
             ranged = RangedSst(self.store, sst, self.table, Reads())
-            groups = ranged.having(column, low, high)
-            blocks = ranged.read(groups) if groups.size else ()
+            blocks = ranged.read(ranged.having(column, low, high))
         empty = self.no_rows(values=values)
         return pa.concat_tables([empty, *(_within(block, empty.schema, column, low, high) for block in blocks)])
 

@@ -1,8 +1,8 @@
 """One key in the SSTs of any version: its newest stored row, tombstone or expired though it may be.
 
 An SST never changes, so each is looked into once, however many versions name it. One that cannot hold the key costs no
-request where its range of hashes says so, and one for its footer where its filters do; one that holds it one more, for
-the row group. SSTs that are small or on this machine are read whole.
+request where its range of hashes says so, those for its footer, page index and filter where the filter does; one that
+holds it also those for pages. SSTs that are small or on this machine are read whole.
 
 A row says which one it replaced (`_prev_seq`). Who comes from there asks for that one: of the SSTs of a version that
 may have the key one at most has rows of that time.
@@ -106,9 +106,8 @@ class StoredKey:
         else:
             ranged = RangedSst(self._store, sst, table, self.reads)
             # A filter would only say that it may be there.
-            wanted = self._hashes if is_there else self._hashes[ranged.passing(self._hashes)]
-            groups = ranged.needed(wanted)
-            blocks = ranged.read(groups) if groups.size else ()
+            _, parts = ranged.find(self._hashes, filtered=not is_there)
+            blocks = ranged.read(parts)
         return next((row for block in blocks if (row := self._in_block(block, table)) is not None), None)
 
     def _in_block(self, block: Block, table: Table) -> StoredRow | None:

@@ -1,4 +1,4 @@
-"""One row by its key, from the few row groups that can hold it: no download, no scan, no cache."""
+"""One row by its key, from the few pages that can hold it: no download, no scan, no cache."""
 
 from collections.abc import Sequence
 

@@ -12,8 +12,10 @@ import xxhash
 from ...errors import Corruption
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import check_shape, decode, fetch
-from ...store.read.footers import decode_footer
+from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
+from ...store.sst.bloom import Filter
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
+from ...store.sst.parquet_pages import MALFORMED
 from ...store.sst.python_values import python_rows
 from ...store.sst.types import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.sst.whole_file import read_groups
@@ -72,24 +74,36 @@ def _footer_faults(data: bytes, sst: Sst) -> Iterator[str]:
 
 
 def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
-    """Whether the filters are where the manifest says, and let every row pass: one that did not would hide it."""
+    """Whether what look-ups read next is where the manifest says, and leads to every row."""
     if not 0 < sst.footer_bytes <= len(data):
         return
-    try:
-        footer, filters = decode_footer(data, 0, sst, table)
-    except Corruption as error:
-        yield str(error)
-        return
-    expected = len(data) - sst.footer_bytes - int(footer.end.max())
-    if sst.filter_bytes != expected:
-        yield f"its filters have {sst.filter_bytes} bytes; expected {expected}"
-        return
     file = pq.ParquetFile(pa.BufferReader(data))
-    for group, one in filters.items():
-        hashes = read_groups(file, [group], [HASH]).column(HASH).to_numpy()
-        hidden = int(np.count_nonzero(~one.may_have(hashes)))
-        if hidden:
-            yield f"the filter of row group {group} hides {hidden} of its {len(hashes)} rows"
+    try:
+        footer = decode_footer(data, sst, table)
+        expected = len(data) - sst.footer_bytes - int(footer.end.max())
+        if sst.filter_bytes != expected:
+            yield f"its filters and page indexes have {sst.filter_bytes} bytes; expected {expected}"
+            return
+        if footer.checks is None:
+            return
+        for number, group in enumerate(footer.groups):
+            hashes = read_groups(file, [number], [HASH]).column(HASH).to_numpy()
+            index = decode_index(lambda start, end: data[start:end], sst, footer, number)
+            for at in range(len(index.checksums) // CHUNK_CHECKSUM_BYTES):
+                start, end = footer.filter_at(number, at)
+                check_chunk(data[start:end], at, sst, index, number)
+            least, most = index.ranges[HASH]
+            starts = index.first_row[:-1]
+            if (hashes[starts] != least).any() or (hashes[index.first_row[1:] - 1] != most).any():
+                yield f"the page index of row group {number} has other hashes than its rows"
+            column = group.columns[0].meta_data
+            start = column.bloom_filter_offset or 0
+            one = Filter.decode(data[start : start + (column.bloom_filter_length or 0)])
+            hidden = int(np.count_nonzero(~one.may_have(hashes)))
+            if hidden:
+                yield f"the filter of row group {number} hides {hidden} of its {len(hashes)} rows"
+    except (Corruption, *MALFORMED) as error:
+        yield str(error)
 
 
 class _Rule(NamedTuple):

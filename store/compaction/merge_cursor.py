@@ -9,7 +9,7 @@ import pyarrow as pa
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
 from ..read.read_stats import Reads
-from ..read.remote_sst import RangedSst
+from ..read.remote_sst import Part, RangedSst
 from ..sst.evolution import Reading
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
@@ -34,7 +34,7 @@ class Cursor:
         self._read_bytes = read_bytes
         self._ranged: RangedSst | None = None
         self._reading: Reading | None = None
-        self._groups: deque[int] = deque()
+        self._parts: deque[Part] = deque()
         self._ahead: pa.Table | None = None
         self._is_open = False
 
@@ -54,7 +54,7 @@ class Cursor:
         rows = self._take(low, high)
         if high >= self._sst.hash_max:
             self._ahead = None
-            self._groups.clear()
+            self._parts.clear()
         found = [part for part in rows if part.num_rows]
         how = self._reading
         return found if how is None else [how.read(part, how.schema.names) for part in found]
@@ -70,7 +70,7 @@ class Cursor:
         else:
             self._ranged = RangedSst(self._store, self._sst, self._table, Reads())
             self._reading = self._ranged.reading
-            self._groups.extend(self._ranged.within(*self._window).tolist())
+            self._parts.extend(self._ranged.within(*self._window))
 
     def _take(self, low: int, high: int) -> list[pa.Table]:
         found = []
@@ -82,16 +82,16 @@ class Cursor:
                     self._ahead = self._ahead.slice(end)
                     return found
                 self._ahead = None
-            if not self._groups:
+            if not self._parts:
                 return found
-            self._ahead = self._next_groups()
+            self._ahead = self._next_parts()
 
-    def _next_groups(self) -> pa.Table:
-        assert self._ranged is not None  # noqa: S101  there are groups only of an open SST
-        groups = [self._groups.popleft()]
-        while self._groups and self._ranged.bytes_of(np.array([*groups, self._groups[0]])) <= self._read_bytes:
-            groups.append(self._groups.popleft())
-        return pa.Table.from_batches([block.stored for block in self._ranged.read(np.array(groups))])
+    def _next_parts(self) -> pa.Table:
+        assert self._ranged is not None  # noqa: S101  there are parts only of an open SST
+        parts = [self._parts.popleft()]
+        while self._parts and self._ranged.bytes_of([*parts, self._parts[0]]) <= self._read_bytes:
+            parts.append(self._parts.popleft())
+        return pa.Table.from_batches([block.stored for block in self._ranged.read(parts)])
 
 
 def _between(rows: pa.Table, low: int, high: int) -> tuple[pa.Table, int]:

@@ -4,11 +4,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from ..sst.writer import ROW_GROUP_ROWS, SstWriter
+from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
-
-_WRITE_ROWS = 4 * ROW_GROUP_ROWS
-"""Rows are written in whole row groups, however few come at a time."""
 
 
 class RollingWriter:
@@ -31,7 +28,7 @@ class RollingWriter:
         # Of the SST that is being written:
         self._writer: SstWriter | None = None
         self._waiting: list[pa.Table] = []
-        self._num_waiting = 0
+        self._num_waiting = self._waiting_bytes = 0
         self._slots = 0
         self._before_slot = 0.0
         self._began_inside = False
@@ -40,8 +37,10 @@ class RollingWriter:
         """Add rows. No two calls have rows of one hash."""
         self._waiting.append(rows)
         self._num_waiting += rows.num_rows
-        if self._num_waiting >= _WRITE_ROWS:
-            self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
+        self._waiting_bytes += rows.nbytes
+        # Rows are written in whole row groups, however few come at a time.
+        if self._num_waiting >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 
     def may_cut(self) -> None:
         """Here, within a slot, an SST may end: if it is large enough, and has no whole slot."""
@@ -72,6 +71,7 @@ class RollingWriter:
         self._writer.append(waiting.slice(0, num_rows))
         self._num_waiting -= num_rows
         self._waiting = [waiting.slice(num_rows)] if self._num_waiting else []
+        self._waiting_bytes = sum(rows.nbytes for rows in self._waiting)
 
     def _cut(self, *, inside_a_slot: bool) -> None:
         if self._num_waiting:

@@ -116,6 +116,7 @@ class SstCache:
             return None
         data = fetch(store, sst)
         reads.requests += 1
+        reads.round_trips += 1
         reads.bytes += len(data)
         self._write(sst, decode(data, sst, table))
         return data

@@ -1,8 +1,8 @@
 """Rows that fall due: those of a table whose time (`_due_at`) lies in a span, found without reading the others.
 
 The times of an SST that this machine has are looked through where they lie, a column of integers; of another SST the
-footer says in which row groups such times are, and only those are read. What is found is looked up once more, for a
-newer row of the key may lie in another SST.
+footer and the page index say in which pages such times are, and only those are read. What is found is looked up once
+more, for a newer row of the key may lie in another SST.
 """
 
 from collections.abc import Iterable, Sequence
@@ -105,11 +105,10 @@ def _blocks(
     if mapped is not None:
         return mapped.blocks, []
     ranged = RangedSst(store, sst, table, reads)
-    groups = ranged.having(DUE, *span)
     least, most = ranged.ranges(DUE)
     # Where all are null there is no range.
     later = least[(least > span[1]) & (least <= most)]
-    return ranged.read(groups) if groups.size else (), [int(later.min())] if later.size else []
+    return ranged.read(ranged.having(DUE, *span)), [int(later.min())] if later.size else []
 
 
 def _within(

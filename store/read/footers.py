@@ -1,6 +1,6 @@
-"""Footers of SSTs, which say where everything is, and Bloom filters: read once and kept by the process."""
+"""Footers and page indexes of SSTs, which say where everything is, and Bloom filters: read once and kept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from threading import Lock
@@ -13,18 +13,28 @@ import xxhash
 from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
-from ..sst.bloom import Filter
+from ..sst.bloom import CHUNK_BYTES, bits_of
 from ..sst.evolution import Reading
+from ..sst.parquet_pages import (
+    MALFORMED,
+    ColumnIndex,
+    FileMetaData,
+    OffsetIndex,
+    RowGroup,
+    bounds,
+    decoded,
+    index_ranges,
+)
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 from .decode import check_shape, corrupt, file_name
 from .range_reads import RangeReader, at_once
 from .read_stats import Reads
 
-_WITH_FILTERS_BYTES = 128 << 10
-"""Filters up to this come with the footer: cheaper than another round trip."""
 _CHECKSUM_BYTES = 8
+CHUNK_CHECKSUM_BYTES = 4
 _MAX_FOOTERS = 1024
+_MAX_INDEXES = 8192
 _MAX_FILTERS_BYTES = 64 << 20
 
 
@@ -33,23 +43,52 @@ class Footer:
     """Where the row groups of an SST are, and which hashes they hold; arrays have one element a row group."""
 
     metadata: pq.FileMetaData
+    schema: pa.Schema
+    """Of the file."""
     table: Table
     """As which one the rows are read …"""
     reading: Reading | None
     """… and how; None where they have its columns."""
+    groups: Sequence[RowGroup]
     hash_min: npt.NDArray[np.int64]
     hash_max: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
-    filter_start: npt.NDArray[np.int64]
-    filter_end: npt.NDArray[np.int64]
+    checks: npt.NDArray[np.int64] | None
+    """Where the checksums of the filters' chunks begin, and where the last end; None in an SST without a page index."""
     checksums: bytes
-    """Of the filters, one after the other; empty where there are none."""
+    """Of the index of each row group."""
+
+    def filter_at(self, group: int, chunk: int) -> tuple[int, int]:
+        """From where to where a chunk of a filter is."""
+        start, end = bits_of(self.groups[group].columns[0].meta_data)
+        return start + chunk * CHUNK_BYTES, min(start + (chunk + 1) * CHUNK_BYTES, end)
+
+    def filter_bytes(self, group: int) -> int:
+        """How many bytes of bits a row group's filter has."""
+        start, end = bits_of(self.groups[group].columns[0].meta_data)
+        return end - start
 
 
-# Both by name of the SST's file; filters by row group, too.
+@dataclass(frozen=True, slots=True)
+class PageIndex:
+    """The pages of a row group. Those of all columns begin with the same rows."""
+
+    first_row: npt.NDArray[np.int64]
+    """With which row of the row group each begins, and how many rows there are."""
+    start: npt.NDArray[np.int64]
+    """Where they begin in the file: for each plain column in the order of its chunks, for each page."""
+    end: npt.NDArray[np.int64]
+    ranges: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+    """The least and the largest value in each page, of the columns of which the index says so."""
+    checksums: bytes
+    """Of the filter's chunks."""
+
+
+# By name of the SST's file; indexes by row group, too, and filters by chunk.
 _footers: LRUCache[str, Footer] = LRUCache(_MAX_FOOTERS)
-_filters: LRUCache[tuple[str, int], Filter] = LRUCache(_MAX_FILTERS_BYTES, getsizeof=lambda one: one.blocks.nbytes)
+_indexes: LRUCache[tuple[str, int], PageIndex] = LRUCache(_MAX_INDEXES)
+_chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_FILTERS_BYTES, getsizeof=len)
 _lock = Lock()
 
 
@@ -64,10 +103,9 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
     with _lock:
         footer = _footers.get(name)
     if footer is None:
-        footer, filters = _read(reader, sst, table)
+        footer = _read(reader, sst, table)
         with _lock:
             _footers[name] = footer
-            _keep(name, filters)
     elif footer.table != table:
         # At another version, the table may have other columns.
         footer = replace(footer, table=table, reading=_reading(footer.metadata, sst, table))
@@ -76,26 +114,106 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
     return footer
 
 
-def filters_of(
-    reader: RangeReader, sst: Sst, footer: Footer, groups: Sequence[int], *, fetch: bool
-) -> dict[int, Filter]:
-    """The filters of these row groups (ascending), by row group: those that are kept, and with `fetch` all there are.
+@dataclass(slots=True)
+class Located:
+    """What a reader of an SST knows of its row groups beside the footer."""
 
-    Raises as `footer_of`, also for a damaged filter.
+    indexes: dict[int, PageIndex]
+    """By row group."""
+    chunks: dict[int, dict[int, bytes]]
+    """Of filters, by row group and number."""
+
+
+def unknown(sst: Sst, footer: Footer, located: Located, wanted: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
+    """Where that is, ascending, which is to be read of some row groups: their indexes, and chunks of their filters.
+
+    Takes into `located` what the process knows already.
+    """
+    name, absent = file_name(sst), []
+    for group, numbers in wanted.items():
+        known = located.chunks.setdefault(group, {})
+        with _lock:
+            if group not in located.indexes and (index := _indexes.get((name, group))) is not None:
+                located.indexes[group] = index
+            known |= {each: data for each in numbers if (data := _chunks.get((name, group, each))) is not None}
+        if group not in located.indexes:
+            absent += _index_at(footer, group)
+        absent += [footer.filter_at(group, each) for each in numbers if each not in known]
+    return sorted(absent)
+
+
+def learn(
+    sst: Sst,
+    footer: Footer,
+    located: Located,
+    wanted: Mapping[int, Sequence[int]],
+    read: Callable[[int, int], bytes],
+) -> None:
+    """Take what `unknown` asked for; `read` gives the bytes from one offset to another.
+
+    Raises:
+        Corruption: it is not what was written.
     """
     name = file_name(sst)
-    with _lock:
-        known = {group: one for group in groups if (one := _filters.get((name, group))) is not None}
-    absent = [group for group in groups if group not in known]
-    if fetch and absent and footer.checksums:
-        starts, ends = footer.filter_start[absent].tolist(), footer.filter_end[absent].tolist()
-        found = reader.read(starts, ends)
-        for group, start, end in zip(absent, starts, ends, strict=True):
-            data = next(part[start - at : end - at] for at, part in found if at <= start < at + len(part))
-            known[group] = _decode_filter(data, sst, footer, group)
+    for group, numbers in wanted.items():
+        index = located.indexes.get(group)
+        if index is None:
+            index = located.indexes[group] = decode_index(read, sst, footer, group)
+        known = located.chunks[group]
+        for each in numbers:
+            if each not in known:
+                known[each] = read(*footer.filter_at(group, each))
+                check_chunk(known[each], each, sst, index, group)
         with _lock:
-            _keep(name, known)
-    return known
+            _indexes[name, group] = index
+            for each in numbers:
+                _chunks[name, group, each] = known[each]
+
+
+def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int) -> None:
+    """Raise `Corruption` unless these bytes are this chunk of a row group's filter."""
+    at = number * CHUNK_CHECKSUM_BYTES
+    if xxhash.xxh32_digest(data) != index.checksums[at : at + CHUNK_CHECKSUM_BYTES]:
+        raise corrupt(sst, f"the filter of row group {group} is not what was written")
+
+
+def _index_at(footer: Footer, group: int) -> list[tuple[int, int]]:
+    assert footer.checks is not None  # noqa: S101  nobody asks where there is none
+    return [*index_ranges(footer.groups[group]), (int(footer.checks[group]), int(footer.checks[group + 1]))]
+
+
+def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, group: int) -> PageIndex:
+    """The index of a row group; `read` gives the object's bytes from one offset to another.
+
+    Raises:
+        Corruption: it is not what was written.
+    """
+    parts = [read(start, end) for start, end in _index_at(footer, group)]
+    expected = footer.checksums[group * _CHECKSUM_BYTES : (group + 1) * _CHECKSUM_BYTES]
+    if xxhash.xxh3_64_digest(b"".join(parts)) != expected:
+        raise corrupt(sst, f"the page index of row group {group} is not what was written")
+    try:
+        return _decode_index(parts, footer.groups[group])
+    except MALFORMED as error:
+        raise corrupt(sst, f"the page index of row group {group} cannot be decoded ({error})") from error
+
+
+def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
+    """From its column indexes, its offset indexes and the checksums of its filter."""
+    ranges, pages = {}, []
+    ((first_column, _), (first_offset, _)) = index_ranges(group)
+    for chunk in group.columns:
+        if chunk.column_index_offset is not None:
+            at = chunk.column_index_offset - first_column
+            data = parts[0][at : at + chunk.column_index_length]
+            ranges[b".".join(chunk.meta_data.path).decode()] = bounds(decoded(ColumnIndex, data))
+        assert chunk.offset_index_offset is not None  # noqa: S101  Arrow writes that of all columns or of none
+        at = chunk.offset_index_offset - first_offset
+        pages.append(decoded(OffsetIndex, parts[1][at : at + chunk.offset_index_length]).pages)
+    start = np.array([[page.offset for page in column] for column in pages], np.int64)
+    size = np.array([[page.size for page in column] for column in pages], np.int64)
+    first_row = [*(page.first_row for page in pages[0]), group.num_rows]
+    return PageIndex(np.array(first_row, np.int64), start, start + size, ranges, parts[2])
 
 
 def fetch_footers(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Reads) -> None:
@@ -108,81 +226,63 @@ def fetch_footers(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: 
         for _ in at_once().map(footer_of, readers, absent, repeat(table)):
             pass
         for one in counted:
-            reads.add(one)
+            reads.add(replace(one, round_trips=0))
+        reads.round_trips += 1
 
 
-def _keep(name: str, filters: dict[int, Filter]) -> None:
-    for group, one in filters.items():
-        if one.blocks.nbytes <= _MAX_FILTERS_BYTES:
-            _filters[name, group] = one
+def _read(reader: RangeReader, sst: Sst, table: Table) -> Footer:
+    first = sst.bytes - sst.footer_bytes
+    if sst.footer_bytes <= 0 or first < 0:
+        raise corrupt(sst, f"{sst.bytes} bytes cannot end with {sst.footer_bytes} of a footer")
+    return decode_footer(reader.one(first, sst.bytes), sst, table)
 
 
-def _read(reader: RangeReader, sst: Sst, table: Table) -> tuple[Footer, dict[int, Filter]]:
-    with_filters = sst.filter_bytes if sst.filter_bytes <= _WITH_FILTERS_BYTES else 0
-    first = sst.bytes - sst.footer_bytes - with_filters
-    if sst.footer_bytes <= 0 or with_filters < 0 or first < 0:
-        raise corrupt(sst, f"{sst.bytes} bytes cannot end with {with_filters} of filters and {sst.footer_bytes} more")
-    return decode_footer(reader.one(first, sst.bytes), first, sst, table)
-
-
-def decode_footer(data: bytes, first: int, sst: Sst, table: Table) -> tuple[Footer, dict[int, Filter]]:
-    """The footer from the object's bytes from `first` on, and by row group those filters that are whole in them.
+def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
+    """The footer from the object's last bytes.
 
     Raises:
-        Corruption: the footer or a filter is not what was written.
+        Corruption: the footer is not what was written.
     """
     end = data[len(data) - sst.footer_bytes :]
     found = xxhash.xxh3_128_hexdigest(end)
     # Before anything looks at it: Arrow ends the process over some footers.
     if found != sst.footer_checksum:
         raise corrupt(sst, f"expected checksum {sst.footer_checksum} of its footer, found {found}")
-    metadata = pq.read_metadata(pa.BufferReader(end))
-    checksums = end[: metadata.num_row_groups * _CHECKSUM_BYTES] if sst.filter_bytes else b""
-    footer = _footer(metadata, table, _reading(metadata, sst, table), checksums)
-    places = zip(footer.filter_start.tolist(), footer.filter_end.tolist(), strict=True)
-    return footer, {
-        group: _decode_filter(data[start - first : end - first], sst, footer, group)
-        for group, (start, end) in enumerate(places)
-        if start >= first
-    }
-
-
-def _decode_filter(data: bytes, sst: Sst, footer: Footer, group: int) -> Filter:
-    expected = footer.checksums[group * _CHECKSUM_BYTES : (group + 1) * _CHECKSUM_BYTES]
-    if xxhash.xxh3_64_digest(data) != expected:
-        raise corrupt(sst, f"the filter of row group {group} is not what was written")
     try:
-        return Filter.decode(data)
-    except ValueError as error:
-        raise corrupt(sst, f"the filter of row group {group}: {error}") from error
+        return _decode_footer(end, sst, table)
+    except MALFORMED as error:
+        raise corrupt(sst, f"its footer cannot be decoded ({error})") from error
 
 
-def _reading(metadata: pq.FileMetaData, sst: Sst, table: Table) -> Reading | None:
-    return check_shape(sst, table, metadata.schema.to_arrow_schema(), metadata.num_rows)
-
-
-def _footer(metadata: pq.FileMetaData, table: Table, reading: Reading | None, checksums: bytes) -> Footer:
-    """What look-ups need of a footer, as arrays."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
+    metadata = pq.read_metadata(pa.BufferReader(end))
+    parquet = end[-8 - int.from_bytes(end[-8:-4], "little") : -8]
+    groups = decoded(FileMetaData, parquet).row_groups
+    checksums = end[: metadata.num_row_groups * _CHECKSUM_BYTES]
     hash_column = metadata.schema.names.index(HASH)
-    bounds = [group.column(hash_column).statistics for group in groups]
-    chunks = [[group.column(i) for i in range(group.num_columns)] for group in groups]
-    hashed = [row[hash_column] for row in chunks] if checksums else []
-    starts = np.array([one.bloom_filter_offset for one in hashed], np.int64)
+    statistics = [metadata.row_group(i).column(hash_column).statistics for i in range(len(groups))]
     return Footer(
         metadata,
+        metadata.schema.to_arrow_schema(),
         table,
-        reading,
-        np.array([bound.min for bound in bounds], np.int64),
-        np.array([bound.max for bound in bounds], np.int64),
-        np.array([min(_start(chunk) for chunk in row) for row in chunks], np.int64),
-        np.array([max(_start(chunk) + chunk.total_compressed_size for chunk in row) for row in chunks], np.int64),
-        starts,
-        starts + np.array([one.bloom_filter_length for one in hashed], np.int64),
+        _reading(metadata, sst, table),
+        groups,
+        np.array([one.min for one in statistics], np.int64),
+        np.array([one.max for one in statistics], np.int64),
+        np.array([min(chunk.meta_data.start for chunk in group.columns) for group in groups], np.int64),
+        np.array([max(chunk.meta_data.end for chunk in group.columns) for group in groups], np.int64),
+        _checks(groups, sst.bytes - sst.footer_bytes),
         checksums,
     )
 
 
-def _start(chunk: pq.ColumnChunkMetaData) -> int:
-    dictionary = chunk.dictionary_page_offset
-    return int(chunk.data_page_offset if dictionary is None else min(dictionary, chunk.data_page_offset))
+def _checks(groups: Sequence[RowGroup], end: int) -> npt.NDArray[np.int64] | None:
+    if any(group.columns[0].offset_index_offset is None for group in groups):
+        return None
+    spans = [bits_of(group.columns[0].meta_data) for group in groups]
+    sizes = [-(-(stop - start) // CHUNK_BYTES) * CHUNK_CHECKSUM_BYTES for start, stop in spans]
+    return end - sum(sizes) + np.concatenate(([0], np.cumsum(sizes)))
+
+
+def _reading(metadata: pq.FileMetaData, sst: Sst, table: Table) -> Reading | None:
+    return check_shape(sst, table, metadata.schema.to_arrow_schema(), metadata.num_rows)

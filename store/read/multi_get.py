@@ -8,6 +8,7 @@ size of the state.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +18,20 @@ from ..objects.protocol import ObjectStore
 from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys
 from ..sst.ttl import check_clock
-from ..sst.types import EXPIRES, OP, SEQ, TOMBSTONE, arrow_schema
+from ..sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .decode import Block
 from .footers import fetch_footers
+from .mapped_file import Mapped
 from .read_stats import Reads
-from .remote_sst import SMALL_BYTES, RangedSst
+from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
 
 _SPARED = 1 / 6
-"""By ranges, where that spares at least this part of an SST's bytes: so a look-up reads at most 1.2 times the row
-groups that it needs."""
+"""By ranges, where that spares at least this part of an SST's bytes: so a look-up reads at most 1.2 times the pages
+that it needs."""
+_AHEAD_BYTES = 128 << 10
+"""Pages of several runs come at once up to this: they cost less than waiting for those of one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,8 @@ def multi_get(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
-    Of an SST that is not in the cache only the row groups are read in which keys can be, unless these are nearly all
-    of it: then it is fetched whole, into the cache. And so it is once these reads have cost as much as the whole.
+    Of an SST that is not in the cache only the pages are read in which keys can be, unless these are nearly all of it:
+    then it is fetched whole, into the cache. And so it is once these reads have cost as much as the whole.
 
     Args:
         store: the store of the app.
@@ -100,7 +104,7 @@ def point_get(
     *,
     clock_ms: int | None = None,
 ) -> Found:
-    """Look up a few keys without a cache: reads of each SST the footer and the row groups that may have them.
+    """Look up a few keys without a cache: reads of each SST the footer and the pages that may have them.
 
     Arguments and errors as of `multi_get`.
     """
@@ -111,44 +115,76 @@ def point_get(
 
 
 def _look_up(store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search") -> None:
-    small = SMALL_BYTES if cache is not None else 0
-    cold = [sst for sst, _ in search.over(ssts) if sst.bytes > small and not (cache is not None and cache.has(sst))]
-    fetch_footers(store, cold, search.table, search.reads)
+    cold = _Cold(store, cache, ssts, search)
     for sst, wanted in search.over(ssts):
         mapped = cache.peek(sst, search.table) if cache is not None else None
         search.reads.searched += wanted.size
         search.reads.cache_hits += mapped is not None
         search.reads.cache_misses += mapped is None
-        if mapped is not None:
-            search.look_in(mapped.blocks, wanted)
-        else:
-            _look_up_cold(store, cache, sst, search, wanted)
+        search.look_in(mapped.blocks if mapped is not None else cold.read(sst, wanted), wanted)
 
 
-def _look_up_cold(
-    store: ObjectStore, cache: SstCache | None, sst: Sst, search: "_Search", wanted: npt.NDArray[np.int64]
-) -> None:
-    """Look for the keys at these positions in an SST that this machine does not have."""
-    if cache is not None and (sst.bytes <= SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes):
-        mapped = cache.bring(store, sst, search.table, search.reads)
-        if mapped is not None:
+class _Cold:
+    """The SSTs of a look-up that this machine does not have."""
+
+    def __init__(self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search") -> None:
+        """Read the footers of those that will be read by ranges, then what tells where keys are in them."""
+        self._store, self._cache, self._ssts, self._search = store, cache, ssts, search
+        absent = [
+            (sst, wanted)
+            for sst, wanted in search.over(ssts)
+            if cache is None or not (cache.has(sst) or self._is_better_whole(sst))
+        ]
+        fetch_footers(store, [sst for sst, _ in absent], search.table, search.reads)
+        self._ranged = {sst: RangedSst(store, sst, search.table, search.reads) for sst, _ in absent}
+        locate([(self._ranged[sst], search.hashes[wanted]) for sst, wanted in absent])
+        self._ahead: dict[Sst, list[Block]] = {}
+
+    def _is_better_whole(self, sst: Sst) -> bool:
+        cache = self._cache
+        return cache is not None and (sst.bytes <= SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes)
+
+    def read(self, sst: Sst, wanted: npt.NDArray[np.int64]) -> Iterable[Block]:
+        """The rows among which those of the keys at these positions are."""
+        search, cache = self._search, self._cache
+        if self._is_better_whole(sst) and (mapped := self._whole(sst)) is not None:
             search.reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
-            search.look_in(mapped.blocks, wanted)
-            return
-    ranged = RangedSst(store, sst, search.table, search.reads)
-    hashes = search.hashes[wanted]
-    search.reads.touched_bytes += ranged.bytes_of(ranged.needed(hashes))
-    passing = ranged.passing(hashes)
-    wanted, groups = wanted[passing], ranged.needed(hashes[passing])
-    size = ranged.bytes_of(groups)
-    if cache is not None and size > sst.bytes * (1 - _SPARED):
-        mapped = cache.bring(store, sst, search.table, search.reads)
-        if mapped is not None:
-            search.look_in(mapped.blocks, wanted)
-            return
-    if cache is not None:
-        cache.count_ranged(sst, size)
-    search.look_in(ranged.read(groups), wanted)
+            return mapped.blocks
+        ranged = self._ranged.get(sst)
+        if ranged is None:
+            ranged = self._ranged[sst] = RangedSst(self._store, sst, search.table, search.reads)
+        hashes = search.hashes[wanted]
+        passing, parts = ranged.find(hashes)
+        search.reads.touched_bytes += ranged.touched_bytes(hashes)
+        search.reads.filtered += int((~passing).sum())
+        size = ranged.bytes_of(parts)
+        if cache is not None:
+            if size > sst.bytes * (1 - _SPARED) and (mapped := self._whole(sst)) is not None:
+                return mapped.blocks
+            cache.count_ranged(sst, size)
+        if sst in self._ahead:
+            return self._ahead.pop(sst)
+        if not parts or size > _AHEAD_BYTES:
+            return ranged.read(parts, search.columns)
+        self._ahead |= dict(zip(*self._read_ahead(sst), strict=True))
+        return self._ahead.pop(sst)
+
+    def _whole(self, sst: Sst) -> Mapped | None:
+        assert self._cache is not None  # noqa: S101  nothing is kept without one
+        return self._cache.bring(self._store, sst, self._search.table, self._search.reads)
+
+    def _read_ahead(self, sst: Sst) -> tuple[list[Sst], list[list[Block]]]:
+        """Rows of this SST, and of older ones that may be looked in for the same keys, while these are few."""
+        asked, size = [], 0
+        for one, wanted in dropwhile(lambda each: each[0] is not sst, self._search.over(self._ssts)):
+            if one in self._ranged and one not in self._ahead:
+                _, parts = self._ranged[one].find(self._search.hashes[wanted])
+                size += self._ranged[one].bytes_of(parts)
+                if size > _AHEAD_BYTES:
+                    break
+                if parts:
+                    asked.append((one, (self._ranged[one], parts)))
+        return [one for one, _ in asked], read_together([parts for _, parts in asked], self._search.columns)
 
 
 class _Search:
@@ -171,6 +207,8 @@ class _Search:
         key_schema = arrow_schema(table.key)
         self._value_names = [column.name for column in table.values]
         self._looked_at = [*key_schema.names, *self._value_names, OP, *([SEQ] if with_seqs else [])]
+        self.columns = [HASH, *self._looked_at, EXPIRES]
+        """What is read of an SST's."""
         self._seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
         self._schema = arrow_schema(table.values)
         self._order = np.argsort(hashes)

@@ -1,6 +1,7 @@
 """Ranges of one object: near ones in one request, far ones at the same time."""
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -10,13 +11,15 @@ from ..versions.manifest import Sst
 from .decode import corrupt
 from .read_stats import Reads
 
+_SMALL_GAP_BYTES = 4_096
+"""Ranges this near to each other come in one request: cheaper than another one …"""
 _MAX_GAP_BYTES = 65_536
-"""Ranges this near to each other come in one request: cheaper than another round trip …"""
+"""… and up to this …"""
 _MAX_GAP_SHARE = 16
 """… where the gap is at most this part (1/n) of what lies before it: many gaps would add up."""
 _LARGEST_BYTES = 8 << 20
 """Longer ranges are split: one connection of an object store gives some 50 to 100 MB/s."""
-_AT_ONCE = 8
+_AT_ONCE = 32
 """Requests of this process under way at a time."""
 
 _executors: list[ThreadPoolExecutor] = []
@@ -39,42 +42,25 @@ class RangeReader:
     def __init__(self, store: ObjectStore, sst: Sst, reads: Reads) -> None:
         self._store = store.at(sst.root)
         self._sst = sst
-        self._reads = reads
+        self.reads = reads
 
     def one(self, start: int, end: int) -> bytes:
-        """The bytes of one range, by one request, in this thread. Errors as of `read`."""
-        self._reads.requests += 1
-        self._reads.bytes += end - start
-        return self._get(start, end - start)
+        """The bytes of one range, by one request, in this thread. Errors as of `read_all`."""
+        self.count(end - start)
+        self.reads.round_trips += 1
+        return self.get(start, end - start)
 
-    def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[tuple[int, bytes]]:
-        """The bytes of these ranges (ascending): (start, data) of each stretch that holds some of them.
+    def read(self, ranges: Sequence[tuple[int, int]]) -> "Stretches":
+        """The bytes of these ranges (ascending). Errors as of `read_all`."""
+        return read_all([(self, ranges)])[0]
 
-        Raises:
-            Corruption: the object is missing or shorter than that.
-            Unavailable: the store did not answer.
-        """
-        parts = [
-            (start, at, min(_LARGEST_BYTES, end - at))
-            for start, end in _joined(starts, ends)
-            for at in range(start, end, _LARGEST_BYTES)
-        ]
-        self._reads.requests += len(parts)
-        self._reads.bytes += sum(length for _, _, length in parts)
-        if len(parts) == 1:
-            return [(start, self._get(at, length)) for start, at, length in parts]
-        asked: list[tuple[int, Future[bytes]]] = []
-        try:
-            asked += [(start, at_once().submit(self._get, at, length)) for start, at, length in parts]
-            found: dict[int, list[bytes]] = {}
-            for start, future in asked:
-                found.setdefault(start, []).append(future.result())
-        finally:
-            for _, future in asked:
-                future.cancel()
-        return [(start, data[0] if len(data) == 1 else b"".join(data)) for start, data in found.items()]
+    def count(self, size: int) -> None:
+        """Count a request of so many bytes."""
+        self.reads.requests += 1
+        self.reads.bytes += size
 
-    def _get(self, start: int, length: int) -> bytes:
+    def get(self, start: int, length: int) -> bytes:
+        """So many bytes from there on; does not count them. Errors as of `read_all`."""
         try:
             data = self._store.get_range(self._sst.object, start, length)
         except ObjectNotFound as error:
@@ -84,13 +70,63 @@ class RangeReader:
         return data
 
 
-def _joined(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+class Stretches:
+    """Some stretches of a file, ascending."""
+
+    def __init__(self, found: Sequence[tuple[int, bytes]]) -> None:
+        self.found = found
+        """Where each begins, and its bytes."""
+        self._starts = [start for start, _ in found]
+
+    def bytes_at(self, start: int, end: int) -> bytes:
+        """The bytes from one offset of the file to another, which one stretch has."""
+        at, data = self.found[bisect_right(self._starts, start) - 1]
+        return data[start - at : end - at]
+
+
+def read_all(asked: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[Stretches]:
+    """The bytes of ranges (ascending) of several SSTs, in one round trip.
+
+    Raises:
+        Corruption: an object is missing or shorter than that.
+        Unavailable: the store did not answer.
+    """
+    parts = [
+        (number, reader, start, at, min(_LARGEST_BYTES, end - at))
+        for number, (reader, ranges) in enumerate(asked)
+        for start, end in _joined(ranges)
+        for at in range(start, end, _LARGEST_BYTES)
+    ]
+    for _, reader, _, _, length in parts:
+        reader.count(length)
+    if parts:
+        parts[0][1].reads.round_trips += 1
+    found: list[dict[int, list[bytes]]] = [{} for _ in asked]
+    waiting: list[Future[bytes]] = []
+    try:
+        if len(parts) > 1:
+            waiting += [at_once().submit(reader.get, at, length) for _, reader, _, at, length in parts]
+        for place, (number, reader, start, at, length) in enumerate(parts):
+            data = waiting[place].result() if waiting else reader.get(at, length)
+            found[number].setdefault(start, []).append(data)
+    finally:
+        for future in waiting:
+            future.cancel()
+    return [
+        Stretches([(start, data[0] if len(data) == 1 else b"".join(data)) for start, data in one.items()])
+        for one in found
+    ]
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Ascending ranges, those close to each other joined."""
-    start, end = starts[0], ends[0]
+    if not ranges:
+        return
+    start, end = ranges[0]
     useful = end - start
-    for next_start, next_end in zip(starts[1:], ends[1:], strict=True):
+    for next_start, next_end in ranges[1:]:
         gap = next_start - end
-        if gap > _MAX_GAP_BYTES or gap * _MAX_GAP_SHARE > useful:
+        if gap > _SMALL_GAP_BYTES and (gap > _MAX_GAP_BYTES or gap * _MAX_GAP_SHARE > useful):
             yield start, end
             start, useful = next_start, 0
         end = next_end

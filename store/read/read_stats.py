@@ -23,10 +23,12 @@ class Reads:
 
     requests: int = 0
     """Requests to the store."""
+    round_trips: int = 0
+    """How often it was waited for these: those that are under way together count once."""
     bytes: int = 0
-    """Bytes that they brought: row groups, footers, filters, gaps between them, whole SSTs."""
+    """Bytes that they brought: pages, footers, indexes, filters, gaps between them, whole SSTs."""
     row_groups: int = 0
-    """Row groups read from the store by ranges."""
+    """Row groups of which pages were read from the store by ranges, or all."""
     touched_bytes: int = 0
     """Bytes of the row groups that keys fall in by their hash, also where a filter ruled them out."""
     row_groups_total: int = 0

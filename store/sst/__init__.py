@@ -9,6 +9,7 @@ __all__ = [
     "evolution",
     "expiry",
     "hashing",
+    "parquet_pages",
     "python_values",
     "sorted_runs",
     "ttl",

@@ -9,11 +9,13 @@ Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). P
 `_hash` is hashed once more.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from .parquet_pages import ColumnMetaData
 from .xxh64 import hash_u64
 
 FALSE_POSITIVES = 0.05
@@ -27,9 +29,14 @@ _KINDS = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
 """The end of a header in Thrift's compact protocol: of the algorithms, hashes and compressions the one there is."""
 
 
+CHUNK_BYTES = 512
+"""Of a filter so much is read at least: a key asks one block of it."""
+_CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The filter of one row group."""
+    """The filter of one row group, or some chunks of it."""
 
     blocks: npt.NDArray[np.uint32]
     """Eight words a block."""
@@ -57,8 +64,43 @@ class Filter:
 
     def may_have(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Whether each of these `_hash` can be in the row group; False is certain."""
-        hashed = hash_u64(hashes.view(np.uint64), np.zeros(len(hashes), np.uint64))
-        block = ((hashed >> np.uint64(32)) * np.uint64(len(self.blocks))) >> np.uint64(32)
-        bits = np.uint32(1) << ((hashed.astype(np.uint32)[:, np.newaxis] * _SALT) >> np.uint32(27))
-        found: npt.NDArray[np.bool_] = ((self.blocks[block] & bits) == bits).all(axis=1)
-        return found
+        hashed = _hashed(hashes)
+        return _has(self.blocks[_block_of(hashed, len(self.blocks))], hashed)
+
+
+def bits_of(column: ColumnMetaData) -> tuple[int, int]:
+    """From where to where the bits of a column's filter are; the same for none."""
+    start, size = column.bloom_filter_offset or 0, column.bloom_filter_length or 0
+    # The header before them is shorter than a block.
+    return start + size % _BLOCK_BYTES, start + size
+
+
+def chunks_of(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.int64]:
+    """Which chunk of a filter of so many bytes of bits each of these `_hash` asks."""
+    return (_block_of(_hashed(hashes), num_bytes // _BLOCK_BYTES) // np.uint64(_CHUNK_BLOCKS)).astype(np.int64)
+
+
+def may_have(chunks: Mapping[int, bytes], hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.bool_]:
+    """Whether each of these `_hash` can be in a row group, of whose filter of so many bytes these chunks are there."""
+    asked = chunks_of(hashes, num_bytes)
+    numbers = np.array(sorted(chunks), np.int64)
+    words = b"".join(chunks[number].ljust(CHUNK_BYTES, b"\0") for number in numbers.tolist())
+    hashed = _hashed(hashes)
+    within = _block_of(hashed, num_bytes // _BLOCK_BYTES).astype(np.int64) % _CHUNK_BLOCKS
+    blocks = np.frombuffer(words, "<u4").reshape(-1, _BLOCK_BYTES // 4)
+    return _has(blocks[np.searchsorted(numbers, asked) * _CHUNK_BLOCKS + within], hashed)
+
+
+def _hashed(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    return hash_u64(hashes.view(np.uint64), np.zeros(len(hashes), np.uint64))
+
+
+def _block_of(hashed: npt.NDArray[np.uint64], num_blocks: int) -> npt.NDArray[np.uint64]:
+    return ((hashed >> np.uint64(32)) * np.uint64(num_blocks)) >> np.uint64(32)
+
+
+def _has(blocks: npt.NDArray[np.uint32], hashed: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Whether each of these blocks has the bits of each of these."""
+    bits = np.uint32(1) << ((hashed.astype(np.uint32)[:, np.newaxis] * _SALT) >> np.uint32(27))
+    found: npt.NDArray[np.bool_] = ((blocks & bits) == bits).all(axis=1)
+    return found

@@ -1,13 +1,15 @@
 """SSTs: sorted, immutable Parquet objects, and their way to and from Arrow.
 
-One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key); row
-groups are small and carry the range of their `_hash` and a filter over it, so a look-up reads only those it needs, and
-the ranges of `_seq`, `_expires_at` and `_due_at`, so that who asks for what changed or falls due does; pages carry a
-CRC, and the manifest the checksum of the whole.
+One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key). Row groups
+carry the range of their `_hash`, a filter over it, and the ranges of `_seq`, `_expires_at` and `_due_at`; Parquet's
+page index says the same of each page, and where it is. The pages of all columns begin with the same rows. So a look-up
+reads the pages it needs, and who asks for what changed or falls due does. Pages carry a CRC, and the manifest the
+checksum of the whole.
 
-At the end: the filters of all row groups, the xxh3_64 of each (eight bytes, big-endian), Parquet's footer. The
-checksums lie where Parquet looks for nothing; they are ours, because nothing else says that a filter is whole, and a
-bit lost in one would hide a row.
+At the end: the filters of all row groups, Parquet's page index, the xxh32 of each 512 bytes of a filter, the xxh3_64 of
+what the index and these say of each row group (both big-endian), Parquet's footer. The checksums lie where Parquet
+looks for nothing; they are ours, because nothing else says that a filter or an index is whole, and a bit lost in one
+would hide a row.
 """
 
 from collections.abc import Iterator
@@ -25,13 +27,32 @@ from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..versions import keys
 from ..versions.manifest import Sst, Table
-from .bloom import FALSE_POSITIVES
+from .bloom import CHUNK_BYTES, FALSE_POSITIVES, bits_of
 from .hashing import normalise_keys, partition_of, sort_keys
+from .parquet_pages import FileMetaData, decoded, index_ranges
 from .python_values import python_rows
 from .types import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
 
-ROW_GROUP_ROWS = 16_384
-"""One key costs one read of about half a megabyte; larger groups compress and scan hardly any better."""
+ROW_GROUP_ROWS = 131_072
+"""At most; smaller groups make the footer longer, which each cold look-up reads."""
+ROW_GROUP_BYTES = 32 << 20
+"""Wider rows come in smaller groups …"""
+_ROW_GROUP_LEAST = 16_384
+"""… of so many rows at least."""
+PAGE_ROWS = 2_176
+"""At most: one key costs one page of each column that is read. Smaller pages make scans slower."""
+_PAGES = 14
+"""A small SST has about so many pages …"""
+_SMALL_PAGE_ROWS = 512
+"""… of so many rows, where it has them."""
+_PAGE_BYTES = 128 << 10
+"""A page of the widest column has about so many bytes before it is compressed: wider rows come in smaller pages …"""
+_PAGE_LEAST = 64
+"""… of so many rows at least."""
+_DICTIONARY_BYTES = 64 << 10
+"""A larger dictionary does not pay: it is read with any page that uses it."""
+_SAMPLE_ROWS = 4_096
+_ENDLESS = 1 << 30
 
 
 class SstWriter:
@@ -42,18 +63,11 @@ class SstWriter:
     """
 
     def __init__(self, table: Table) -> None:
-        schema = sst_schema(table)
+        self._schema = sst_schema(table)
         self._can_expire = table.ttl is not None
         self._sink = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            schema,
-            **_encoding(schema),
-            write_statistics=[HASH, SEQ, *(name for name in (EXPIRES, DUE) if name in schema.names)],
-            write_page_checksum=True,
-            # For a full row group; Arrow folds the filter of a smaller one.
-            bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
-        )
+        self._writer: pq.ParquetWriter | None = None
+        self._row_group_rows = ROW_GROUP_ROWS
         self.num_rows = 0
         self._num_tombstones = 0
         self._hash_min = self._hash_max = 0
@@ -80,7 +94,33 @@ class SstWriter:
         self.num_rows += rows.num_rows
         self._seqs += _min_and_max(rows.column(SEQ))
         self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
-        self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        self._writer = self._writer or self._begin(rows)
+        self._writer.write_table(rows, row_group_size=self._row_group_rows)
+
+    def _begin(self, rows: pa.Table) -> pq.ParquetWriter:
+        """A writer for rows such as these."""
+        row_bytes = rows.nbytes / rows.num_rows
+        widest = max(column.nbytes for column in rows.columns) / rows.num_rows
+        least = min(_ROW_GROUP_LEAST, ROW_GROUP_ROWS)
+        self._row_group_rows = max(least, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / row_bytes)))
+        # The batches that Arrow writes: it ends pages between them.
+        page_rows = min(PAGE_ROWS, max(_SMALL_PAGE_ROWS, rows.num_rows // _PAGES))
+        page_rows = max(min(_PAGE_LEAST, page_rows), min(page_rows, int(_PAGE_BYTES / max(widest, 1))))
+        return pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            **_encoding(self._schema, _repeating(rows.slice(0, _SAMPLE_ROWS))),
+            dictionary_pagesize_limit=_DICTIONARY_BYTES,
+            write_statistics=[HASH, SEQ, *(name for name in (EXPIRES, DUE) if name in self._schema.names)],
+            write_page_checksum=True,
+            write_page_index=True,
+            # By rows alone, so that the pages of all columns begin with the same.
+            max_rows_per_page=page_rows,
+            data_page_size=_ENDLESS,
+            write_batch_size=page_rows,
+            # For a full row group; Arrow folds the filter of a smaller one.
+            bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
+        )
 
     def finish(self, *, app: str, stage: str, partition: int, level: int) -> tuple[Sst, bytes]:
         """The SST's entry for a manifest, under a new object name, and its bytes, still to be put there.
@@ -88,7 +128,7 @@ class SstWriter:
         Raises:
             ValueError: no row was appended; an SST has at least one.
         """
-        if not self.num_rows:
+        if self._writer is None:
             raise ValueError("an SST has at least one row; found none")
         self._writer.close()
         data, filter_bytes, footer_bytes = _with_checksums(self._sink.getvalue())
@@ -197,28 +237,44 @@ def write(
     return sst
 
 
+def _repeating(sample: pa.Table) -> frozenset[str]:
+    """The columns of text or bytes whose values come again and again, as far as some rows tell."""
+    return frozenset(
+        field.name
+        for field in sample.schema
+        if _is_text(field.type) and 2 * pc.count_distinct(sample[field.name]).as_py() <= sample.num_rows
+    )
+
+
 @lru_cache(maxsize=64)
-def _encoding(schema: pa.Schema) -> dict[str, Any]:
-    """How the columns are encoded and compressed, as `pq.ParquetWriter` takes it.
+def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
+    """How the columns are encoded and compressed, as `pq.ParquetWriter` takes it; `repeating` as of `_repeating`.
 
     Measured on 5 M rows of a string key and two numbers: with zstd for all columns they are 105 MB, and DuckDB sums the
-    numbers in 111 ms; as here 103 MB, and 43 ms.
+    numbers in 111 ms; with lz4 for the numbers 103 MB, and 43 ms; with hashes and the key as here 88 MB, and as long.
     """
     leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
-    strings = [path for path, kind in leaves if pa.types.is_string(kind) or pa.types.is_binary(kind)]
+    # A dictionary pays for what repeats as a whole; of the rest, lengths apart from text are faster to read.
+    apart = [field.name for field in schema if _is_text(field.type) and field.name not in repeating]
+    text = [path for path, kind in leaves if _is_text(kind) and path not in apart]
     # lz4 is the fastest to read, and with the bytes of numbers apart it finds what zstd would. DuckDB reads this
     # encoding for these types and for no others.
     numbers = [f.name for f in schema if _is_number(f.type) and f.name not in (HASH, SEQ, OP, PREV, EXPIRES)]
     levels = {path: 1 for path, _ in leaves}
-    # Nothing makes a hash smaller.
+    # Sorted hashes lie close to each other; nothing else makes them smaller.
     fast = dict.fromkeys(numbers, "lz4") | {HASH: "none"}
     return {
         "compression": dict.fromkeys(levels, "zstd") | fast,
         "compression_level": {name: level for name, level in levels.items() if name not in fast},
-        # A dictionary pays for what repeats as a whole.
-        "use_dictionary": [SEQ, OP, PREV, EXPIRES, *strings],
-        "use_byte_stream_split": numbers,
+        "use_dictionary": [SEQ, OP, PREV, EXPIRES, *text],
+        "column_encoding": {HASH: "DELTA_BINARY_PACKED"}
+        | dict.fromkeys(numbers, "BYTE_STREAM_SPLIT")
+        | dict.fromkeys(apart, "DELTA_LENGTH_BYTE_ARRAY"),
     }
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -226,18 +282,25 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
-    """The file with its filters' checksums before the footer; bytes of the filters, and of checksums and footer."""
+    """The file with checksums before the footer; bytes of filters and index with theirs, and of the rest to the end."""
     # Parquet ends with the footer, its length in four bytes, and PAR1.
     footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
     end = data.size - footer_bytes
-    groups = pq.read_metadata(pa.BufferReader(data.slice(end)))
-    places = [groups.row_group(i).column(0) for i in range(groups.num_row_groups)]
-    checksums = b"".join(
-        xxhash.xxh3_64_digest(data.slice(place.bloom_filter_offset, place.bloom_filter_length)) for place in places
-    )
-    filter_bytes = end - places[0].bloom_filter_offset
+    groups = decoded(FileMetaData, data[end:-8].to_pybytes()).row_groups
+    chunks, digests = [], []
+    for group in groups:
+        start, stop = bits_of(group.columns[0].meta_data)
+        chunks.append(
+            b"".join(
+                xxhash.xxh32_digest(data[at : min(at + CHUNK_BYTES, stop)]) for at in range(start, stop, CHUNK_BYTES)
+            )
+        )
+        digests.append(xxhash.xxh3_64_digest(b"".join((*(data[a:b] for a, b in index_ranges(group)), chunks[-1]))))
+    rows_end = max(chunk.meta_data.end for chunk in groups[-1].columns)
+    added = b"".join((*chunks, *digests))
+    filter_bytes = end - rows_end + sum(map(len, chunks))
     # Nothing in a footer points at itself, so it may begin later.
-    return b"".join((data.slice(0, end), checksums, data.slice(end))), filter_bytes, len(checksums) + footer_bytes
+    return b"".join((data.slice(0, end), added, data.slice(end))), filter_bytes, 8 * len(groups) + footer_bytes
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:

@@ -135,7 +135,7 @@ class Sst(Struct, frozen=True):
     footer_checksum: fits.Checksum = ""
     """xxh3_128 of the footer's bytes, hexadecimal."""
     filter_bytes: fits.Bytes = 0
-    """How many bytes before these are filters, one for each row group; 0 in SSTs that have none."""
+    """How many bytes before these are filters, one for each row group, and page indexes; 0 in SSTs that have none."""
     expiring: fits.Bytes = 0
     """Rows with a time at which they expire. The others never do, or are tombstones."""
     expires_min: fits.SpanMs = 0

@@ -194,7 +194,7 @@ def test_any_text_is_a_key_or_a_usage_error(kind: str, text: str) -> None:
         assert parse_key("t", table, [text]).num_rows == 1
 
 
-def test_only_the_row_groups_that_can_hold_the_key_are_read() -> None:
+def test_only_the_pages_that_can_hold_the_key_are_read() -> None:
     store = CountingStore(MemoryStore())
     app = FlightsApp(store, Kafka())
     app.run(flights(10))
@@ -205,6 +205,6 @@ def test_only_the_row_groups_that_can_hold_the_key_are_read() -> None:
     assert get(fresh, at, "aircraft", [f"K{number}"]).to_pylist() == [
         {"tail": f"K{number}", "flights": 1, "delay": number}
     ]
-    assert fresh.bytes_read < sum(run.bytes for run in loaded.ssts) / 10
+    assert fresh.bytes_read < 100_000
     assert set(fresh.counts) == {"get_range"}
-    assert fresh.requests <= 3 * len(loaded.ssts)
+    assert fresh.requests <= 9 * len(loaded.ssts)

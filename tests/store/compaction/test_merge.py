@@ -64,6 +64,7 @@ def test_a_merge_holds_a_small_part_of_the_table_in_memory(
     monkeypatch.setattr(merge, "_SLICE_ROWS", 1 << 14)
     monkeypatch.setattr(merge, "_READ_BYTES", 1 << 20)
     monkeypatch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 1 << 14)
+    monkeypatch.setattr("slackwater.store.sst.writer.ROW_GROUP_ROWS", 1 << 14)
     store = CountingStore(LocalStore(tmp_path / "store"))
     cache = SstCache(tmp_path / "cache", 1 << 30 if cached else 0)
     base = written(store, cache, np.arange(1_000_000), 1, level=1)
@@ -121,6 +122,7 @@ def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CountingStore(MemoryStore())
+    monkeypatch.setattr("slackwater.store.sst.writer.ROW_GROUP_ROWS", 1 << 14)
     inputs = tuple(written(store, None, np.arange(seq, 200_000, 2), seq) for seq in (1, 2))
     size = sum(one.bytes for one in inputs)
     monkeypatch.setattr(merge, "_READ_BYTES", size // 2)

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ from cachetools import LRUCache
 from slackwater.errors import Corruption
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.open import open_store
 from slackwater.store.read import footers, range_reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get, point_get
@@ -18,9 +20,12 @@ from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
 
+from tests.support.s3_servers import BUCKET
+
 LARGE = 1 << 40
 NUMBERED = Table((Column("k", "int64"),), (Column("v", "int64"),), partitions=1, state="test")
-BASE_ROWS = 40 * writer.ROW_GROUP_ROWS
+GROUP_ROWS = 16_384
+BASE_ROWS = 40 * GROUP_ROWS
 NEWER_ROWS = 20_000
 
 
@@ -40,14 +45,22 @@ def table() -> tuple[CountingStore, tuple[Sst, ...]]:
     """A base and three newer runs."""
     store = CountingStore(MemoryStore())
     random = np.random.default_rng(1)
-    ssts = [put(store, np.arange(BASE_ROWS), 1)]
-    ssts += [put(store, random.choice(BASE_ROWS, NEWER_ROWS, replace=False), seq) for seq in (2, 3, 4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "ROW_GROUP_ROWS", GROUP_ROWS)
+        ssts = [put(store, np.arange(BASE_ROWS), 1)]
+        ssts += [put(store, random.choice(BASE_ROWS, NEWER_ROWS, replace=False), seq) for seq in (2, 3, 4)]
     return store, tuple(ssts)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footers, "_footers", LRUCache(1024))
+    for name in ("_footers", "_indexes", "_chunks"):
+        monkeypatch.setattr(footers, name, LRUCache(1 << 20))
+
+
+def nothing_is_known() -> None:
+    for known in (footers._footers, footers._indexes, footers._chunks):
+        known.clear()
 
 
 def look_up(
@@ -71,7 +84,7 @@ def test_a_cold_look_up_reads_hardly_more_than_the_row_groups_its_keys_fall_in(
     assert reads.bytes <= 1.2 * reads.touched_bytes
 
 
-def test_absent_keys_cost_a_filter_and_no_row_group(
+def test_absent_keys_cost_a_part_of_a_filter_and_no_page(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
 ) -> None:
     store, ssts = table
@@ -84,6 +97,45 @@ def test_absent_keys_cost_a_filter_and_no_row_group(
     assert reads.bytes < reads.touched_bytes / 4
     keys = pa.table({"k": numbers})
     assert not point_get(store, ssts, NUMBERED, hash_keys(keys, ["k"]), keys).present.any()
+
+
+def test_a_key_costs_three_round_trips_and_a_page_of_each_column(
+    table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
+) -> None:
+    store, ssts = table
+    for number in range(7, 27):
+        nothing_is_known()
+        reads, before = Reads(), store.bytes_read
+        (found,) = look_up(store, SstCache(tmp_path / str(number), LARGE), ssts, np.array([number]), reads)
+        assert found is not None
+        assert found // 10 == number
+        assert reads.round_trips == 3
+        assert reads.bytes == store.bytes_read - before < 100_000 < ssts[0].bytes / 50
+
+
+def test_a_hundred_keys_cost_less_than_their_row_groups(
+    table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
+) -> None:
+    store, ssts = table
+    numbers = np.random.default_rng(5).integers(BASE_ROWS, size=100)
+    reads, before = Reads(), store.bytes_read
+    found = look_up(store, SstCache(tmp_path / "cache", LARGE), ssts, numbers, reads)
+    assert [value // 10 for value in found if value is not None] == numbers.tolist()
+    assert reads.round_trips <= 6
+    assert reads.bytes == store.bytes_read - before < reads.touched_bytes / 2
+
+
+@pytest.mark.s3
+def test_pages_come_from_a_real_s3(each_s3: str) -> None:
+    assert each_s3
+    store = CountingStore(open_store(f"s3://{BUCKET}/{uuid4().hex}"))
+    ssts = (put(store, np.arange(200_000), 1), put(store, np.arange(0, 200_000, 10), 2))
+    keys = pa.table({"k": [20, 77_777, 200_001]})
+    found = point_get(store, ssts, NUMBERED, hash_keys(keys, ["k"]), keys)
+    assert found.values["v"].to_pylist() == [202, 777_771, None]
+    assert "get" not in store.counts
+    assert found.reads.round_trips <= 4
+    assert found.reads.bytes == store.bytes_read < sum(sst.bytes for sst in ssts) / 10
 
 
 def test_the_tails_of_all_runs_come_at_once(
@@ -110,11 +162,11 @@ def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingSto
     data = store.get(base.object)
     reads = Reads()
     before = store.counts["get_range"]
-    starts, ends = [0, 600_000, 650_000, 1_500_000], [400_000, 649_900, 900_000, 1_500_100]
-    found = range_reads.RangeReader(store, base, reads).read(starts, ends)
-    assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 100)]
+    ranges = [(0, 400_000), (600_000, 649_900), (650_000, 900_000), (1_500_000, 1_500_100), (1_504_000, 1_504_100)]
+    found = range_reads.RangeReader(store, base, reads).read(ranges).found
+    assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 4_100)]
     assert all(piece == data[start : start + len(piece)] for start, piece in found)
-    assert (reads.requests, reads.bytes) == (3, 700_100)
+    assert (reads.requests, reads.bytes) == (3, 704_100)
     assert store.counts["get_range"] - before == 3
 
 
@@ -124,7 +176,7 @@ def test_a_long_range_is_read_in_parts(
     store, (base, *_) = table
     monkeypatch.setattr(range_reads, "_LARGEST_BYTES", 100_000)
     reads = Reads()
-    ((start, data),) = range_reads.RangeReader(store, base, reads).read([5], [350_005])
+    ((start, data),) = range_reads.RangeReader(store, base, reads).read([(5, 350_005)]).found
     assert (start, data) == (5, store.get(base.object)[5:350_005])
     assert reads.requests == 4
 
@@ -132,15 +184,14 @@ def test_a_long_range_is_read_in_parts(
 def test_a_range_beyond_the_object_is_damage(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
     store, (base, *_) = table
     with pytest.raises(Corruption, match="expected 200 bytes"):
-        range_reads.RangeReader(store, base, Reads()).read([0, base.bytes - 100], [100, base.bytes + 100])
+        range_reads.RangeReader(store, base, Reads()).read([(0, 100), (base.bytes - 100, base.bytes + 100)])
 
 
 def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:
     starts = list(range(0, 1_000_000, 10_000))
-    ends = [start + 5_000 for start in starts]
-    stretches = list(range_reads._joined(starts, ends))
+    stretches = list(range_reads._joined([(start, start + 5_000) for start in starts]))
     assert len(stretches) == 100
-    near = list(range_reads._joined(starts, [start + 9_990 for start in starts]))
+    near = list(range_reads._joined([(start, start + 9_990) for start in starts]))
     assert near == [(0, 999_990)]
 
 

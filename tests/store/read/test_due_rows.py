@@ -18,7 +18,7 @@ from slackwater.store.versions.manifest import Column, Sst, Table
 TABLE = Table((Column("key", "int64"),), (Column("n", "int64"), Column(DUE, "int64")), 1, "test")
 _OWN = ("_hash", "_seq", "_op")
 EVERY = (-(1 << 63), (1 << 63) - 1)
-ROWS = 5 * writer.ROW_GROUP_ROWS
+ROWS = 5 * 16_384
 
 
 def write(

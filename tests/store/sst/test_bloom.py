@@ -3,10 +3,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.snapshot.verify.sst import reread_sst
 from slackwater.store.objects.counting import CountingStore
@@ -14,8 +12,9 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.read_stats import Reads
 from slackwater.store.read.remote_sst import RangedSst
 from slackwater.store.sst import writer
-from slackwater.store.sst.bloom import Filter
+from slackwater.store.sst.bloom import CHUNK_BYTES, Filter, chunks_of, may_have
 from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.sst.parquet_pages import FileMetaData, decoded, index_ranges
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 KEYED = Table((Column("k", "int64"),), (Column("v", "double"),), partitions=1, state="test")
@@ -111,80 +110,115 @@ def test_another_kind_of_filter_is_refused(data: bytes) -> None:
         Filter.decode(data)
 
 
-def test_a_small_ssts_filters_come_with_its_footer() -> None:
+def test_a_key_that_is_not_there_costs_a_page_index_and_a_part_of_a_filter() -> None:
     store = CountingStore(MemoryStore())
-    written = put(store, random_hashes(5, 50_000))
-    reads = Reads()
-    opened = RangedSst(store, written, KEYED, reads)
-    opened.passing(np.sort(random_hashes(6, 100)))
-    assert (reads.requests, reads.bytes) == (1, written.footer_bytes + written.filter_bytes)
-    assert reads.filtered > 80
-
-
-def test_of_a_large_sst_only_the_filters_of_touched_row_groups_are_read() -> None:
-    store = CountingStore(MemoryStore())
-    hashes = np.sort(random_hashes(7, 12 * writer.ROW_GROUP_ROWS))
+    hashes = np.sort(random_hashes(7, 3 * writer.ROW_GROUP_ROWS))
     written = put(store, hashes)
     reads = Reads()
     opened = RangedSst(store, written, KEYED, reads)
     assert (reads.requests, reads.bytes) == (1, written.footer_bytes)
-    asked = hashes[[10, 20, 9 * writer.ROW_GROUP_ROWS]]
-    assert opened.passing(asked).all()
-    assert (reads.requests, reads.filtered) == (3, 0)
-    assert reads.bytes < written.footer_bytes + 2 * 17_000
+    absent = hashes[[10, 20, 2 * writer.ROW_GROUP_ROWS]] + 1
+    passing, parts = opened.find(absent)
+    assert (passing.sum(), len(parts)) == (0, 0)
+    # Of two row groups of three, each with 61 pages of six columns; a filter has 131,072 bytes.
+    assert reads.bytes < written.footer_bytes + 2 * 13_000
     # Kept for the next look-up.
-    RangedSst(store, written, KEYED, reads).passing(asked)
-    assert reads.requests == 3
+    before = reads.requests
+    RangedSst(store, written, KEYED, reads).find(absent)
+    assert reads.requests == before
 
 
-@pytest.mark.parametrize("rows", [500, 12 * writer.ROW_GROUP_ROWS])
+@given(
+    num=st.integers(1, 3_000),
+    asked=st.lists(st.integers(INT64.min, INT64.max), min_size=1, max_size=20, unique=True),
+)
+def test_some_chunks_of_a_filter_say_what_all_of_it_does(num: int, asked: list[int]) -> None:
+    store = CountingStore(MemoryStore())
+    hashes = random_hashes(num, num)
+    (whole,) = filters_of(store.get(put(store, hashes).object))
+    bits = whole.blocks.tobytes()
+    both = np.concatenate([hashes[:50], np.array(asked)])
+    chunks = {
+        number: bits[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+        for number in np.unique(chunks_of(both, len(bits))).tolist()
+    }
+    assert may_have(chunks, both, len(bits)).tolist() == whole.may_have(both).tolist()
+
+
+@pytest.mark.parametrize("rows", [500, 200_000])
 def test_a_damaged_filter_is_an_error_and_never_an_absent_key(rows: int) -> None:
     store = CountingStore(MemoryStore())
     hashes = np.sort(random_hashes(8, rows))
     written = put(store, hashes)
     data = bytearray(store.get(written.object))
     at = written.bytes - written.footer_bytes - written.filter_bytes
-    # The first filter loses all its bits.
-    data[at + 20 : at + 500] = bytes(480)
+    # The first filter loses its bits.
+    lost = min(rows, 120_000)
+    data[at + 20 : at + lost] = bytes(lost - 20)
     store.put(written.object, bytes(data))
     with pytest.raises(Corruption, match="the filter of row group 0 is not what was written") as error:
-        RangedSst(store, written, KEYED, Reads()).passing(hashes[:3])
+        RangedSst(store, written, KEYED, Reads()).find(hashes[:3])
     assert error.value.object_key == written.object
 
 
-def test_ssts_without_filters_let_everything_pass() -> None:
-    store = CountingStore(MemoryStore())
-    hashes = np.sort(random_hashes(9, 3 * writer.ROW_GROUP_ROWS))
-    written = put(store, hashes)
-    data = store.get(written.object)
-    # As they were written before there were filters: the bytes of such a footer are Parquet's own.
-    plain = int.from_bytes(data[-8:-4], "little") + 8
-    old = replace(written, filter_bytes=0, footer_bytes=plain, footer_checksum=xxhash.xxh3_128_hexdigest(data[-plain:]))
+def test_ssts_without_a_page_index_are_read_by_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = pq.ParquetWriter
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            pq, "ParquetWriter", lambda *given, **named: plain(*given, **{**named, "write_page_index": False})
+        )
+        patch.setattr(writer, "_with_checksums", lambda data: (data.to_pybytes(), 0, footer_bytes(data)))
+        store = CountingStore(MemoryStore())
+        hashes = np.sort(random_hashes(9, 50_000))
+        old = put(store, hashes)
     reads = Reads()
     opened = RangedSst(store, old, KEYED, reads)
-    asked = np.sort(np.concatenate([hashes[[3, 50_000 // 2]], hashes[[100]] + 1]))
-    assert opened.passing(asked).all()
-    assert (reads.requests, reads.filtered) == (1, 0)
-    (block,) = opened.read(opened.needed(asked))
-    assert np.isin(hashes[[3, 25_000]], block.hashes).all()
+    asked = np.sort(np.concatenate([hashes[[3, 25_000]], hashes[[100]] + 1]))
+    passing, parts = opened.find(asked)
+    assert passing.all()
+    assert (reads.requests, [part.pages for part in parts]) == (1, [None])
+    (block,) = opened.read(parts)
+    assert block.hashes.tolist() == hashes.tolist()
 
 
-def test_verify_finds_a_filter_that_hides_rows() -> None:
+def footer_bytes(data: pa.Buffer) -> int:
+    return int.from_bytes(data[-8:-4], "little") + 8
+
+
+def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore(MemoryStore())
     keys = pa.table({"k": np.arange(1_000)})
     written = put(store, hash_keys(keys, ["k"]))
     assert not [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
-    data = bytearray(store.get(written.object))
-    place = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(0).column(0)
-    start, end = place.bloom_filter_offset, place.bloom_filter_offset + place.bloom_filter_length
-    data[start + 20 : end] = bytes(end - start - 20)
-    # Whoever wrote it so also wrote the checksums.
-    data[-written.footer_bytes : 8 - written.footer_bytes] = xxhash.xxh3_64_digest(data[start:end])
-    forged = replace(
-        written,
-        checksum=xxhash.xxh3_128_hexdigest(data),
-        footer_checksum=xxhash.xxh3_128_hexdigest(data[-written.footer_bytes :]),
-    )
-    store.put(written.object, bytes(data))
-    (fault,) = [fault for checked in reread_sst(store, forged, KEYED, ()) for fault in checked.wrong]
+    with_checksums = writer._with_checksums
+
+    def forged(data: pa.Buffer) -> tuple[bytes, int, int]:
+        """Whoever lost the bits also wrote the checksums."""
+        place = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(0)
+        start, end = place.bloom_filter_offset + 20, place.bloom_filter_offset + place.bloom_filter_length
+        whole = data.to_pybytes()
+        return with_checksums(pa.py_buffer(whole[:start] + bytes(end - start) + whole[end:]))
+
+    monkeypatch.setattr(writer, "_with_checksums", forged)
+    written = put(store, hash_keys(keys, ["k"]))
+    (fault,) = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
     assert "the filter of row group 0 hides 1000 of its 1000 rows" in fault
+
+
+def test_verify_finds_a_page_index_that_is_not_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CountingStore(MemoryStore())
+    with_checksums = writer._with_checksums
+
+    def forged(data: pa.Buffer) -> tuple[bytes, int, int]:
+        whole = data.to_pybytes()
+        footer = decoded(FileMetaData, whole[-footer_bytes(data) : -8])
+        at = index_ranges(footer.row_groups[0])[0][0]
+        least = int(hashes.min()).to_bytes(8, "little", signed=True)
+        changed = whole[at:].replace(least, (int(hashes.min()) + 1).to_bytes(8, "little", signed=True), 1)
+        return with_checksums(pa.py_buffer(whole[:at] + changed))
+
+    hashes = random_hashes(11, 1_000)
+    monkeypatch.setattr(writer, "_with_checksums", forged)
+    written = put(store, hashes)
+    found = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
+    assert any("the page index of row group 0 has other hashes than its rows" in fault for fault in found)

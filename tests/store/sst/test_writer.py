@@ -16,7 +16,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.decode import BLOCK_ROWS, Block, decode, fetch
 from slackwater.store.read.read_stats import Reads
-from slackwater.store.read.remote_sst import RangedSst
+from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow, to_arrow
 from slackwater.store.sst.hashing import hash_keys
@@ -340,38 +340,47 @@ def ranged(store: ObjectStore, num_rows: int) -> tuple[RangedSst, Reads, pa.Tabl
     return RangedSst(store, written, ROUTES, reads), reads, writer.prepare(rows, ROUTES)
 
 
-def test_only_the_row_groups_that_can_hold_the_hashes_are_read() -> None:
+def test_only_the_pages_that_can_hold_the_hashes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 16_384)
     store = CountingStore(MemoryStore())
-    opened, reads, rows = ranged(store, 8 * writer.ROW_GROUP_ROWS)
+    opened, reads, rows = ranged(store, 8 * 16_384)
     hashes = rows["_hash"].to_numpy()
-    wanted = hashes[[3, writer.ROW_GROUP_ROWS * 5, writer.ROW_GROUP_ROWS * 6 - 1]]
-    groups = opened.needed(wanted)
-    assert groups.tolist() == [0, 5]
-    (block,) = opened.read(groups)
+    wanted = hashes[[3, 16_384 * 5, 16_384 * 6 - 1]]
+    passing, parts = opened.find(wanted)
+    assert passing.all()
+    assert [part.group for part in parts] == [0, 5]
+    # The first page; the first and the last.
+    assert [part.pages.tolist() for part in parts if part.pages is not None] == [[0], [0, 7]]
+    (block,) = opened.read(parts)
     assert np.isin(wanted, block.hashes).all()
-    assert len(block.hashes) == 2 * writer.ROW_GROUP_ROWS
+    first = writer.PAGE_ROWS
+    expected = [slice(0, first), slice(5 * 16_384, 5 * 16_384 + first), slice(5 * 16_384 + 7 * first, 6 * 16_384)]
+    assert block.stored == pa.concat_tables([rows[each] for each in expected]).combine_chunks().to_batches()[0]
     assert (reads.row_groups, reads.row_groups_total) == (2, 8)
-    # The footer and two separate row groups.
-    assert (reads.requests, store.counts["get_range"]) == (3, 3)
+    assert store.counts["get_range"] == reads.requests
     assert "get" not in store.counts
-    assert reads.bytes >= opened.bytes_of(groups)
+    assert reads.bytes < opened.touched_bytes(wanted) / 2
+    few = pa.Table.from_batches(each.stored for each in opened.read(parts, ["dest", "_op", "_expires_at"]))
+    assert few.column_names == ["_hash", "dest", "_op"]
 
 
-def test_row_groups_side_by_side_come_in_one_request() -> None:
-    opened, reads, rows = ranged(MemoryStore(), 5 * writer.ROW_GROUP_ROWS)
+def test_rows_side_by_side_come_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 16_384)
+    opened, reads, rows = ranged(MemoryStore(), 5 * 16_384)
     before = reads.requests
-    (block,) = opened.read(np.array([1, 2, 3]))
+    (block,) = opened.read([Part(1, None), Part(2, None), Part(3, None)])
     assert reads.requests == before + 1
-    expected = rows.slice(writer.ROW_GROUP_ROWS, 3 * writer.ROW_GROUP_ROWS)
-    assert pa.Table.from_batches([block.stored]) == expected
+    assert pa.Table.from_batches([block.stored]) == rows.slice(16_384, 3 * 16_384)
 
 
-def test_hashes_between_row_groups_need_none() -> None:
-    opened, _, rows = ranged(MemoryStore(), 2 * writer.ROW_GROUP_ROWS)
+def test_hashes_between_row_groups_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 16_384)
+    opened, reads, rows = ranged(MemoryStore(), 2 * 16_384)
     hashes = rows["_hash"].to_numpy()
-    between = np.array([hashes[0] - 1, hashes[writer.ROW_GROUP_ROWS] - 1, hashes[-1] + 1])
-    assert opened.needed(between).tolist() == []
-    assert list(opened.read(opened.needed(between))) == []
+    between = np.array([hashes[0] - 1, hashes[16_384] - 1, hashes[-1] + 1])
+    passing, parts = opened.find(between)
+    assert (passing.any(), parts, reads.requests) == (False, [], 1)
+    assert list(opened.read(parts)) == []
 
 
 @pytest.mark.parametrize("part", ["page", "footer", "magic"])
@@ -384,7 +393,7 @@ def test_damage_is_found_when_reading_by_pieces(part: str) -> None:
     at = {"page": chunk.data_page_offset + chunk.total_compressed_size - 3, "footer": len(data) - 200, "magic": -1}
     store.put(written.object, flipped(data, at[part] % len(data)))
     with pytest.raises(Corruption) as error:
-        list(RangedSst(store, written, ROUTES, Reads()).read(np.array([0])))
+        list(RangedSst(store, written, ROUTES, Reads()).read([Part(0, None)]))
     assert error.value.object_key == written.object
 
 
