@@ -1,12 +1,13 @@
-"""A batch with a poison record beside batches without one: in an expression of Spark's, and in a state's function.
+"""Batches with poison records beside batches without: in expressions of Spark's, Python functions, a state's function.
 
-`python -m bench.tasks.rejecting BOOTSTRAP FOLDER WHERE BATCH BATCHES` measures in a fresh process and prints JSON.
+`python -m bench.tasks.rejecting BOOTSTRAP FOLDER WHERE BATCH COUNTS` measures in a fresh process and prints JSON.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -18,58 +19,60 @@ from ..support.events import KEYS, PARTITIONS, names, send
 from ..support.row import Row
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     import slackwater as sw
     from pyspark.sql import DataFrame
 
-BATCH = 400_000
+BATCHES = (10_000, 400_000)
 WARM_UP = 3
 CHUNK = 50_000
-BATCHES = 19
-"""The last of the warm ones begin with one that has a poison record; then every other has one."""
-FIRST = 2
-"""Poison records until the search is warm as well: the JVM has compiled what it runs."""
-WHERE = {"expression": "an expression that fails", "state": "a state's function that fails"}
+ASKED = {1: 3.0, 10: 5.0, 100: 10.0, 1_000: 30.0}
+"""By the number of poison records, how many times as long a batch may take."""
+EACH = 3
+"""Batches with each number of them, of which the first is not counted: the JVM compiles what it runs."""
+WHERE = ("json", "cast", "raise_error", "UDF", "mapInPandas", "state")
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """A batch of 400,000 records with a poison record, beside one without."""
-    batch, batches = (BATCH // 10, 9) if quick else (BATCH, BATCHES)
+    """Batches with poison records, beside those without."""
+    counts = [count for count in ASKED for _ in range(EACH)]
     found = []
-    for where, what in WHERE.items():
-        measured = side.run("tasks.rejecting", bootstrap, folder / where, where, batch, batches)
-        poison, without = measured["poison"], median(measured["clean"])
-        with_one = median(poison[FIRST:])
-        found.append(
-            Row.at_most(
-                f"a poison record among {batch:,}: {what}, median of {len(poison) - FIRST}",
-                f"{with_one:.2f} s, {measured['rejected']} rejected, {measured['expected']} sent",
-                f"a batch without: {without:.2f} s; the first two with one: "
-                f"{', '.join(f'{seconds:.2f} s' for seconds in poison[:FIRST])}",
-                with_one / without if measured["rejected"] == measured["expected"] else float("inf"),
-                3,
+    for where in WHERE[-1:] if quick else WHERE:
+        for batch in BATCHES[:1] if quick else BATCHES:
+            measured = side.run(
+                "tasks.rejecting", bootstrap, folder / f"{where}-{batch}", where, batch, ",".join(map(str, counts))
             )
-        )
+            without = median(measured["clean"])
+            for count, asked in ASKED.items():
+                with_some = median(measured["poison"][str(count)][1:])
+                found.append(
+                    Row.at_most(
+                        f"{where}: {count:,} poison record{'s' if count > 1 else ''} among {batch:,}",
+                        f"{with_some:.2f} s, {measured['rejected']} rejected, {measured['expected']} sent",
+                        f"a batch without: {without:.2f} s",
+                        with_some / without if measured["rejected"] == measured["expected"] else float("inf"),
+                        asked,
+                    )
+                )
     return found
 
 
-def _fill(bootstrap: str, topic: str, batch: int, batches: int) -> int:
-    """Write the batches; how many of them have a poison record, each at another place."""
+def _fill(bootstrap: str, topic: str, where: str, batch: int, counts: Sequence[int]) -> None:
+    """Write the batches: after those that warm up, each other has this many poison records, each at its own place."""
     random = np.random.default_rng(3)
-    poisoned = 0
-    for number in range(batches):
+    bad = b'{"delay":' if where == "json" else b'{"delay":"none"}'
+    for count in (*[0] * WARM_UP, *(more for each in counts for more in (each, 0))):
         keys = names(random.integers(0, KEYS, batch)).to_pylist()
-        delays = random.integers(-20, 90, batch).tolist()
-        values = [b'{"delay":"%d"}' % delay for delay in delays]
-        if number >= WARM_UP and (number - WARM_UP) % 2 == 0:
-            values[int(random.integers(0, batch))] = b'{"delay":"none"}'
-            poisoned += 1
+        values = [b'{"delay":"%d"}' % each for each in random.integers(-20, 90, batch).tolist()]
+        for at in random.choice(batch, count, replace=False).tolist():
+            values[at] = bad
         pairs = list(zip(keys, values, strict=True))
         send(bootstrap, topic, [pairs[at : at + CHUNK] for at in range(0, batch, CHUNK)])
-    return poisoned
 
 
 def _app(topic: str, where: str) -> sw.App:
+    import pandas as pd
     import pyarrow as pa
     import pyarrow.compute as pc
     import slackwater as sw
@@ -89,38 +92,53 @@ def _app(topic: str, where: str) -> sw.App:
     def strict(rows: pa.Table, state: pa.Table) -> pa.Table:
         return update(rows.set_column(1, "delay", rows["delay"].cast(pa.int64())), state)
 
-    fails_in_state = where == "state"
+    def in_pandas(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            yield pd.DataFrame({"leg": frame["leg"], "delay": frame["delay"].astype("int64")})
 
     @app.stage(
         reads=sw.topic(topic),
         key="leg",
-        state=sw.update(strict if fails_in_state else update, state="flights long, delay long"),
+        state=sw.update(strict if where == "state" else update, state="flights long, delay long"),
         table=sw.table(partitions=PARTITIONS),
         on_error="reject",
+        max_rejected=1_000_000,
     )
     def legs(flights: DataFrame) -> DataFrame:
-        delay = F.get_json_object(F.col("value").cast("string"), "$.delay")
-        return flights.select(
-            F.col("key").cast("string").alias("leg"), (delay if fails_in_state else delay.cast("long")).alias("delay")
-        )
+        value, leg = F.col("value").cast("string"), F.col("key").cast("string").alias("leg")
+        text = F.get_json_object(value, "$.delay")
+        if where == "mapInPandas":
+            return flights.select(leg, text.alias("delay")).mapInPandas(in_pandas, "leg string, delay long")
+        delay = {
+            "json": lambda: F.from_json(value, "delay string", {"mode": "FAILFAST"})["delay"].cast("long"),
+            "cast": lambda: text.cast("long"),
+            "raise_error": lambda: F.when(text == "none", F.raise_error("no delay")).otherwise(text).cast("long"),
+            "UDF": lambda: F.udf(lambda each: int(each), "long", useArrow=True)(text),
+            "state": lambda: text,
+        }[where]()
+        return flights.select(leg, delay.alias("delay"))
 
     return app
 
 
-def _measure(bootstrap: str, folder: Path, where: str, batch: int, batches: int) -> dict[str, object]:
-    topic = f"bench-rejecting-{where}"
-    expected = _fill(bootstrap, topic, batch, batches)
+def _measure(bootstrap: str, folder: Path, where: str, batch: int, counts: Sequence[int]) -> dict[str, object]:
+    topic = f"bench-rejecting-{where}-{batch}"
+    _fill(bootstrap, topic, where, batch, counts)
     reports = side.reports(_app(topic, where), bootstrap, str(folder / "store"), folder / "cache", batch)
     warm = reports[WARM_UP:]
+    poison: dict[int, list[float]] = {}
+    for report in warm:
+        if report.rejected:
+            poison.setdefault(report.rejected, []).append(report.seconds)
     return {
-        "poison": [report.seconds for report in warm if report.rejected],
+        "poison": poison,
         "clean": [report.seconds for report in warm if not report.rejected],
         "rejected": sum(report.rejected for report in reports),
-        "expected": expected,
+        "expected": sum(counts),
     }
 
 
 if __name__ == "__main__":
-    bootstrap, folder, where, batch, batches = sys.argv[1:]
+    bootstrap, folder, where, batch, counts = sys.argv[1:]
     Path(folder).mkdir(parents=True)
-    print(json.dumps(_measure(bootstrap, Path(folder), where, int(batch), int(batches))))
+    print(json.dumps(_measure(bootstrap, Path(folder), where, int(batch), [int(each) for each in counts.split(",")])))

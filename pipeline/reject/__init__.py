@@ -9,6 +9,7 @@ __all__ = [
     "culprits",
     "feed",
     "functions",
+    "java_errors",
     "kept_records",
     "operators",
     "places",

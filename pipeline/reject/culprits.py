@@ -79,19 +79,21 @@ class Culprits:
 
     def _of_operators(self) -> Told:
         """The records for which an operator of the function's plan fails."""
-        rows = self.records.without(self.records.needed, self.found)
+        operators = Operators(self.records.spark, self.most - len(self.found), self.tell)
         try:
-            return Operators(self.records.spark, self.most - len(self.found), self.tell).failing(rows)
+            operators.search(self.records.without(self.records.needed, self.found))
         except TooMany:
             raise
         except Exception as error:
             # An operator that is not tried apart, such as the condition of a join, fails before others are reached.
             if blamed(error) is None:
                 raise
-            return {}
+        return operators.found
 
     def _of_state(self, error: StateFailed) -> Told:
         """The records for whose keys the state's function fails."""
+        if not error.told.keys:
+            return {}
         rows = self.records.of_keys(error.told.keys, self.found)
         if rows is None:
             return self._of_groups(self.records.rows, self.batch.check)

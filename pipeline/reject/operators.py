@@ -8,7 +8,7 @@ A Python function is replaced by what tries it in the task that has its rows (`f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructType, _parse_datatype_string
 
 from ...snapshot.bisect.poison import TooMany
-from ..spark.calls import raised, shown
 from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, sequence
 from ..spark.provenance import number_of, numbered
 from ..state.failing import Failure
 from .blame import blamed_of_java
 from .functions import RECORDS, STANDS_IN, decoded
+from .java_errors import raised, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,11 +49,13 @@ class Operators:
         spark: The session of the plan.
         most: How many records there may be.
         tell: Is told how many are found.
+        found: By number, why each fails.
     """
 
     spark: SparkSession
     most: int
     tell: Callable[[int], None]
+    found: Told = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         jvm: Any = self.spark._jvm
@@ -67,28 +69,26 @@ class Operators:
         session.conf.set(_COMMON_PARTS, "false")
         return session
 
-    def failing(self, frame: DataFrame) -> Told:
-        """The records for which computing a DataFrame fails, by number, and why: none where that is not to be found.
+    def search(self, frame: DataFrame) -> None:
+        """Find the records for which computing a DataFrame fails.
 
         Raises:
             TooMany: They are more than `most`.
             Exception: What no record is to blame for.
         """
-        found: Told = {}
         tried: set[str] = set()
         for node in reversed([*nodes(optimised(frame))]):
             if (name := kind(node)) in _EXPRESSIONS | _ROW_FUNCTIONS | _BATCH_FUNCTIONS:
-                for more in self._of_node(node, name, found, tried):
-                    found |= {number: why for number, why in more.items() if number not in found}
-                    self.tell(len(found))
-                    if len(found) > self.most:
-                        raise TooMany(list(found))
-        return found
+                for more in self._of_node(node, name, tried):
+                    self.found |= {number: why for number, why in more.items() if number not in self.found}
+                    self.tell(len(self.found))
+                    if len(self.found) > self.most:
+                        raise TooMany(list(self.found))
 
-    def _of_node(self, node: Any, name: str, found: Told, tried: set[str]) -> Iterator[Told]:
-        """What fails in one operator, part by part; `found` grows meanwhile."""
+    def _of_node(self, node: Any, name: str, tried: set[str]) -> Iterator[Told]:
+        """What fails in one operator, part by part; what was found before is left out of each."""
         if name in _BATCH_FUNCTIONS:
-            yield self._of_batches(node, self._below(node, found))
+            yield self._of_batches(node, self._below(node))
             return
         functions = (
             [each for one in listed(node.expressions()) for each in _functions(one)] if name in _ROW_FUNCTIONS else []
@@ -96,9 +96,9 @@ class Operators:
         inputs = [one for each in functions for one in listed(each.children()) if not _functions_in(one)]
         expressions = self._new(inputs if functions else _evaluated(node, name), tried)
         if expressions:
-            yield self._of_expressions(expressions, self._below(node, found))
+            yield self._of_expressions(expressions, self._below(node))
         for function in self._new(functions, tried):
-            yield self._of_rows(function, self._below(node, found))
+            yield self._of_rows(function, self._below(node))
 
     def _new(self, expressions: Sequence[Any], tried: set[str]) -> list[Any]:
         """Those that may fail, and were not tried further below already."""
@@ -118,12 +118,12 @@ class Operators:
     def _always_casts(self, cast: Any) -> bool:
         return bool(self._expressions.Cast.canUpCast(cast.child().dataType(), cast.dataType()))
 
-    def _below(self, node: Any, found: Told) -> Any:
+    def _below(self, node: Any) -> Any:
         """What an operator gets, with the records' numbers, of all records but those that were found."""
-        left_out = self._sequence(found)
+        left_out = self._sequence(self.found)
 
         def but_found(feed: Any) -> Any:
-            if not found:
+            if not self.found:
                 return feed
             known = self._expressions.InSet(number_of(feed), left_out.toSet())
             return self._logical.Filter(self._expressions.Not(known), feed)
@@ -165,7 +165,7 @@ class Operators:
         bound = [make.BindReferences.bindReference(each, given, False) for each in expressions]
         found: Told = {}
         for row, number in zip(rows, numbers, strict=True):
-            self.tell(len(found))
+            self.tell(len(self.found) + len(found))
             errors = (raised(each, "eval", row) for each in bound)
             if number not in found and (error := next((one for one in errors if one is not None), None)) is not None:
                 found[number] = blamed_of_java(error, shown(self.spark, error))

@@ -141,8 +141,8 @@ def merge_or_tell(
         trial = _Trial(state, rows, groups, keys, old)
         found = failing(groups.num, one_by_one(trial.of_keys), most)
         if records is None:
-            # All keys, where it fails only now and then.
-            told = Told(why, tuple(hashes[list(found) if found else slice(None)].tolist()))
+            # None, where it passes when it is tried again.
+            told = Told(why, tuple(hashes[list(found)].tolist()))
         else:
             told = Told(why, (), trial.records(found, records, most))
         raise StateFailed(told) from None

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records, topics
+from slackwater.pipeline.reject import rejecter
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.stage_replay import StageReplay
@@ -55,8 +56,10 @@ class Bank(Ledger):
 
 
 def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
-    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # Said at once, and not after five seconds.
+    monkeypatch.setattr(rejecter, "_SAID_S", 0.0)
     bank = Bank(kafka.bootstrap, tmp_path, program=POISON)
     dead = f"{bank.topic}-dead"
     topics.create_topics(bank.kafka, {dead: 1})
@@ -77,6 +80,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     bank.catch_up()
     assert bank.balances() == expected
     bank.verify(bank.app)
+    assert "stage 'moves': a batch fails for some of its records, which are looked for: 3 found" in caplog.text
     found = bank.rejected("moves")
     assert sorted(json.loads(row["value"])["amount"] for row in found) == ["", "1e", "ten"]
     assert {(row["error"], row["topic"], row["attempts"]) for row in found} == {

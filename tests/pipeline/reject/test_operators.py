@@ -131,8 +131,9 @@ def kept(spark: SparkSession) -> Iterator[DataFrame]:
 
 
 def failing(spark: SparkSession, frame: DataFrame, most: int = 100) -> dict[int, Failure]:
-    found = Operators(spark, most, lambda _count: None).failing(frame)
-    return {number >> 40: why for number, why in found.items()}
+    operators = Operators(spark, most, lambda _count: None)
+    operators.search(frame)
+    return {number >> 40: why for number, why in operators.found.items()}
 
 
 @pytest.mark.parametrize("name", OPERATORS)

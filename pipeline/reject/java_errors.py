@@ -1,4 +1,4 @@
-"""Calls of Spark's JVM for which an error is an answer."""
+"""Errors of Spark's JVM as answers: without those that pyspark makes of them."""
 
 from __future__ import annotations
 
