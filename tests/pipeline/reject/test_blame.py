@@ -106,7 +106,7 @@ FORGED = (
 )
 
 
-@pytest.mark.parametrize("value", FORGED)
+@pytest.mark.parametrize("value", FORGED, ids=["class", "state", "frame", "mark"])
 def test_a_record_cannot_say_that_the_fault_is_ours(value: str) -> None:
     """A record is rejected by what it holds, and cannot stop the stage by holding our words instead."""
     found = blamed(PythonException(UDF.replace("ten", value)))
@@ -186,7 +186,7 @@ def test_reading_that_fails_is_no_records_fault() -> None:
         ValueError("raised on the driver"),
         KeyboardInterrupt(),
     ],
-    ids=str,
+    ids=lambda error: type(error).__name__,
 )
 def test_nothing_else_is(error: BaseException) -> None:
     assert blamed(error) is None
