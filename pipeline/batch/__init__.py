@@ -7,7 +7,6 @@ __all__ = [
     "committer",
     "head",
     "job",
-    "meter",
     "next_manifest",
     "pre_aggregation",
     "query",

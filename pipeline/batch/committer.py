@@ -19,9 +19,9 @@ from ...snapshot.backfill.announced import PATIENCE_S
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.spooled import SpooledStore
 from ...store.versions.manifest import Manifest
+from ..upkeep.meter import StageMeter
 from .change import Change, Committed
 from .head import Fill, Head, Outdated
-from .meter import StageMeter
 
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""

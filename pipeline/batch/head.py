@@ -25,8 +25,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.read_stats import charged
 from ...store.versions import commit, history, horizon
 from ...store.versions.manifest import Backfill, Manifest, Sst
+from ..upkeep.meter import StageMeter
 from .change import Change
-from .meter import StageMeter
 
 _REBASES = 100
 """Lost races, to those that commit at the same moment, before a commit gives up."""

@@ -44,6 +44,7 @@ _LEAST_ROWS = 50_000
 """In a batch with fewer there is nothing to save."""
 _WORTH_IT = 0.6
 """The part of a batch's rows that may be left of them."""
+_REMEMBERED = 0.95
 _FEW_KEYS = 10_000
 """So many are merged by one task: others cost more than they take from it."""
 _MOST_DIGITS = 28
@@ -98,6 +99,9 @@ class Forecast:
         keys = sum(sst.rows for result in results for sst in result.ssts)
         if partials := sum(result.partials for result in results):
             self._spread = partials / max(1, keys)
+        else:
+            # What one odd batch showed is forgotten after some tens of others.
+            self._spread = 1 + (self._spread - 1) * _REMEMBERED
         worth_it = rows >= _LEAST_ROWS and self._spread * keys <= _WORTH_IT * rows
         self.next = Expected(keys <= _FEW_KEYS) if worth_it else None
 

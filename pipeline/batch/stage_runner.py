@@ -26,6 +26,7 @@ from ..kafka.markers import write_markers
 from ..source.planner import Position
 from ..source.wake import Wake
 from ..spark.homes import Homes
+from ..upkeep.meter import StageMeter
 from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep
 from . import query
@@ -34,7 +35,6 @@ from .change import Change, Committed
 from .committer import Committer
 from .head import Outdated
 from .job import Computed
-from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest
 from .snapshot_events import Outcome, arrive, unchanged
 from .stage_config import StageConfig

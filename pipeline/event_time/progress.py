@@ -22,7 +22,7 @@ from ...store.versions.manifest import EventTime, Input
 from ..state.multi_input import TAG
 from .watermarks import Watermark
 
-AT, AHEAD = "_at", "_ahead"
+AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
 """Columns of rows that stand for several: their largest event time within the bound, and how many are beyond."""
 
 

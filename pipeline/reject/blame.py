@@ -27,6 +27,7 @@ _TASK = re.compile(
     re.MULTILINE,
 )
 _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last)"
 _WRAPS = ("PythonException", "SparkException", "Py4JJavaError")
 """What Spark wraps errors of tasks in."""
 _MOST = 16_384
@@ -43,7 +44,8 @@ def blamed(error: BaseException) -> Failure | None:
         return error.told.why
     text = text_of(error)
     own = ERROR_MARK.told(text)
-    if None in own or _OF_SPARK.search(_QUOTED.sub("''", text)):
+    # What Python raised comes after its traceback, and may quote a record: its words say nothing of Spark.
+    if None in own or _OF_SPARK.search(_QUOTED.sub("''", text.partition(_TRACEBACK)[0])):
         return None
     text = ERROR_MARK.without(text)
     if own:
@@ -88,6 +90,6 @@ def _of_jvm(origin: object) -> str:
 
 def _raised(error: BaseException, text: str) -> tuple[str, str]:
     """Kind and message of what was raised first."""
-    traceback = text.partition("Traceback (most recent call last)")[2]
+    traceback = text.partition(_TRACEBACK)[2]
     raised = [each for each in _RAISED.findall(traceback or text) if each[0] not in _WRAPS]
     return raised[0] if raised else (type(error).__name__, str(error).partition("\n")[0])

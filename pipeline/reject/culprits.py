@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from ..state.failing import Failure, StateFailed, failing
 from .blame import blamed
 from .kept_records import KeptRecords
 from .operators import Operators, Told
+
+log = logging.getLogger(__name__)
 
 _ROUNDS = 100
 """Times that the batch is computed anew: each leaves out a record more at least."""
@@ -48,7 +51,6 @@ class Culprits:
             TooMany: More than `most` are to blame.
             Exception: What no record is to blame for; or `error` where it is not known which.
         """
-        tried_operators = False
         for number in range(_ROUNDS):
             if error is not None:
                 if isinstance(error, StateFailed):
@@ -56,9 +58,7 @@ class Culprits:
                 elif blamed(error) is None:
                     raise error
                 else:
-                    more = {} if tried_operators else self._of_operators()
-                    more = more or self._of_groups(self.records.needed, _compute)
-                    tried_operators = True
+                    more = self._of_operators() or self._of_groups(self.records.needed, _compute)
                 # Once, what failed may have failed by chance.
                 if not more and number:
                     raise error
@@ -79,15 +79,21 @@ class Culprits:
 
     def _of_operators(self) -> Told:
         """The records for which an operator of the function's plan fails."""
-        operators = Operators(self.records.spark, self.most - len(self.found), self.tell)
+
+        def told(count: int) -> None:
+            if self.batch.stopping():
+                raise Refused("the stage is to stop")
+            self.tell(len(self.found) + count)
+
+        operators = Operators(self.records.spark, self.most - len(self.found), told)
         try:
             operators.search(self.records.without(self.records.needed, self.found))
-        except TooMany:
+        except (TooMany, Refused):
             raise
-        except Exception as error:
-            # An operator that is not tried apart, such as the condition of a join, fails before others are reached.
-            if blamed(error) is None:
-                raise
+        except Exception:
+            # An operator that is not tried apart, such as the condition of a join, fails before others are reached; and
+            # a plan may have what cannot be tried so. Jobs over groups of records tell whose fault it is.
+            log.debug("an operator could not be tried", exc_info=True)
         return operators.found
 
     def _of_state(self, error: StateFailed) -> Told:

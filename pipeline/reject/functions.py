@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from msgspec.structs import replace
+from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CPickleSerializer
 from pyspark.util import PythonEvalType
 
@@ -50,6 +51,8 @@ class _Tried(ABC):
     def _failing(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
         """For each of so many rows why it fails, None where it does not."""
         configure_worker()
+        # Loaded by itself: what fails in that is no row's fault.
+        _loaded(self.command)
         why: list[str | None] = [None] * count
         attempts = one_by_one(lambda rows: self._checked(attempt, rows))
         if count and attempts([np.arange(count)])[0] is not None:
@@ -73,7 +76,9 @@ class _Tried(ABC):
 @cache
 def _loaded(command: bytes) -> Callable[..., Any]:
     # It was made by this run, of its own program, and has not left it.
-    return CPickleSerializer().loads(command)[0]  # type: ignore[no-any-return,no-untyped-call]
+    found = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
+    # One that is large comes to workers as a broadcast variable.
+    return (CPickleSerializer().loads(found.value) if isinstance(found, Broadcast) else found)[0]  # type: ignore[no-any-return,no-untyped-call]
 
 
 class OfARow(_Tried):

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructType, _parse_datatype_string
 
 from ...snapshot.bisect.poison import TooMany
-from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, sequence
+from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, plan_of, sequence
 from ..spark.provenance import number_of, numbered
 from ..state.failing import Failure
 from .blame import blamed_of_java
@@ -93,11 +93,11 @@ class Operators:
         functions = (
             [each for one in listed(node.expressions()) for each in _functions(one)] if name in _ROW_FUNCTIONS else []
         )
-        inputs = [one for each in functions for one in listed(each.children()) if not _functions_in(one)]
+        inputs = [_value(one) for each in functions for one in listed(each.children()) if not _functions(one)]
         expressions = self._new(inputs if functions else _evaluated(node, name), tried)
         if expressions:
             yield self._of_expressions(expressions, self._below(node))
-        for function in self._new(functions, tried):
+        for function in functions:
             yield self._of_rows(function, self._below(node))
 
     def _new(self, expressions: Sequence[Any], tried: set[str]) -> list[Any]:
@@ -138,7 +138,7 @@ class Operators:
         names = [self._literal(str(at)) for at in range(len(expressions))]
         fields = [part for pair in zip(names, expressions, strict=True) for part in pair]
         raises = make.IsNull(make.TryEval(make.CreateNamedStruct(self._sequence(fields))))
-        rows = self._collected(self._logical.Filter(raises, below))
+        rows = self._collected(self._at_most(self._logical.Filter(raises, below)))
         place = [int(each.exprId().id()) for each in listed(below.output())].index(int(number_of(below).exprId().id()))
         numbers = [int(row.getLong(place)) for row in rows]
         if len({*numbers}) > self.most:
@@ -162,7 +162,9 @@ class Operators:
         """Why each of these rows fails, by its record's number: Spark evaluates the expressions here, row by row."""
         make = self._expressions
         given = getattr(make, "package$AttributeSeq")(columns)
-        bound = [make.BindReferences.bindReference(each, given, False) for each in expressions]
+        # One that is not deterministic has a state, which Spark gives it in a task.
+        plain = [each for each in expressions if each.deterministic()]
+        bound = [make.BindReferences.bindReference(each, given, False) for each in plain]
         found: Told = {}
         for row, number in zip(rows, numbers, strict=True):
             self.tell(len(self.found) + len(found))
@@ -177,7 +179,7 @@ class Operators:
             return {}
         why = self._replaced(function, tries, StringType(), listed(function.children()))
         columns = [number_of(below), self._alias(why, "why")]
-        return _told(frame_of(self._logical.Project(self._sequence(columns), below), self._session))
+        return self._told(self._logical.Project(self._sequence(columns), below))
 
     def _of_batches(self, node: Any, below: Any) -> Told:
         """The records for which a Python function of batches raises."""
@@ -192,7 +194,18 @@ class Operators:
         types: Any = self.spark._jvm.org.apache.spark.sql.catalyst.types.DataTypeUtils  # type: ignore[union-attr]
         output = types.toAttributes(replaced.dataType())
         made = getattr(self._logical, kind(node))
-        return _told(frame_of(made(replaced, output, below, node.isBarrier(), node.profile()), self._session))
+        return self._told(made(replaced, output, below, node.isBarrier(), node.profile()))
+
+    def _told(self, plan: Any) -> Told:
+        """What a function's stand-in said, of a plan of numbers and texts."""
+        said = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
+        return {row[0]: decoded(row[1]) for row in frame_of(self._at_most(said), self._session).collect()}
+
+    def _at_most(self, plan: Any) -> Any:
+        """So many rows of each of a plan's tasks that there are more than may fail, if there are."""
+        jvm: Any = self.spark._jvm
+        enough = self._expressions.Literal.create(self.most + 1, jvm.org.apache.spark.sql.types.DataTypes.IntegerType)
+        return self._logical.LocalLimit(enough, plan)
 
     def _replaced(self, function: Any, tries: Any, returns: Any, inputs: Sequence[Any]) -> Any:
         """An expression that tries a Python function, with all that Spark hands to workers beside it."""
@@ -246,10 +259,6 @@ def _functions(expression: Any) -> list[Any]:
     return [*below, expression] if kind(expression) == "PythonUDF" else below
 
 
-def _functions_in(expression: Any) -> bool:
-    return bool(_functions(expression))
-
-
-def _told(frame: DataFrame) -> Told:
-    rows = frame.where("why IS NOT NULL").collect()
-    return {row[0]: decoded(row[1]) for row in rows}
+def _value(argument: Any) -> Any:
+    """What a Python function gets by position, or by name."""
+    return argument.children().head() if kind(argument) == "NamedArgumentExpression" else argument

@@ -18,7 +18,6 @@ from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
 from ..api.stage import Stage
 from ..batch.batch_report import BatchReport
-from ..batch.meter import StageMeter
 from ..batch.schemas import Shape, shapes
 from ..batch.stage_config import StageConfig
 from ..batch.stage_runner import StageRunner
@@ -33,6 +32,7 @@ from ..source.wake import Told
 from ..spark.places import Places
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
+from ..upkeep.meter import StageMeter
 from .backpressure import Backpressure
 from .catch_up import CatchUp
 from .collector import Collector

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Told:
 def _write(path: Path, text: str) -> None:
     """All of it or nothing is there to be read."""
     path.parent.mkdir(parents=True, exist_ok=True)  # before the query has begun
-    whole = path.with_name(f"{path.name}.new")
+    # Several threads tell the same.
+    whole = path.with_name(f"{path.name}.{uuid4().hex}")
     whole.write_text(text)
     whole.replace(path)

@@ -88,7 +88,7 @@ def aggregate(**columns: Aggregate) -> State:
 
 
 _LOW = (1 << 32) - 1
-ROWS = "_rows"
+ROWS = "_slackwater_rows"
 """A column of rows that stand for several of a key each: how many. They have the columns of `part` besides."""
 
 

@@ -100,6 +100,8 @@ def one_by_one(attempt: Callable[[Items], object]) -> Attempts:
     def tried(items: Items) -> Failure | None:
         try:
             attempt(items)
+        except MemoryError as error:
+            raise NoItems from error
         except NoItems:
             raise
         except Exception as error:
@@ -136,6 +138,8 @@ def merge_or_tell(
     """
     try:
         return state.merge(rows, groups, keys, old)
+    except MemoryError:
+        raise
     except Exception as error:
         why = described(error)
         trial = _Trial(state, rows, groups, keys, old)

@@ -16,7 +16,7 @@ from .aggregate import ROWS, BoundAggregates
 from .due import BoundDue
 from .protocol import BoundState
 
-TASKS = "_tasks"
+TASKS = "_slackwater_tasks"
 """An int64 whose bit n says whether task n, modulo `MOST_TASKS`, had one of the rows."""
 MOST_TASKS = 63
 

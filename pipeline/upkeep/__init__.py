@@ -1,3 +1,3 @@
-"""Beside a stage's batches: merges of SSTs, fetches of those that are needed soon, and waiting for merges."""
+"""Beside a stage's batches: merges of SSTs, fetches of those needed soon, waiting for merges, and what it all costs."""
 
-__all__ = ["compactor", "prefetcher", "upkeep", "write_stall"]
+__all__ = ["compactor", "meter", "prefetcher", "upkeep", "write_stall"]

@@ -19,7 +19,7 @@ Fails = Callable[[Sequence[Items]], Sequence[bool]]
 
 
 class TooMany(Exception):
-    """More items fail than may. `found` has one of each group that is known to fail, ascending."""
+    """More items fail than may. `found` has the last of each group that is known to fail, ascending."""
 
     def __init__(self, found: Sequence[int]) -> None:
         super().__init__(f"at least {len(found)} items fail")
@@ -72,5 +72,5 @@ def _alone(items: Items, fails: Fails, most: int) -> list[int]:
         halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
         failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
         if len(found) + len(failing) > most:
-            raise TooMany([*found, *(int(group[0]) for group in failing)])
+            raise TooMany([*found, *(int(group[-1]) for group in failing)])
     return found

@@ -111,6 +111,8 @@ def _document(app: str, key: str) -> str:
         return "it is a snapshot: kept until `slackwater snapshot rm` removes it"
     if what.startswith("requests/"):
         return "it asks for a snapshot: kept until that is complete or withdrawn"
+    if what == "notice.json":
+        return "it tells runners that something was asked of them: written over each time, kept as long as the app"
     if what.startswith("retries/"):
         return "it asks a runner to put rejected records through again: kept until that is done"
     if what.startswith("migrations/"):

@@ -77,9 +77,9 @@ def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
     """Whether what look-ups read next is where the manifest says, and leads to every row."""
     if not 0 < sst.footer_bytes <= len(data):
         return
-    file = pq.ParquetFile(pa.BufferReader(data))
     try:
         footer = decode_footer(data, sst, table)
+        file = pq.ParquetFile(pa.BufferReader(data))
         expected = len(data) - sst.footer_bytes - int(footer.end.max())
         if sst.filter_bytes != expected:
             yield f"its filters and page indexes have {sst.filter_bytes} bytes; expected {expected}"

@@ -116,10 +116,12 @@ class Retry:
 
     def _silent(self) -> None:
         with self._lock:
-            if self._reported:
+            if self._reported or self._has_answered:
                 return
             # As after an attempt that failed: the end of the silence is told as well.
-            self._reported, self._away_since = True, self._clock() - self._silent_s
+            self._reported = True
+            if self._away_since is None:
+                self._away_since = self._clock() - self._silent_s
         warn_of(f"{self._what} has not answered for {self._silent_s:.0f} s", self._setting)
 
     def _rest(self, delay_s: float, left_s: float) -> tuple[bool, float]:

@@ -105,10 +105,9 @@ def _blocks(
     if mapped is not None:
         return mapped.blocks, []
     ranged = RangedSst(store, sst, table, reads)
-    least, most = ranged.ranges(DUE)
-    # Where all are null there is no range.
-    later = least[(least > span[1]) & (least <= most)]
-    return ranged.read(ranged.having(DUE, *span)), [int(later.min())] if later.size else []
+    parts = ranged.having(DUE, *span)
+    later = ranged.next_after(DUE, span[1])
+    return ranged.read(parts), [] if later is None else [later]
 
 
 def _within(

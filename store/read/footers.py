@@ -33,9 +33,10 @@ from .read_stats import Reads
 
 _CHECKSUM_BYTES = 8
 CHUNK_CHECKSUM_BYTES = 4
-_MAX_FOOTERS = 1024
-_MAX_INDEXES = 8192
-_MAX_FILTERS_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
+"""Of each of the three kinds."""
+_CHUNK_OBJECTS_BYTES = 1_000
+"""What a process keeps of one column of one row group, about: Thrift's objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class Footer:
     """Where the checksums of the filters' chunks begin, and where the last end; None in an SST without a page index."""
     checksums: bytes
     """Of the index of each row group."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes here, about; never more than there is room for."""
+        return min(_MAX_BYTES, _CHUNK_OBJECTS_BYTES * (4 + sum(len(group.columns) for group in self.groups)))
 
     def filter_at(self, group: int, chunk: int) -> tuple[int, int]:
         """From where to where a chunk of a filter is."""
@@ -84,11 +90,17 @@ class PageIndex:
     checksums: bytes
     """Of the filter's chunks."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes here, about; never more than there is room for."""
+        arrays = (self.first_row, self.start, self.end, *(one for pair in self.ranges.values() for one in pair))
+        return min(_MAX_BYTES, 1_000 + len(self.checksums) + sum(array.nbytes for array in arrays))
+
 
 # By name of the SST's file; indexes by row group, too, and filters by chunk.
-_footers: LRUCache[str, Footer] = LRUCache(_MAX_FOOTERS)
-_indexes: LRUCache[tuple[str, int], PageIndex] = LRUCache(_MAX_INDEXES)
-_chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_FILTERS_BYTES, getsizeof=len)
+_footers: LRUCache[str, Footer] = LRUCache(_MAX_BYTES, getsizeof=lambda footer: footer.memory_bytes)
+_indexes: LRUCache[tuple[str, int], PageIndex] = LRUCache(_MAX_BYTES, getsizeof=lambda index: index.memory_bytes)
+_chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_BYTES, getsizeof=len)
 _lock = Lock()
 
 
@@ -212,7 +224,10 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
         pages.append(decoded(OffsetIndex, parts[1][at : at + chunk.offset_index_length]).pages)
     start = np.array([[page.offset for page in column] for column in pages], np.int64)
     size = np.array([[page.size for page in column] for column in pages], np.int64)
-    first_row = [*(page.first_row for page in pages[0]), group.num_rows]
+    begins = {tuple(page.first_row for page in column) for column in pages}
+    if len(begins) > 1:
+        raise ValueError("the pages of its columns begin with different rows")
+    first_row = [*begins.pop(), group.num_rows]
     return PageIndex(np.array(first_row, np.int64), start, start + size, ranges, parts[2])
 
 

@@ -136,6 +136,14 @@ class RangedSst:
                 parts += _some_of(group, (least_of <= high) & (most_of >= low))
         return parts
 
+    def next_after(self, column: str, high: int) -> int | None:
+        """The least value beyond `high` of the rows that `having` leaves out, as far as the SST says; None for none."""
+        ranges = [self.ranges(column)]
+        ranges += [index.ranges[column] for index in self._located.indexes.values() if column in index.ranges]
+        # Where all are null there is no range.
+        found = [least[(least > high) & (least <= most)] for least, most in ranges]
+        return min((int(values.min()) for values in found if values.size), default=None)
+
     def ranges(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The least and the largest value of a column of int64 in each row group.
 

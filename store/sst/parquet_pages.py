@@ -244,7 +244,9 @@ def file_of_pages(
             has_dictionary = was.dictionary_page_offset is not None and bool(data)
             first = at + len(data[0]) if has_dictionary else at
             fields = {
-                "num_values": sum(map(_num_values, data[has_dictionary:])) if several else num_rows,
+                "num_values": _num_values(was.num_values, data[has_dictionary:], num_rows == group.num_rows)
+                if several
+                else num_rows,
                 "total_compressed_size": sum(map(len, data)),
                 "data_page_offset": first,
                 "dictionary_page_offset": at if has_dictionary else None,
@@ -263,12 +265,18 @@ def file_of_pages(
     return b"".join((*body, footer, len(footer).to_bytes(4, "little"), b"PAR1"))
 
 
-def _num_values(page: bytes) -> int:
-    header = decoded(PageHeader, page)
-    data = header.data or header.data_v2
-    if data is None:
-        raise ValueError("expected a page of values; found another")
-    return data.num_values
+def _num_values(of_all: int, pages: Sequence[bytes], whole: bool) -> int:
+    """How many values some pages of a column chunk have; the `whole` chunk comes as one piece."""
+    if whole:
+        return of_all
+    found = 0
+    for page in pages:
+        header = decoded(PageHeader, page)
+        data = header.data or header.data_v2
+        if data is None:
+            raise ValueError("expected a page of values; found another")
+        found += data.num_values
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -95,7 +95,8 @@ class SstWriter:
         self._seqs += _min_and_max(rows.column(SEQ))
         self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
         self._writer = self._writer or self._begin(rows)
-        self._writer.write_table(rows, row_group_size=self._row_group_rows)
+        # Of several chunks, Arrow ends pages where the chunks end, in one column and not in another.
+        self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
 
     def _begin(self, rows: pa.Table) -> pq.ParquetWriter:
         """A writer for rows such as these."""
@@ -117,7 +118,8 @@ class SstWriter:
             # By rows alone, so that the pages of all columns begin with the same.
             max_rows_per_page=page_rows,
             data_page_size=_ENDLESS,
-            write_batch_size=page_rows,
+            # A dictionary that grows too large ends a page after a batch, which counts values, not rows.
+            write_batch_size=_ENDLESS if _has_nested(self._schema) else page_rows,
             # For a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
         )
@@ -152,6 +154,10 @@ class SstWriter:
             expires_max=max(self._expires, default=0),
         )
         return sst, data
+
+
+def _has_nested(schema: pa.Schema) -> bool:
+    return any(pa.types.is_nested(field.type) for field in schema)
 
 
 def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:

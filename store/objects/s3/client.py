@@ -144,7 +144,10 @@ def _usable() -> Iterator[None]:
     except ValueError as error:
         # What stands before a '@' may be a password.
         shown = re.sub(r"\S*@", "", str(error))
-        raise Usage(f"the S3 endpoint is not a URL: {shown}", hint="set AWS_ENDPOINT_URL to http://host:port") from None
+        raise Usage(
+            f"the S3 endpoint is not a URL: {shown}",
+            hint="set AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL to http://host:port",
+        ) from None
     except boto.BotoCoreError as error:
         raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
 

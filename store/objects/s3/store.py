@@ -28,7 +28,8 @@ _NO_SUCH_UPLOAD = "NoSuchUpload"
 _NO_SUCH_RANGE = "InvalidRange"
 _NO_BYTES = ("NoSuchKey", _NO_SUCH_RANGE)
 _SETTING = (
-    "AWS_ENDPOINT_URL (AWS's own without it), the bucket that of --store, SLACKWATER_STORE or store in slackwater.toml"
+    "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (else AWS's configuration, or AWS itself), the bucket that of --store, "
+    "SLACKWATER_STORE or store in slackwater.toml"
 )
 _PRECONDITION_FAILED = "PreconditionFailed"
 

@@ -16,7 +16,6 @@ from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
 from slackwater.pipeline.batch.batch_report import BatchReport
-from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.batch.stage_config import Limits, StageConfig
 from slackwater.pipeline.batch.stage_job import BatchTimes, StageJob
@@ -29,6 +28,7 @@ from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.wake import Told
 from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore

@@ -14,9 +14,9 @@ from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.kafka.transactions import Transactions
 from slackwater.pipeline.publish.to_topic import ToTopic
 
+from tests.pipeline.publish.kafka_proxy import Api, Fate, KafkaProxy, kafka_proxy
 from tests.pipeline.publish.model import START, Runner, Stage
 from tests.pipeline.publish.reader import committed
-from tests.support.kafka_proxy import Api, Fate, KafkaProxy, kafka_proxy
 from tests.support.running import eventually
 
 pytestmark = pytest.mark.kafka

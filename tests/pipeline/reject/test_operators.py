@@ -90,6 +90,31 @@ OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
         "ValueError",
         "bad {} is no amount",
     ),
+    "a UDF with an argument by name": (
+        lambda rows: rows.select(F.udf(refused, "long", useArrow=True)(text=text())),
+        "ValueError",
+        "bad {} is no amount",
+    ),
+    "a UDF that holds megabytes": (
+        lambda rows: rows.select(
+            F.udf(lambda each, _held=bytes(3 << 20): refused(each), "long", useArrow=True)(text())
+        ),
+        "ValueError",
+        "bad {} is no amount",
+    ),
+    "one of two lambdas": (
+        lambda rows: rows.select(
+            F.udf(lambda each: len(each), "long", useArrow=True)(text()),
+            F.udf(lambda each: refused(each), "long", useArrow=True)(text()),
+        ),
+        "ValueError",
+        "bad {} is no amount",
+    ),
+    "a cast beside what is not deterministic": (
+        lambda rows: rows.select(F.uuid(), text().cast("long")),
+        "NumberFormatException",
+        "'bad {}'",
+    ),
     "a pandas UDF": (
         lambda rows: rows.select(F.pandas_udf(by_pandas, "long")(text())),  # type: ignore[call-overload]
         "ValueError",

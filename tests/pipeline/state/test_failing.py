@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Unavailable
-from slackwater.pipeline.state.failing import Failure, StateFailed, Told, merge_or_tell
+from slackwater.pipeline.state.failing import Failure, NoItems, StateFailed, Told, failing, merge_or_tell, one_by_one
 from slackwater.pipeline.state.merge import group
 from slackwater.pipeline.state.update import Update, update
+from slackwater.snapshot.bisect.poison import Items
 from slackwater.store.sst.hashing import hash_keys
 
 
@@ -62,6 +63,26 @@ def test_what_several_tasks_tell_is_told_as_one() -> None:
     why = [Failure(kind, "no", "") for kind in ("A", "B")]
     both = StateFailed.of([Told(why[0], (1, 2), {}), Told(why[1], (3,), {4: why[1]})]).told
     assert both == Told(why[0], (1, 2, 3), {4: why[1]})
+
+
+@given(st.data(), st.integers(1, 3_000), st.integers(0, 20))
+def test_what_fails_is_told_whole_or_more_than_may_be(data: st.DataObject, count: int, most: int) -> None:
+    bad = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=30))
+
+    def attempt(items: Items) -> None:
+        if wrong := bad & set(items.tolist()):
+            raise ValueError(min(wrong))
+
+    found = failing(count, one_by_one(attempt), most)
+    assert len(found) > most if len(bad) > most else found.keys() == bad
+
+
+def test_a_task_without_memory_left_is_no_items_fault() -> None:
+    def attempt(_items: Items) -> None:
+        raise pa.ArrowMemoryError("malloc failed")
+
+    with pytest.raises(NoItems):
+        failing(10, one_by_one(attempt), 5)
 
 
 def test_where_more_fail_than_may_one_more_at_least_is_told_and_the_search_ends() -> None:

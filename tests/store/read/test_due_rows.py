@@ -96,3 +96,14 @@ def test_rows_of_other_hashes_are_left_to_others(tmp_path: Path) -> None:
     found = [key for half in halves for key in half.keys["key"].to_pylist()]
     assert sorted(found) == keys.tolist()
     assert all(half.keys.num_rows for half in halves)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_rows_of_one_row_group_that_fall_due_later_are_not_forgotten(tmp_path: Path, *, warm: bool) -> None:
+    store, keys = MemoryStore(), keys_by_hash()
+    sst = write(store, keys, [10] * 4_352 + [1_000] * (ROWS - 4_352), 1)
+    cache = SstCache(tmp_path / "cache", 1 << 30 if warm else 0)
+    if warm:
+        cache.open(store, sst, TABLE)
+    found = due_rows(store, cache, (sst,), TABLE, span=(0, 50), hashes=EVERY, clock_ms=0, reads=Reads())
+    assert (found.keys.num_rows, found.next_ms) == (4_352, 1_000)

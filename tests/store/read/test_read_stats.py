@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound
 from slackwater.pipeline.batch.committer import Change, Committer
-from slackwater.pipeline.batch.meter import StageMeter
+from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.snapshot.clone.clone import clone
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
