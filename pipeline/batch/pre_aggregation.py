@@ -44,9 +44,10 @@ _LEAST_ROWS = 50_000
 """In a batch with fewer there is nothing to save."""
 _WORTH_IT = 0.6
 """The part of a batch's rows that may be left of them."""
-_REMEMBERED = 0.95
 _FEW_KEYS = 10_000
 """So many are merged by one task: others cost more than they take from it."""
+_REMEMBERED = 0.95
+"""With each batch that is not added up, so much is left of what was seen of how widely keys are spread."""
 _MOST_DIGITS = 28
 """Of decimals whose sums, ten digits longer, Spark has room for."""
 _IN_PLACE = (

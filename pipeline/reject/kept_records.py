@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from pyspark.sql import functions as F
 
 from ..api.stage import Stage
@@ -93,11 +92,6 @@ class KeptRecords:
             f"`{RECORD}` BETWEEN {chosen[first]} AND {chosen[last]}" for first, last in zip(begins, ends, strict=True)
         )
         return self._where(rows, " OR ".join(spans))
-
-    def values(self, numbers: Collection[int]) -> list[pa.Table]:
-        """These records, by input, with `RECORD`."""
-        wanted = F.expr(f"`{RECORD}` IN ({', '.join(f'{number}L' for number in numbers)})")
-        return [frame.where(wanted).orderBy(RECORD).toArrow() for frame in self._kept]
 
     def _where(self, rows: DataFrame, condition: str) -> DataFrame:
         def replace(before: Any, after: Any) -> Any:

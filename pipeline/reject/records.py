@@ -56,8 +56,8 @@ class Messages:
         made: dict[int, Rejected] = {}
         for (name, partition), offsets in wanted.items():
             for message in self._messages(self.sources[name].topic, partition, list(offsets)):
-                for number in offsets[message.offset() or 0]:
-                    made[number] = self._of(message, name, place_of(number)[1], found[number])
+                mine = {number: found[number] for number in offsets[message.offset() or 0]}
+                made |= zip(mine, self._of(message, name, mine), strict=True)
             if missing := [offset for offset, numbers in offsets.items() if numbers[0] not in made]:
                 topic = self.sources[name].topic
                 raise Gone(f"there is no message at {topic}[{partition}]@{missing[0]} any more")
@@ -74,14 +74,20 @@ class Messages:
                     yield from (message for message in chunk if message.offset() in chosen)
                 begin = at
 
-    def _of(self, message: Message, name: str, row: int, failure: Failure) -> Rejected:
+    def _of(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[Rejected]:
+        """The records of one message, which is decoded once."""
         source = self.sources[name]
-        why = (failure.kind, failure.message, failure.stack)
         where = (source.topic, message.partition() or 0, message.offset() or 0)
         time_ms = message.timestamp()[1]
-        if source.attempts is None:
-            headers = tuple((header, value) for header, value in message.headers() or ())
-            return Rejected(DeadLetter(*where, message.key(), message.value(), headers, *why), name, 0, time_ms)
-        rows = pa.concat_tables(decode_addressed([message], source.attempts)).drop_columns(list(ADDRESS))
-        (one,) = rows.slice(row, 1).combine_chunks().to_batches()
-        return Rejected(DeadLetter(*where, None, encode(one), (), *why), name, row, time_ms)
+        headers = tuple((header, value) for header, value in message.headers() or ())
+        rows = None
+        if source.attempts is not None:
+            rows = pa.concat_tables(decode_addressed([message], source.attempts)).drop_columns(list(ADDRESS))
+        for number, failure in failures.items():
+            why = (failure.kind, failure.message, failure.stack)
+            if rows is None:
+                yield Rejected(DeadLetter(*where, message.key(), message.value(), headers, *why), name, 0, time_ms)
+            else:
+                row = place_of(number)[1]
+                (one,) = rows.slice(row, 1).combine_chunks().to_batches()
+                yield Rejected(DeadLetter(*where, None, encode(one), (), *why), name, row, time_ms)
