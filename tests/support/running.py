@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -293,29 +294,40 @@ def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table
 
 @dataclass
 class Running:
-    """A `slackwater run` under way. Its lines are read when asked for."""
+    """A `slackwater run` under way. Its lines are taken from it at once: a runner whose pipe is full waits."""
 
     ledger: Ledger
     process: subprocess.Popen[bytes]
     errors: Path
+    _lines: queue.SimpleQueue[bytes] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self._taking = threading.Thread(target=self._take, daemon=True)
+        self._taking.start()
+
+    def _take(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put(b"")
 
     def await_commit(self, stage: str = "") -> dict[str, object]:
         """The next commit it tells of, of this stage if one is named."""
-        assert self.process.stdout is not None
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            line = self.process.stdout.readline()
-            assert line, f"it ended:\n{self.errors.read_text()}"
-            commit = json.loads(line)
-            if stage in ("", commit["stage"]):
-                return dict(commit)
+        while (left_s := deadline - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                line = self._lines.get(timeout=left_s)
+                assert line, f"it ended:\n{self.errors.read_text()}"
+                commit = json.loads(line)
+                if stage in ("", commit["stage"]):
+                    return dict(commit)
         raise AssertionError("no commit in time")
 
     def interrupt(self) -> tuple[int, float]:
         """Ctrl-C. Returns the exit code and how many seconds it took."""
         began = time.monotonic()
         os.killpg(self.process.pid, signal.SIGINT)
-        self.process.stdout.close()  # type: ignore[union-attr]
         return self.process.wait(PATIENCE_S), time.monotonic() - began
 
     def kill(self) -> None:
@@ -329,5 +341,4 @@ class Running:
                 continue
         psutil.wait_procs(with_all, timeout=30)
         self.process.wait(30)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self._taking.join(30)

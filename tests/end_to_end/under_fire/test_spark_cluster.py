@@ -97,6 +97,8 @@ def shown_by_spark(ui: int) -> dict[str, str]:
             return str(answer.read(), "utf-8", "replace")
 
     api = "api/v1/applications"
+    # Where its API is not served yet, or not at this moment, Spark sends whoever asks to a page of HTML.
+    eventually(lambda: ask(api).startswith("["), "Spark's UI answers as an API")
     app = f"{api}/{json.loads(ask(api))[0]['id']}"
     plans = "sql?details=true&planDescription=true&length=1000"
     paths = [f"{app}/{part}" for part in ("environment", plans, "stages?details=true", "jobs", "allexecutors")]

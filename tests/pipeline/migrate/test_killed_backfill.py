@@ -42,7 +42,7 @@ def start(ledger: Ledger) -> Running:
     errors = ledger.folder / "stderr"
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=stderr, env=ledger.environment(), start_new_session=True
+            command, stdout=subprocess.PIPE, stderr=stderr, env=ledger.environment(), start_new_session=True
         )
     return Running(ledger, process, errors)
 
