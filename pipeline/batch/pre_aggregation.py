@@ -8,12 +8,11 @@ done follows from what the batch before showed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -38,7 +37,7 @@ from ..state.partial_rows import MOST_TASKS, TASKS, aggregates_of, over_partials
 from .task import Result, StateTask
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _LEAST_ROWS = 50_000
 """In a batch with fewer there is nothing to save."""
@@ -67,10 +66,7 @@ _IN_PLACE = (
 _NUMBERED = (ByteType, ShortType, IntegerType, LongType, DateType, TimestampType, TimestampNTZType)
 """Types whose order an integer has."""
 _BYTES = (StringType, BinaryType)
-_CONF = {
-    "objects": "spark.sql.objectHashAggregate.sortBased.fallbackThreshold",
-    "tasks": "spark.sql.shuffle.partitions",
-}
+_TASKS = "spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,92 +142,88 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     schema, key = rows.schema, [column.name for column in task.table.key]
     aggregates = aggregates_of(task.state)
     assert aggregates is not None  # noqa: S101  see `can_add_up`
-    made = {ROWS: F.count(F.lit(1)), TASKS: F.bit_or(F.col(TASKS))}
-    picked: dict[str, Column] = {}
+    made = {ROWS: "count(1)", TASKS: f"bit_or({TASKS})"}
+    picked: dict[str, str] = {}
     for name, one in aggregates.columns:
         if one.function in ("first", "last"):
             made[part("picked", name)] = _picked(one, schema)
-            picked |= {part(what, name): F.col(f"`{part('picked', name)}`.{what}") for what in ("value", "by")}
+            picked |= {part(what, name): f"{_name(part('picked', name))}.{what}" for what in ("value", "by")}
         else:
             made |= {part(what, name): column for what, column in _parts(one, schema).items()}
     times = task.times
     if times.watermarks:
         (watermark,) = times.watermarks
-        at = F.unix_micros(F.col(f"`{watermark.columns[0]}`").cast("timestamp"))
-        in_time = at < (times.bound_ms + 1) * 1000
-        made |= {AT: F.max(F.when(in_time, at)), AHEAD: F.count_if(~in_time)}
+        at = f"unix_micros(CAST({_name(watermark.columns[0])} AS timestamp))"
+        in_time = f"{at} < {(times.bound_ms + 1) * 1000}L"
+        made |= {AT: f"max(CASE WHEN {in_time} THEN {at} END)", AHEAD: f"count_if(NOT ({in_time}))"}
         times = replace(times, watermarks=(replace(watermark, columns=(AT,)),))
-    # Which task a row is in, may only be asked outside of aggregates.
-    needed = dict.fromkeys((*key, *aggregates.needs, *task.times.names))
-    marked = rows.select(
-        *(F.col(f"`{name}`") for name in needed),
-        F.expr(f"shiftleft(1L, spark_partition_id() % {MOST_TASKS})").alias(TASKS),
-    )
-    grouped = marked.groupBy(*(F.col(f"`{name}`") for name in key)).agg(
-        *(column.alias(name) for name, column in made.items())
-    )
     columns = tuple(name for name in made if not name.startswith(part("picked", "")))
-    parts = grouped.select(
-        *(F.col(f"`{name}`") for name in (*key, *columns)),
-        *(column.alias(name) for name, column in picked.items()),
-        F.xxhash64(*key).alias("_hash"),
+    keys = ", ".join(map(_name, key))
+    needed = ", ".join(map(_name, dict.fromkeys((*key, *aggregates.needs, *task.times.names))))
+    # One statement: made of Spark's functions, one by one, it would take as long as a small batch. Which task a row is
+    # in, may only be asked outside of aggregates.
+    parts = rows.sparkSession.sql(
+        f"SELECT {keys}, {_listed({name: _name(name) for name in columns} | picked)}, xxhash64({keys}) AS _hash FROM ("
+        f"SELECT {keys}, {_listed(made)} FROM ("
+        f"SELECT {needed}, shiftleft(1L, spark_partition_id() % {MOST_TASKS}) AS {TASKS} FROM {{rows}}) GROUP BY {keys})",
+        rows=rows,
     )
     return parts, replace(task, state=over_partials(task.state, (*columns, *picked)), times=times)
 
 
-def _parts(made: Aggregate, schema: StructType) -> dict[str, Column]:
-    """What is kept of several rows by an aggregate that needs no order, by what it is."""
+def _name(column: str) -> str:
+    """A column in a statement, whose braces are Python's."""
+    return "`" + column.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
+
+
+def _listed(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{column} AS {_name(name)}" for name, column in columns.items())
+
+
+def _parts(made: Aggregate, schema: StructType) -> dict[str, str]:
+    """What is kept of several rows by an aggregate that needs no order, by what it is, as SQL."""
     if made.column is None:
-        return {"count": F.count(F.lit(1))}
-    column, kind = F.col(f"`{made.column}`"), schema[made.column].dataType
+        return {"count": "count(1)"}
+    column, kind = _name(made.column), schema[made.column].dataType
     if made.function == "count":
-        return {"count": F.count(column)}
+        return {"count": f"count({column})"}
     if made.function in ("sum", "mean"):
         # Sums of halves have room in 64 bits, whatever becomes of the whole.
-        halves = {"sum": F.sum(F.shiftright(column, 32)), "low": F.sum(column.bitwiseAND(F.lit(0xFFFFFFFF)))}
-        sums = halves if isinstance(kind, LongType) else {"sum": F.sum(column)}
-        return sums | ({"count": F.count(column)} if made.function == "mean" else {})
+        halves = {"sum": f"sum(shiftright({column}, 32))", "low": f"sum({column} & {0xFFFFFFFF}L)"}
+        sums = halves if isinstance(kind, LongType) else {"sum": f"sum({column})"}
+        return sums | ({"count": f"count({column})"} if made.function == "mean" else {})
     if isinstance(kind, FloatType | DoubleType):
-        column = F.when(~F.isnan(column), column)
+        column = f"CASE WHEN NOT isnan({column}) THEN {column} END"
     if isinstance(kind, _IN_PLACE):
-        return {"value": F.max(column) if made.function == "max" else F.min(column)}
-    best = F.max_by if made.function == "max" else F.min_by
-    return {"value": F.get(best(column, column, 1), F.lit(0))}
+        return {"value": f"{made.function}({column})"}
+    return {"value": f"get({made.function}_by({column}, {column}, 1), 0)"}
 
 
-def _picked(made: Aggregate, schema: StructType) -> Column:
+def _picked(made: Aggregate, schema: StructType) -> str:
     """Value and `by` of the first or last of several rows; of equals, the largest value, and NaN before nothing."""
-    value, by = F.col(f"`{made.column}`"), F.col(f"`{made.by}`")
+    value, by = _name(str(made.column)), _name(str(made.by))
     kind = schema[str(made.by)].dataType
     if isinstance(kind, DateType):
-        number = F.unix_date(by).cast("long")
+        number = f"CAST(unix_date({by}) AS bigint)"
     elif isinstance(kind, TimestampType | TimestampNTZType):
-        number = F.unix_micros(by.cast("timestamp"))
+        number = f"unix_micros(CAST({by} AS timestamp))"
     else:
-        number = by.cast("long")
-    floats = isinstance(schema[str(made.column)].dataType, FloatType | DoubleType)
-    rank = F.struct(
-        number if made.function == "last" else F.bitwise_not(number),
-        value.isNotNull(),
-        ~F.isnan(value) if floats else F.lit(True),
-        value,
-    )
-    best = F.max_by(F.struct(value.alias("value"), by.alias("by")), F.when(by.isNotNull(), rank), 1)
-    return F.get(best, F.lit(0))
+        number = f"CAST({by} AS bigint)"
+    order = number if made.function == "last" else f"~{number}"
+    known = f"NOT isnan({value})" if isinstance(schema[str(made.column)].dataType, FloatType | DoubleType) else "true"
+    rank = f"CASE WHEN {by} IS NOT NULL THEN struct({order}, {value} IS NOT NULL, {known}, {value}) END"
+    return f"get(max_by(struct({value} AS value, {by} AS by), {rank}, 1), 0)"
 
 
 @contextmanager
 def settings(spark: SparkSession, tasks: int) -> Iterator[None]:
     """While a job runs that adds rows up and brings what is left of each key together in so many tasks."""
-    wanted = {_CONF["tasks"]: str(tasks), _CONF["objects"]: str(_LEAST_ROWS)}
-    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
-    for name in wanted:
-        spark.conf.set(name, wanted[name])
+    before = spark.conf.get(_TASKS, None)
+    spark.conf.set(_TASKS, str(tasks))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
+        if before is None:
+            spark.conf.unset(_TASKS)
+        else:
+            spark.conf.set(_TASKS, before)

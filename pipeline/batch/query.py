@@ -12,6 +12,7 @@ from ...store.objects.s3.settings import aws_variables
 from ...store.versions.manifest import Manifest
 from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
+from ..spark.plans import first_column, needed_columns, plan_of
 from .applied import apply
 from .stage_config import StageConfig
 
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
+_SETTINGS = {
+    # Planned adaptively, what is before a shuffle is a job of its own, that the rest may be planned by what it gave:
+    # a record that fails there would fail before anybody could leave it out, and a small batch would take longer.
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    "spark.sql.adaptive.enabled": "false",
+    # Of how many keys Spark's hash table has room before it sorts, where an aggregate keeps what it cannot replace.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
+}
 _INTERRUPT = "spark.job.interruptOnCancel"
 
 
@@ -59,10 +67,13 @@ def start(
         for name in applied.sources  # an input that is read twice is there twice
     ]
     config.checkpoint.write(head.version, positions)
+    rows = applied.rows(config.shape.key)
+    known = needed_columns(rows)
+    ids = {name: first_column(plan_of(stream)) for name, stream in streams.items()}
+    config.told.needed(stage.name).tell({name: known[one] for name, one in ids.items() if one in known})
     with _planned_at_once(spark):
         return (
-            applied.rows(config.shape.key)
-            .writeStream.queryName(stage.name)
+            rows.writeStream.queryName(stage.name)
             .foreachBatch(without_interrupts(on_batch))
             .option("checkpointLocation", str(config.checkpoint.folder))
             .start()
@@ -88,18 +99,19 @@ def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[
 def _planned_at_once(spark: SparkSession) -> Iterator[None]:
     """While queries are started whose function is computed by jobs of their batches, and never before these.
 
-    A query keeps the settings that it is started with. Planned adaptively, what is before a shuffle is computed to plan
-    the rest: then a record that fails there would fail before anybody could leave it out.
+    A query keeps the settings that it is started with, and its batches' jobs have them.
     """
-    before = spark.conf.get(_ADAPTIVE, None)
-    spark.conf.set(_ADAPTIVE, "false")
+    before = {name: spark.conf.get(name, None) for name in _SETTINGS}
+    for name, value in _SETTINGS.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        if before is None:
-            spark.conf.unset(_ADAPTIVE)
-        else:
-            spark.conf.set(_ADAPTIVE, before)
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
 
 
 def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, counts: Path) -> SourceOptions:
@@ -125,4 +137,5 @@ def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, coun
         handled=tuple(head.recorded) if asks else (),
         until=config.limits.until.get(at.topic),
         wake=str(wake) if wakes else "",
+        needed="" if at.upstream else str(config.told.needed(config.stage.name).path),
     )

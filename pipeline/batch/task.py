@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 from pyspark import TaskContext
+from pyspark.sql.types import BinaryType, StructType
 
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
@@ -43,7 +44,7 @@ from ..state.multi_input import apart
 from ..state.partial_rows import num_partials, num_rows
 from ..state.protocol import BoundState
 
-RESULT_SCHEMA = "result binary"
+RESULT_SCHEMA = StructType().add("result", BinaryType())
 MARK = "_is_mark"
 """A column of rows that come to a task where rows may fall due: true for one that is none, and brings its partition."""
 

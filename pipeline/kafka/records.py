@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from .clients import GONE, POLL_S, Kafka, clients, lacking, patience_with, serve
 from .patience import Patience
 
 _CHUNK = 10_000
+_STAMP = pa.timestamp("us", "UTC")
 _FATAL = (
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -49,19 +50,32 @@ def message_at(
     raise Gone(f"there is no message at {topic}[{partition}]@{offset} any more")
 
 
-def topic_columns(messages: Sequence[Message]) -> list[pa.Array]:
-    """The columns of Structured Streaming's Kafka source, in its order, a row for each message of one partition."""
-    stamps = [message.timestamp() for message in messages]
-    return [
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
-        pa.repeat(pa.scalar(messages[0].topic(), pa.string()), len(messages)),
-        pa.repeat(pa.scalar(messages[0].partition(), pa.int32()), len(messages)),
-        pa.array([message.offset() for message in messages], pa.int64()),
-        pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+def topic_columns(messages: Sequence[Message], needed: Collection[str] | None = None) -> list[pa.Array]:
+    """The columns of Structured Streaming's Kafka source, in its order, a row for each message of one partition.
+
+    Those that are not among the `needed`, where these are said, are null: what they take is a third of reading.
+    """
+    count = len(messages)
+    made: dict[str, tuple[pa.DataType, Callable[[], pa.Array]]] = {
+        "key": (pa.binary(), lambda: pa.array([message.key() for message in messages], pa.binary())),
+        "value": (pa.binary(), lambda: pa.array([message.value() for message in messages], pa.binary())),
+        "topic": (pa.string(), lambda: pa.repeat(pa.scalar(messages[0].topic(), pa.string()), count)),
+        "partition": (pa.int32(), lambda: pa.repeat(pa.scalar(messages[0].partition(), pa.int32()), count)),
+        "offset": (pa.int64(), lambda: pa.array([message.offset() for message in messages], pa.int64())),
+        "timestamp": (_STAMP, lambda: _stamps([message.timestamp()[1] for message in messages])),
         # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
-        pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
+        "timestampType": (
+            pa.int32(),
+            lambda: pa.array([message.timestamp()[0] - 1 for message in messages], pa.int32()),
+        ),
+    }
+    return [
+        make() if needed is None or name in needed else pa.nulls(count, kind) for name, (kind, make) in made.items()
     ]
+
+
+def _stamps(stamps_ms: list[int]) -> pa.Array:
+    return pa.array(stamps_ms, pa.timestamp("ms", "UTC")).cast(_STAMP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         handled: Ids of snapshots for which a batch of this topic has ended already.
         until: Where a user's topic ends for this reader, by partition; None for its end in Kafka.
         wake: A file by which the runner has a batch start (`wake`); empty for none.
+        needed: A file with the columns of a user's topic that the stage needs (`wake.Needed`); empty for all.
     """
 
     input: str
@@ -66,6 +67,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     handled: tuple[str, ...] = ()
     until: tuple[int, ...] | None = None
     wake: str = ""
+    needed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

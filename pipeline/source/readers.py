@@ -31,7 +31,7 @@ from ..kafka.records import read_range, topic_columns
 from ..kafka.topics import offsets
 from .data_source import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner
-from .wake import Asked, Committed, Wake
+from .wake import Asked, Committed, Needed, Wake
 from .worker import configure_worker
 
 
@@ -120,7 +120,12 @@ class _Reader(DataSourceStreamReader):
 
 
 class TopicReader(_Reader):
-    """Reads a user's Kafka topic."""
+    """Reads a user's Kafka topic: the columns that the stage needs. The others are null in each row."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
+        super().__init__(options, schema, private)
+        # Spark makes its readers when the query has been started: what is needed is known by then.
+        self._needed = Needed(Path(options.needed)).columns(options.input) if options.needed else None
 
     @cached_property
     def _planner(self) -> TopicPlanner:  # type: ignore[override]
@@ -149,7 +154,7 @@ class TopicReader(_Reader):
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end)
         for messages in read_range(self._private.kafka, *where, patience_s=self._options.patience_s):
-            yield pa.RecordBatch.from_arrays(topic_columns(messages), schema=schema)
+            yield pa.RecordBatch.from_arrays(topic_columns(messages, self._needed), schema=schema)
 
 
 class ChannelReader(_Reader):

@@ -1,8 +1,9 @@
-"""How a runner has a batch start though no input has anything new: files that the planner of one input looks at."""
+"""What a runner tells the planners of its stages' inputs: in files, at which these look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -45,6 +46,25 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Needed:
+    """The columns that a stage needs of its users' topics, by the input's name; all of what is not named."""
+
+    path: Path
+
+    def tell(self, columns: Mapping[str, Collection[str]]) -> None:
+        """These are needed."""
+        _write(self.path, json.dumps({name: sorted(each) for name, each in columns.items()}))
+
+    def columns(self, name: str) -> frozenset[str] | None:
+        """Those of an input; None for all."""
+        try:
+            known = json.loads(self.path.read_text()).get(name)
+        except FileNotFoundError:
+            return None
+        return None if known is None else frozenset(known)
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """Something to be done at a time, by the batch after a version."""
 
@@ -81,6 +101,10 @@ class Told:
     def committed(self, stage: str) -> Committed:
         """The newest version of a stage."""
         return Committed(self.folder / "committed" / stage)
+
+    def needed(self, stage: str) -> Needed:
+        """The columns that a stage needs."""
+        return Needed(self.folder / "needed" / stage)
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
@@ -58,6 +58,44 @@ def nodes(plan: Any) -> Iterator[Any]:
 def first_column(plan: Any) -> int:
     """The id of a node's first column, by which a stream is known."""
     return int(plan.output().head().exprId().id())
+
+
+_PASSING = ("Filter", "EventTimeWatermark")
+"""Nodes that give the columns they get."""
+
+
+def needed_columns(frame: DataFrame) -> dict[int, frozenset[str]]:
+    """Of each stream that a DataFrame is made of, by its `first_column`, those that it needs; where that is not plain
+    to see in its optimised plan, the stream is left out.
+    """
+    optimiser = frame.sparkSession._jsparkSession.sessionState().optimizer()
+    found: dict[int, list[frozenset[str] | None]] = {}
+
+    def walk(node: Any, above: tuple[Any, ...]) -> None:
+        below = children(node)
+        if not below and node.isStreaming():
+            found.setdefault(first_column(node), []).append(_needed(above))
+        for child in below:
+            walk(child, (node, *above))
+
+    walk(optimiser.execute(plan_of(frame)), ())
+    return {
+        stream: frozenset().union(*(one for one in each if one is not None))
+        for stream, each in found.items()
+        if None not in each
+    }
+
+
+def _needed(above: Sequence[Any]) -> frozenset[str] | None:
+    """What the nodes above a stream, from it upwards, need of its columns; None for what nobody knows."""
+    names: set[str] = set()
+    for node in above:
+        names |= {column.name() for column in listed(node.references().toSeq())}
+        if kind(node) == "Project":
+            return frozenset(names)
+        if kind(node) not in _PASSING:
+            break
+    return None
 
 
 def rebuilt(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) -> Any:
