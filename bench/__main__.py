@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
@@ -62,7 +62,9 @@ def main(words: Sequence[str]) -> int:
                 broker = stack.enter_context(EmbeddedKafka(folder / "kafka"))
             began = time.monotonic()
             try:
-                rows += _measure(measurements[name], broker, folder / name, quick=asked.quick)
+                for row in _measure(measurements[name], broker, folder / name, quick=asked.quick):
+                    rows.append(row)
+                    console.print(f"  {row.what}: {row.ours}; {row.peer}", markup=False, highlight=False)
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"
                 console.print(f"[red]{name} failed:[/red]", markup=True)
@@ -101,13 +103,14 @@ def _wants_broker(module: ModuleType) -> bool:
     return "bootstrap" in inspect.signature(module.rows).parameters
 
 
-def _measure(module: ModuleType, broker: EmbeddedKafka | None, folder: Path, *, quick: bool) -> list[Row]:
+def _measure(module: ModuleType, broker: EmbeddedKafka | None, folder: Path, *, quick: bool) -> Iterable[Row]:
+    """Its rows, each as soon as it is known where the measurement takes long."""
     folder.mkdir()
-    measure: Callable[..., Sequence[Row]] = module.rows
+    measure: Callable[..., Iterable[Row]] = module.rows
     if _wants_broker(module):
         assert broker is not None
-        return list(measure(broker.bootstrap, folder, quick))
-    return list(measure(folder, quick))
+        return measure(broker.bootstrap, folder, quick)
+    return measure(folder, quick)
 
 
 def _memory(workers: Workers) -> list[Row]:

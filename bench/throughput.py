@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ class Case:
         return keys
 
 
-def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
     """Stateful aggregation beside Spark's groupBy().agg() on RocksDB."""
     cases = (
         Case("few", 100, 1.2),
@@ -72,7 +72,8 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
         Case("small", KEYS, 1.2),
         Case("large", 1_000_000 if quick else 5_000_000, 1.5, rounds=1 if quick else 2),
     )
-    return [row for case in cases for row in _rows(bootstrap, folder / case.name, case)]
+    for case in cases:
+        yield from _rows(bootstrap, folder / case.name, case)
 
 
 def _rows(bootstrap: str, folder: Path, case: Case) -> list[Row]:

@@ -66,6 +66,8 @@ _IN_PLACE = (
 _NUMBERED = (ByteType, ShortType, IntegerType, LongType, DateType, TimestampType, TimestampNTZType)
 """Types whose order an integer has."""
 _BYTES = (StringType, BinaryType)
+_BOUND = "_slackwater_bound"
+"""A column with the time from which on rows are too far ahead of the clock, in microseconds since 1970."""
 _TASKS = "spark.sql.shuffle.partitions"
 
 
@@ -150,22 +152,25 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
             picked |= {part(what, name): f"{_name(part('picked', name))}.{what}" for what in ("value", "by")}
         else:
             made |= {part(what, name): column for what, column in _parts(one, schema).items()}
+    # Which task a row is in, may only be asked outside of aggregates.
+    asked = {TASKS: f"shiftleft(1L, spark_partition_id() % {MOST_TASKS})"}
     times = task.times
     if times.watermarks:
         (watermark,) = times.watermarks
         at = f"unix_micros(CAST({_name(watermark.columns[0])} AS timestamp))"
-        in_time = f"{at} < {(times.bound_ms + 1) * 1000}L"
+        # A number that is another one in each batch, plainly written, would have Spark compile each batch's code.
+        asked[_BOUND] = f"get(array({(times.bound_ms + 1) * 1000}L), shiftright(spark_partition_id(), 31))"
+        in_time = f"{at} < {_BOUND}"
         made |= {AT: f"max(CASE WHEN {in_time} THEN {at} END)", AHEAD: f"count_if(NOT ({in_time}))"}
         times = replace(times, watermarks=(replace(watermark, columns=(AT,)),))
     columns = tuple(name for name in made if not name.startswith(part("picked", "")))
     keys = ", ".join(map(_name, key))
     needed = ", ".join(map(_name, dict.fromkeys((*key, *aggregates.needs, *task.times.names))))
-    # One statement: made of Spark's functions, one by one, it would take as long as a small batch. Which task a row is
-    # in, may only be asked outside of aggregates.
+    # One statement: made of Spark's functions, one by one, it would take as long as a small batch.
     parts = rows.sparkSession.sql(
         f"SELECT {keys}, {_listed({name: _name(name) for name in columns} | picked)}, xxhash64({keys}) AS _hash FROM ("
         f"SELECT {keys}, {_listed(made)} FROM ("
-        f"SELECT {needed}, shiftleft(1L, spark_partition_id() % {MOST_TASKS}) AS {TASKS} FROM {{rows}}) GROUP BY {keys})",
+        f"SELECT {needed}, {_listed(asked)} FROM {{rows}}) GROUP BY {keys})",
         rows=rows,
     )
     return parts, replace(task, state=over_partials(task.state, (*columns, *picked)), times=times)

@@ -65,8 +65,9 @@ _PASSING = ("Filter", "EventTimeWatermark")
 
 
 def needed_columns(frame: DataFrame) -> dict[int, frozenset[str]]:
-    """Of each stream that a DataFrame is made of, by its `first_column`, those that it needs; where that is not plain
-    to see in its optimised plan, the stream is left out.
+    """Of each stream that a DataFrame is made of, by its `first_column`: the names of those columns that it needs.
+
+    Where that is not plain to see in its optimised plan, the stream is left out.
     """
     optimiser = frame.sparkSession._jsparkSession.sessionState().optimizer()
     found: dict[int, list[frozenset[str] | None]] = {}
