@@ -71,7 +71,7 @@ def start(
     known = needed_columns(rows)
     ids = {name: first_column(plan_of(stream)) for name, stream in streams.items()}
     config.told.needed(stage.name).tell({name: known[one] for name, one in ids.items() if one in known})
-    with _planned_at_once(spark):
+    with planned_at_once(spark):
         return (
             rows.writeStream.queryName(stage.name)
             .foreachBatch(without_interrupts(on_batch))
@@ -96,7 +96,7 @@ def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[
 
 
 @contextmanager
-def _planned_at_once(spark: SparkSession) -> Iterator[None]:
+def planned_at_once(spark: SparkSession) -> Iterator[None]:
     """While queries are started whose function is computed by jobs of their batches, and never before these.
 
     A query keeps the settings that it is started with, and its batches' jobs have them.
@@ -107,11 +107,11 @@ def _planned_at_once(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
+        for name, said in before.items():
+            if said is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, value)
+                spark.conf.set(name, said)
 
 
 def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, counts: Path) -> SourceOptions:

@@ -79,8 +79,6 @@ def spark_session(
         # A worker that a library crashes says where; else nobody knows it from one that the kernel killed.
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
-        # By TCP, whoever sends a little in two pieces waits 40 ms for the acknowledgement of the first.
-        "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.streaming.stopTimeout": "8s",
         # Tasks go where their state is, not where most of a batch's rows were read.
         "spark.shuffle.reduceLocality.enabled": "false",

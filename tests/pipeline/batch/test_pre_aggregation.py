@@ -19,11 +19,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from slackwater.pipeline.batch import pre_aggregation
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import Expected, Forecast, added_up, can_add_up
+from slackwater.pipeline.batch.query import planned_at_once
 from slackwater.pipeline.batch.task import Result, StateTask
 from slackwater.pipeline.event_time.late import Lateness
 from slackwater.pipeline.event_time.progress import Times
 from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.plans import listed
 from slackwater.pipeline.state.aggregate import Aggregate
 from slackwater.pipeline.state.due import Final
 from slackwater.pipeline.state.falling import Falling
@@ -160,6 +162,21 @@ def test_a_sum_that_has_no_room_in_one_task_may_have_it_in_all() -> None:
     assert of_parts == of_rows == {(1.0, None): {"sum": 3}}
     of_rows, of_parts = both(rows[:2], sw.aggregate(sum=sw.sum("i64")))
     assert of_parts == of_rows == "overflow"
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_spark")
+def test_batches_at_different_times_run_the_same_code() -> None:
+    rows = pa.Table.from_pylist([{"k": 1.0, "at": NOON}], schema=ROWS)
+    bound = sw.aggregate(n=sw.count()).bind([ROWS], KEY)
+    codes = []
+    for bound_ms in (ms(NOON), ms(NOON) + 12_345):
+        times = Times((Watermark(("at",), 0, ("in",)),), bound_ms)
+        with planned_at_once(spark()):
+            parts, _ = added_up(frame_of(rows), task_of(bound, KEY, ROWS, times=times))
+            stages = listed(parts._jdf.queryExecution().debug().codegenToSeq())
+        codes.append([str(stage._2()) for stage in stages])
+    assert codes[0] == codes[1] != []
 
 
 WINDOWED = pa.schema(

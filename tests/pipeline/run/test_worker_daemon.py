@@ -1,6 +1,7 @@
 """Spark's daemon of Python workers."""
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,17 +17,18 @@ from tests.support.running import eventually
 
 
 def test_a_worker_that_spark_hung_up_on_ends_without_a_word_and_any_other_error_is_told() -> None:
-    def worker(error: BaseException | None) -> int:
+    def worker(_connection: socket.socket, error: BaseException | None) -> int:
         if error is not None:
             raise error
         return 0
 
     quiet = hung_up(worker)
-    assert quiet(None) == 0
-    for gone in (BrokenPipeError(), ConnectionResetError(), EOFError()):
-        assert quiet(gone) == 1
-    with pytest.raises(OSError, match="full"):
-        quiet(OSError("the disk is full"))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as spark:
+        assert quiet(spark, None) == 0
+        for gone in (BrokenPipeError(), ConnectionResetError(), EOFError()):
+            assert quiet(spark, gone) == 1
+        with pytest.raises(OSError, match="full"):
+            quiet(spark, OSError("the disk is full"))
 
 
 @pytest.mark.spark

@@ -1,0 +1,120 @@
+"""Which columns of a topic a stage's function needs: without the others it gives the same rows."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import records, topics
+from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, SourceOptions
+from slackwater.pipeline.source.planner import Position
+from slackwater.pipeline.source.readers import TopicReader
+from slackwater.pipeline.source.wake import Needed
+from slackwater.pipeline.spark.plans import first_column, needed_columns, plan_of
+from slackwater.pipeline.state.ddl import parse_ddl
+
+ALL = frozenset(column.split()[0] for column in TOPIC_SCHEMA.split(", "))
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+ROWS = [(b"k%d" % n, b'{"n": %d}' % n, "t", n % 3, n, NOON, 0) for n in range(9)]
+
+
+def lengths(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """What a function for `mapInPandas` may do with whatever it gets."""
+    for batch in batches:
+        yield batch[["offset"]].assign(size=batch["value"].str.len())
+
+
+FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], frozenset[str] | None]] = {
+    "key and value": (lambda t: t.select("key", F.col("value").cast("string")), frozenset({"key", "value"})),
+    "a filter by another": (
+        lambda t: t.filter("partition = 1").select(F.length("value")),
+        frozenset({"partition", "value"}),
+    ),
+    "made and dropped": (
+        lambda t: t.withColumn("late", F.col("timestamp") > F.current_timestamp()).drop("late").select("offset"),
+        frozenset({"offset"}),
+    ),
+    "json": (
+        lambda t: t.select(F.from_json(F.col("value").cast("string"), "n int").alias("v")).select("v.n"),
+        {"value"},
+    ),
+    "exploded": (
+        lambda t: t.select(F.explode(F.array("partition", "offset").alias("n"))),
+        frozenset({"partition", "offset"}),
+    ),
+    "a struct of all": (lambda t: t.select(F.to_json(F.struct("*"))), ALL),
+    "nothing of it": (lambda t: t.select(F.lit(1)), frozenset()),
+    "a watermark": (
+        lambda t: t.select("key", "timestamp").withWatermark("timestamp", "1 minute"),
+        {"key", "timestamp"},
+    ),
+    "all of it": (lambda t: t, None),
+    "a function of pandas": (lambda t: t.mapInPandas(lengths, "offset long, size long"), None),
+}
+"""Functions, and what they need; None where that is not plain to see."""
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_spark")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_without_the_columns_that_it_does_not_need_a_function_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    function, expected = FUNCTIONS[name]
+    stream = spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri())
+    needed = needed_columns(function(stream)).get(first_column(plan_of(stream)))
+    assert needed == expected
+    whole = spark.createDataFrame(ROWS, TOPIC_SCHEMA)
+    kept = ALL if needed is None else needed
+    poorer = whole.select(
+        *(
+            F.col(field.name) if field.name in kept else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in whole.schema
+        )
+    )
+    assert sorted(function(poorer).collect()) == sorted(function(whole).collect())
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_spark")
+def test_each_of_two_streams_has_its_own_and_of_one_that_is_used_twice_both_uses_count(tmp_path: Path) -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    one, two = (spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri()) for _ in range(2))
+    first, second = first_column(plan_of(one)), first_column(plan_of(two))
+    united = one.select("key", "offset").union(two.select("value", "offset"))
+    assert needed_columns(united) == {first: {"key", "offset"}, second: {"value", "offset"}}
+    known = needed_columns(one.select("key").union(one.select("value")))
+    assert all(columns in ({"key"}, {"value"}, {"key", "value"}) for columns in known.values())
+
+
+@pytest.mark.kafka
+def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"needed-{uuid4().hex[:8]}"
+    topics.create_topics(properties, {topic: 1})
+    records.send(properties, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
+    told = Needed(tmp_path / "needed")
+    schema = to_arrow_schema(parse_ddl(TOPIC_SCHEMA), timezone="UTC")
+
+    def read() -> pa.Table:
+        options = SourceOptions(input="orders", topic=topic, needed=str(told.path), patience_s=30)
+        reader = TopicReader(options, parse_ddl(TOPIC_SCHEMA), Private(properties))
+        (part,) = reader.partitions(Position("orders", (0,)).json(), Position("orders", (2,)).json())
+        return pa.Table.from_batches(reader._read(part, schema), schema)  # type: ignore[arg-type]
+
+    whole = read()
+    assert whole.num_rows == 2
+    assert not any(whole[name].null_count for name in ALL - {"key"})
+    told.tell({"orders": {"value", "offset"}, "other": {"key"}})
+    poorer = read()
+    assert poorer.select(["value", "offset"]) == whole.select(["value", "offset"])
+    assert {name for name in ALL if poorer[name].null_count == 2} == ALL - {"value", "offset"}
+    told.tell({"other": {"key"}})
+    assert read() == whole
