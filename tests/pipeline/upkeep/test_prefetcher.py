@@ -173,7 +173,7 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
         .append_column("_op", pa.array(np.zeros(60_000, np.uint8)))
     )
     old = write(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
-    places = Places("a", "s", local.url, {}, (str(tmp_path / "cache"), LARGE, 0), 30)
+    places = Places("a", "s", local.url, {}, (tmp_path / "cache", LARGE), 30)
     task = StateTask(places, "w", 2, (), state, table, (old,))
     asked = pa.table({"_hash": hash_keys(keys.slice(7, 1), ["k"]), "k": [7]})
     reports: list[pa.RecordBatch] = []
