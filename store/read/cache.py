@@ -31,6 +31,8 @@ _TOUCH_S = 60.0
 """How exactly the time of a file's last use is known."""
 _REFUSED_S = 60.0
 """For so long nobody tries again to keep an SST that could not be kept."""
+_MEMORY_BYTES = 256 << 20
+"""What SSTs may take of this process's memory while the folder is of no use; what `open` asks for may be larger."""
 _WHOLE_BYTES = 64 << 20
 """Larger SSTs come to the cache by ranges: bounds memory."""
 
@@ -38,19 +40,16 @@ _WHOLE_BYTES = 64 << 20
 class SstCache:
     """A bounded folder of SSTs, and those this process has open. Safe with many threads and processes."""
 
-    def __init__(self, folder: Path, max_bytes: int, *, max_memory_bytes: int = 256 << 20) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         """Use the folder, which is created when it is first needed.
 
         Args:
             folder: only for this cache; any number of processes may share it.
             max_bytes: what its files may take together (see `CacheFolder`).
-            max_memory_bytes: what SSTs may take of this process's memory while the folder is of no use. What is
-                asked for by `open` may be larger.
         """
         self.max_bytes = max_bytes
         """What the folder's files may take together."""
         self._folder = CacheFolder(folder, max_bytes)
-        self._max_memory_bytes = max_memory_bytes
         self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
         # By name of the SST's file.
@@ -58,7 +57,7 @@ class SstCache:
         self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
         """Mapped files whose last use was noted a moment ago."""
         self._in_memory: LRUCache[str, Mapped] = LRUCache(
-            max_memory_bytes, getsizeof=lambda rows: min(rows.memory_bytes, max_memory_bytes)
+            _MEMORY_BYTES, getsizeof=lambda rows: min(rows.memory_bytes, _MEMORY_BYTES)
         )
         self._dropped_s = time.monotonic()
         self._ranged: LRUCache[str, tuple[str, int]] = LRUCache(_MAX_COUNTED)
@@ -93,16 +92,16 @@ class SstCache:
         data = self._fetch(store, sst, table, reads)
         mapped = self.peek(sst, table)
         if mapped is None and data is not None:
-            mapped = self._hold(sst, decode(data, sst, table), table, max_bytes=self._max_memory_bytes)
+            mapped = self._hold(sst, decode(data, sst, table), table, max_bytes=_MEMORY_BYTES)
         if mapped is None:
             with self._lock:
                 self._refused[file_name(sst)] = None
         return mapped
 
-    def prefetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
-        """Have the SST in the folder, if it can be there. Arguments and errors as of `bring`."""
+    def prefetch(self, store: ObjectStore, sst: Sst, table: Table) -> None:
+        """Have the SST in the folder, if it can be there. Raises as `bring`."""
         if not self.has(sst):
-            self._fetch(store, sst, table, reads)
+            self._fetch(store, sst, table, Reads())
 
     def _fetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> bytes | None:
         """Bring the SST to the folder; its bytes, or None where they are too many to hold at once."""

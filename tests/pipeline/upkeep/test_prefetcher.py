@@ -64,12 +64,12 @@ def names(ssts: tuple[Sst, ...]) -> tuple[str, ...]:
 
 
 def test_what_was_read_by_pieces_is_fetched_and_nothing_else(
-    running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]
+    running: Prefetcher, store: CountingStore, cache: SstCache, made: tuple[Sst, ...]
 ) -> None:
     running.consider(manifest_of(ROUTES, made), names(made[1:3]))
     settle(running)
     assert [cache.has(sst) for sst in made] == [False, True, True, False]
-    assert running.reads.requests == 2
+    assert store.counts["get"] == 2
 
 
 def test_the_newest_come_first_and_within_the_bytes_of_the_cache(
