@@ -64,8 +64,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     cache: _Text = ""
     """Folder of the local cache of SSTs."""
     cache_max_bytes: _Bytes = 10 << 30
-    cache_memory_bytes: _Bytes = 0
-    """What the cache's hot tier may take of this machine's memory; 0 for none."""
     prefetch: Annotated[bool, Meta(description="true or false")] = True
     """Whether `run` fetches SSTs beside the batches."""
     retention: dict[str, Any] = {}
@@ -137,7 +135,6 @@ class Settings(Struct, frozen=True, kw_only=True):
             s3=self.s3,
             cache_folder=Path(self.cache),
             cache_bytes=self.cache_max_bytes,
-            cache_memory_bytes=self.cache_memory_bytes,
             prefetch=self.prefetch,
             retention=self.retention_of,
         )

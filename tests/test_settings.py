@@ -76,12 +76,10 @@ def test_prices_that_the_file_does_not_set_are_those_of_s3(tmp_path: Path) -> No
     assert load(environ={}, folder=tmp_path).prices == Prices(put_per_1000=0.0054, read_per_gb=0, currency="EUR")
 
 
-def test_the_cache_has_no_hot_tier_and_prefetches_unless_the_file_says_otherwise(tmp_path: Path) -> None:
-    settings = load(environ={}, folder=tmp_path)
-    assert (settings.cache_memory_bytes, settings.prefetch) == (0, True)
-    write_toml(tmp_path, "cache_memory_bytes = 1000\nprefetch = false")
-    settings = load(environ={}, folder=tmp_path)
-    assert (settings.cache_memory_bytes, settings.prefetch) == (1000, False)
+def test_a_run_prefetches_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    assert load(environ={}, folder=tmp_path).prefetch
+    write_toml(tmp_path, "prefetch = false")
+    assert not load(environ={}, folder=tmp_path).prefetch
 
 
 def test_settings_do_not_show_secrets(tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def test_settings_do_not_show_secrets(tmp_path: Path) -> None:
         ('kafka_properties = "x"', "kafka_properties must be a table"),
         ('[kafka_properties]\n"a.b" = [1]', "'a.b' must be"),
         ('cache_max_bytes = "10 GB"', "cache_max_bytes must be"),
-        ("cache_memory_bytes = -1", "cache_memory_bytes must be"),
+        ("cache_max_bytes = -1", "cache_max_bytes must be"),
         ("prefetch = 1", "prefetch must be true or false"),
         ("store = s3://bucket", "is not TOML"),
         ("prices = 3", "prices must be a table"),

@@ -97,7 +97,7 @@ def test_a_ratio_that_no_float_can_hold_is_refused() -> None:
         ("max_records", 0),
         ("max_unflushed", True),
         ("cache_bytes", 1e9),
-        ("cache_memory_bytes", -1),
+        ("cache_bytes", -1),
         ("compaction_threads", 1.0),
         ("patience_s", math.nan),
         ("patience_s", math.inf),

@@ -86,9 +86,7 @@ class StageRunner:
         # On this machine all tasks have one cache.
         self._homes = Homes() if places.elsewhere else None
         spool = SpooledStore(store, Path(places.spool)) if places.spool else None
-        folder, max_bytes, hot_bytes = places.cache
-        # Only a table has SSTs of level 0 that the tier in memory is for.
-        cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes if has_table else 0)
+        cache = SstCache(*places.cache)
         near: ObjectStore = spool or store
         self._committer = Committer(
             store,

@@ -34,7 +34,6 @@ class Options:
         patience_s: How long a broker or a store may be away.
         cache_folder: Where this machine keeps SSTs for look-ups.
         cache_bytes: How much of it.
-        cache_memory_bytes: How much of this machine's memory its hot tier takes, in front of that; 0 for none.
         prefetch: Fetch SSTs beside the batches of which else byte ranges would be read.
         spark_conf: Further Spark settings; they win over those of slackwater.
         py_files: Python files and zips that the program and its tasks import.
@@ -63,7 +62,6 @@ class Options:
     patience_s: float = 120
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
     cache_bytes: int = 10 << 30
-    cache_memory_bytes: int = 0
     prefetch: bool = True
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     py_files: tuple[str, ...] = ()
@@ -78,7 +76,7 @@ class Options:
             whole("max_records", self.max_records, 1)
         if self.max_unflushed is not None:
             whole("max_unflushed", self.max_unflushed, 0)
-        for name in ("cache_bytes", "cache_memory_bytes", "compaction_threads"):
+        for name in ("cache_bytes", "compaction_threads"):
             whole(name, getattr(self, name), 0)
         finite("patience_s", self.patience_s, 0)
 

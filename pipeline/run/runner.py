@@ -219,7 +219,7 @@ def _build(
             stage.name,
             options.store,
             dict(options.kafka),
-            (str(options.cache_folder), options.cache_bytes, options.cache_memory_bytes),
+            (options.cache_folder, options.cache_bytes),
             options.patience_s,
             str(spool) if limits.max_unflushed else "",
             elsewhere=not local,

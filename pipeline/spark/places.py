@@ -26,8 +26,8 @@ class Places:
     store: str
     kafka: dict[str, str] = field(repr=False)
     """Client properties, passwords among them."""
-    cache: tuple[str, int, int]
-    """Folder of the SST cache, how many bytes it may hold, and how many of memory its hot tier."""
+    cache: tuple[Path, int]
+    """Folder of the SST cache, and how many bytes it may hold."""
     patience_s: float
     spool: str = ""
     """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
@@ -38,11 +38,11 @@ class Places:
     s3: S3Access | None = None
     """How the driver gets to the store at this batch; None where its root is enough."""
 
-    def cache_here(self) -> tuple[str, int, int]:
+    def cache_here(self) -> tuple[Path, int]:
         """`cache` on the machine of the task that asks."""
-        folder, max_bytes, hot_bytes = self.cache
-        own = os.environ.get("SLACKWATER_CACHE", "") if self.elsewhere else ""
-        return own or folder, max_bytes, hot_bytes
+        folder, max_bytes = self.cache
+        own = os.environ.get("SLACKWATER_CACHE") if self.elsewhere else None
+        return Path(own) if own else folder, max_bytes
 
     def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
         """What counts the stage's requests, the store to use, and the cache.
@@ -56,11 +56,9 @@ class Places:
 
 @lru_cache(maxsize=8)
 def _open(
-    root: str, place: S3Place | None, settings: S3Settings | None, patience_s: float, cache: tuple[str, int, int]
+    root: str, place: S3Place | None, settings: S3Settings | None, patience_s: float, cache: tuple[Path, int]
 ) -> tuple[ObjectStore, SstCache]:
-    folder, max_bytes, hot_bytes = cache
-    opened = open_store(root, patience_s=patience_s, settings=settings, place=place)
-    return opened, SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
+    return open_store(root, patience_s=patience_s, settings=settings, place=place), SstCache(*cache)
 
 
 @lru_cache(maxsize=64)

@@ -30,7 +30,6 @@ from ...errors import SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
 from ...store.read.cache import SstCache
-from ...store.read.read_stats import Reads
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..source.worker import configure_worker
@@ -48,14 +47,9 @@ _EXPANSION = 4
 
 
 class Prefetcher:
-    """Fetches for the table of one stage.
-
-    Attributes:
-        reads: What was asked of the store so far.
-    """
+    """Fetches for the table of one stage."""
 
     def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
-        self.reads = Reads()
         self._store = store
         self._cache = cache
         self._head = head
@@ -89,7 +83,7 @@ class Prefetcher:
             if self._stopping.is_set():
                 return
             try:
-                self._cache.prefetch(self._store, sst, head.table, self.reads)
+                self._cache.prefetch(self._store, sst, head.table)
             except SlackwaterError as error:
                 # Whoever needs it gets the error.
                 _log.warning("prefetch of %s/%s put off: %s", head.app, head.stage, error)
@@ -163,5 +157,5 @@ class _Fetch:
         for batch in batches:
             for partition in batch.column(0).to_pylist():
                 for sst in sorted_runs.touching(self.ssts, partition, self.table.partitions):
-                    cache.prefetch(store, sst, self.table, Reads())
+                    cache.prefetch(store, sst, self.table)
             yield batch

@@ -11,7 +11,6 @@ __all__ = [
     "duckdb_view",
     "due_rows",
     "footers",
-    "hot_tier",
     "mapped_file",
     "multi_get",
     "parquet_copies",

@@ -17,7 +17,6 @@ from ..objects.protocol import ObjectStore
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder
 from .decode import decode, fetch, file_name
-from .hot_tier import HotTier
 from .mapped_file import Mapped, map_file, write_file
 from .parquet_copies import ParquetCopies
 from .read_stats import Reads
@@ -32,6 +31,8 @@ _TOUCH_S = 60.0
 """How exactly the time of a file's last use is known."""
 _REFUSED_S = 60.0
 """For so long nobody tries again to keep an SST that could not be kept."""
+_MEMORY_BYTES = 256 << 20
+"""What SSTs may take of this process's memory while the folder is of no use; what `open` asks for may be larger."""
 _WHOLE_BYTES = 64 << 20
 """Larger SSTs come to the cache by ranges: bounds memory."""
 
@@ -39,22 +40,16 @@ _WHOLE_BYTES = 64 << 20
 class SstCache:
     """A bounded folder of SSTs, and those this process has open. Safe with many threads and processes."""
 
-    def __init__(self, folder: Path, max_bytes: int, *, max_memory_bytes: int = 256 << 20, hot_bytes: int = 0) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         """Use the folder, which is created when it is first needed.
 
         Args:
             folder: only for this cache; any number of processes may share it.
             max_bytes: what its files may take together (see `CacheFolder`).
-            max_memory_bytes: what SSTs may take of this process's memory while the folder is of no use. What is
-                asked for by `open` may be larger.
-            hot_bytes: what the tier in memory may take (see `HotTier`); 0 for none.
         """
         self.max_bytes = max_bytes
         """What the folder's files may take together."""
         self._folder = CacheFolder(folder, max_bytes)
-        self._hot = HotTier.open(self._folder, hot_bytes)
-        self._folders = (self._hot.folder, self._folder) if self._hot else (self._folder,)
-        self._max_memory_bytes = max_memory_bytes
         self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
         # By name of the SST's file.
@@ -62,7 +57,7 @@ class SstCache:
         self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
         """Mapped files whose last use was noted a moment ago."""
         self._in_memory: LRUCache[str, Mapped] = LRUCache(
-            max_memory_bytes, getsizeof=lambda rows: min(rows.memory_bytes, max_memory_bytes)
+            _MEMORY_BYTES, getsizeof=lambda rows: min(rows.memory_bytes, _MEMORY_BYTES)
         )
         self._dropped_s = time.monotonic()
         self._ranged: LRUCache[str, tuple[str, int]] = LRUCache(_MAX_COUNTED)
@@ -97,16 +92,16 @@ class SstCache:
         data = self._fetch(store, sst, table, reads)
         mapped = self.peek(sst, table)
         if mapped is None and data is not None:
-            mapped = self._hold(sst, decode(data, sst, table), table, max_bytes=self._max_memory_bytes)
+            mapped = self._hold(sst, decode(data, sst, table), table, max_bytes=_MEMORY_BYTES)
         if mapped is None:
             with self._lock:
                 self._refused[file_name(sst)] = None
         return mapped
 
-    def prefetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
-        """Have the SST in the folder, if it can be there. Arguments and errors as of `bring`."""
+    def prefetch(self, store: ObjectStore, sst: Sst, table: Table) -> None:
+        """Have the SST in the folder, if it can be there. Raises as `bring`."""
         if not self.has(sst):
-            self._fetch(store, sst, table, reads)
+            self._fetch(store, sst, table, Reads())
 
     def _fetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> bytes | None:
         """Bring the SST to the folder; its bytes, or None where they are too many to hold at once."""
@@ -144,12 +139,11 @@ class SstCache:
         with self._lock:
             if name in self._mapped or name in self._in_memory:
                 return True
-        return self._in_a_folder(name)
+        return self._folder.has(name + _ARROW)
 
     def size_of(self, sst: Sst) -> int:
         """Bytes of the SST's rows on this machine; 0 where it does not have them."""
-        name = file_name(sst) + _ARROW
-        return next((size for folder in self._folders if (size := folder.size_of(name))), 0)
+        return self._folder.size_of(file_name(sst) + _ARROW)
 
     def ranged_bytes(self, sst: Sst) -> int:
         """Bytes that this process has read by ranges of an SST which is not here."""
@@ -192,35 +186,26 @@ class SstCache:
             self._mapped.clear()
             self._in_memory.clear()
         self._parquet.close()
-        if self._hot is not None:
-            self._hot.close()
 
     def _write(self, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put the rows into a folder, if one can be written."""
-        name = file_name(sst) + _ARROW
-        if self._hot is not None and self._hot.takes(sst.level, sst.bytes):
-            # Perhaps written twice; it is small.
-            batches = list(batches)
-            if self._hot.folder.put(name, lambda path: write_file(path, sst, batches)):
-                return
-        self._folder.put(name, lambda path: write_file(path, sst, batches))
+        """Put the rows into the folder, if it can be written."""
+        self._folder.put(file_name(sst) + _ARROW, lambda path: write_file(path, sst, batches))
 
     def _map(self, name: str, sst: Sst, table: Table) -> Mapped | None:
-        """The rows from the SST's file in a folder, if there is a good one."""
-        for folder in self._folders:
-            if folder.touch(name + _ARROW):
-                try:
-                    mapped = map_file(folder.path / (name + _ARROW), sst, table)
-                except (Corruption, pa.ArrowException, OSError):
-                    folder.remove(name + _ARROW)
-                else:
-                    with self._lock:
-                        self._drop_evicted()
-                        self._mapped[name] = mapped
-                        self._touched[name] = None
-                        self._ranged.pop(name, None)
-                    return mapped
-        return None
+        """The rows from the SST's file in the folder, if there is a good one."""
+        if not self._folder.touch(name + _ARROW):
+            return None
+        try:
+            mapped = map_file(self._folder.path / (name + _ARROW), sst, table)
+        except (Corruption, pa.ArrowException, OSError):
+            self._folder.remove(name + _ARROW)
+            return None
+        with self._lock:
+            self._drop_evicted()
+            self._mapped[name] = mapped
+            self._touched[name] = None
+            self._ranged.pop(name, None)
+        return mapped
 
     def _hold(
         self, sst: Sst, batches: Iterable[pa.RecordBatch], table: Table, *, max_bytes: int | None
@@ -242,16 +227,12 @@ class SstCache:
         """Note now and then that a mapped file is used, so that it is evicted late."""
         if name not in self._touched:
             self._touched[name] = None
-            for folder in self._folders:
-                folder.touch(name + _ARROW)
+            self._folder.touch(name + _ARROW)
 
     def _drop_evicted(self) -> None:
         """Let go, now and then, of mapped files that were evicted: they would hold on to the disk's space."""
         now_s = time.monotonic()
         if now_s - self._dropped_s > _TOUCH_S:
             self._dropped_s = now_s
-            for name in [name for name in self._mapped if not self._in_a_folder(name)]:
+            for name in [name for name in self._mapped if not self._folder.has(name + _ARROW)]:
                 del self._mapped[name]
-
-    def _in_a_folder(self, name: str) -> bool:
-        return any(folder.has(name + _ARROW) for folder in self._folders)

@@ -27,16 +27,14 @@ _SLACK = 0.1
 class CacheFolder:
     """Files by name. Safe to use from many threads and processes."""
 
-    def __init__(self, path: Path, max_bytes: int, *, evicted: Callable[[Path], None] | None = None) -> None:
+    def __init__(self, path: Path, max_bytes: int) -> None:
         """Use the folder, which is created with its first file.
 
         Args:
             path: the folder; nothing else may be kept in it.
             max_bytes: what the files may take together. Each further process that writes at the same time may
                 exceed it by a tenth, and pinned files do not yield.
-            evicted: is called with each file just before it is evicted.
         """
-        self._evicted = evicted
         self.path = path
         self.max_bytes = max_bytes
         self._known_bytes = 0
@@ -159,8 +157,6 @@ class CacheFolder:
             # A file system without locks: nobody can have pinned it either.
             self.remove(name)
         else:
-            if self._evicted is not None:
-                self._evicted(self.path / name)
             self.remove(name)
         finally:
             os.close(descriptor)

@@ -28,7 +28,7 @@ from ...errors import Usage
 from ..objects.protocol import ObjectStore
 from ..sst.evolution import Reading, Source
 from ..sst.ttl import may_have_expired
-from ..sst.types import EXPIRES, HASH, OP, SEQ, sst_schema
+from ..sst.types import EXPIRES, OP, sst_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
 from .decode import check_shape, corrupt, file_name
@@ -54,7 +54,6 @@ def register(
     cache: SstCache,
     manifest: Manifest,
     *,
-    with_seq: bool = False,
     clock_ms: int | None = None,
 ) -> frozenset[Path]:
     """Make the manifest's table a view of the connection, in the place of one of the same name.
@@ -68,7 +67,6 @@ def register(
         store: the store of the app.
         cache: holds local copies of a remote store's SSTs.
         manifest: the version to show.
-        with_seq: add `_hash` and `_seq`, which tells the version that wrote the row (`Manifest.row_seq`).
         clock_ms: rows that expire at this time or before are not shown; default the manifest's own clock.
 
     Raises:
@@ -80,7 +78,6 @@ def register(
     if table is None:
         raise Usage(f"stage {manifest.stage!r} keeps no state, so there is no table to query")
     columns = [column.name for column in (*table.key, *table.values) if not column.name.startswith("_")]
-    columns += [HASH, SEQ] if with_seq else []
     if not manifest.ssts:
         con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
         return frozenset()

@@ -31,8 +31,6 @@ class Reads:
     """Row groups of which pages were read from the store by ranges, or all."""
     touched_bytes: int = 0
     """Bytes of the row groups that keys fall in by their hash, also where a filter ruled them out."""
-    row_groups_total: int = 0
-    """Row groups of all SSTs that were read by ranges."""
     keys: int = 0
     """Keys asked for."""
     searched: int = 0

@@ -64,7 +64,6 @@ class RangedSst:
         self._reads = reads
         self._footer = footer_of(self._reader, sst, table)
         self._located = Located({}, {})
-        reads.row_groups_total += len(self._footer.start)
 
     @property
     def reading(self) -> Reading | None:

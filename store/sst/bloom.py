@@ -36,7 +36,7 @@ _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The filter of one row group, or some chunks of it."""
+    """The filter of one row group."""
 
     blocks: npt.NDArray[np.uint32]
     """Eight words a block."""

@@ -84,7 +84,7 @@ def table_of(bound: BoundState, key: tuple[str, ...], rows: pa.Schema) -> Table:
 def task_of(
     bound: BoundState, key: tuple[str, ...], rows: pa.Schema, folder: str = "/nowhere", **more: Any
 ) -> StateTask:
-    places = Places("app", "stage", folder, {}, (f"{folder}/cache", 1 << 30, 0), 10)
+    places = Places("app", "stage", folder, {}, (Path(folder, "cache"), 1 << 30), 10)
     return StateTask(
         places, "w", more.pop("version", 1), (), bound, table_of(bound, key, rows), more.pop("ssts", ()), **more
     )

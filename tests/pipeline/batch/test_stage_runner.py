@@ -115,7 +115,7 @@ class Running:
         config = StageConfig(
             stage,
             Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
-            Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20, 0), 30),
+            Places("a", "s", str(folder / "store"), self.kafka, (folder / "cache", 1 << 20), 30),
             Limits(None, 0),
             Checkpoint(self.scratch),
             Told(folder / "told"),

@@ -1,5 +1,7 @@
 """What a task does with its rows before and after the state: grouping, and messages on the wire."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -105,7 +107,7 @@ def test_rows_of_several_outputs_come_to_their_own_with_their_own_columns(rows: 
         pa.schema([("s", pa.string())]),
     )
     outputs = tuple((Repartition(name, ("n",), 4), name, 4) for name in "abc")
-    places = Places("a", "s", "store", {}, ("cache", 1, 0), 1)
+    places = Places("a", "s", "store", {}, (Path("cache"), 1), 1)
     parts = WriteTask(places, "w", 2, outputs, schemas)._parts(table)
     for tag, (schema, (part, targets)) in enumerate(zip(schemas, parts, strict=True)):
         mine = [(to, n) for number, to, n in rows if number == tag]

@@ -80,7 +80,7 @@ class Stage(Committing):
         )
         rows = rows.append_column("_hash", pa.array(hash_keys(rows, KEY)))
         bound_ms = (CLOCK + AHEAD) * MINUTE_MS
-        places = Places("a", "s", str(self.folder), {}, (str(self.folder / "cache"), 1 << 30, 0), 1.0)
+        places = Places("a", "s", str(self.folder), {}, (self.folder / "cache", 1 << 30), 1.0)
         task = StateTask(
             places,
             "w",

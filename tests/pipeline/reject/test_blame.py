@@ -155,7 +155,7 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     error = mapped(program, tmp_path / "anywhere", spark.range(1).mapInArrow(ERROR_MARK.on(feed), "id long"))
     assert "Unavailable" in str(error)
     assert blamed(error) is None
-    places = Places("app", "stage", "memory:", nowhere, (str(tmp_path), 0, 0), 1.0)
+    places = Places("app", "stage", "memory:", nowhere, (tmp_path, 0), 1.0)
     outputs = ((sw.repartition("c", key="id", partitions=1), "c", 1),)
     with pytest.raises(PySparkException) as caught:
         run_write(spark.range(1), WriteTask(places, "writer", 1, outputs))

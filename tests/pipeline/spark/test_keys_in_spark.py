@@ -65,7 +65,7 @@ def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark
         "test",
         Ttl(86_400_000, "at"),
     )
-    places = Places("app", "stage", str(tmp_path / "store"), {}, (str(tmp_path / "cache"), 1 << 30, 0), 10)
+    places = Places("app", "stage", str(tmp_path / "store"), {}, (tmp_path / "cache", 1 << 30), 10)
     store, cache = open_store(places.store), SstCache(tmp_path / "mine", 1 << 30)
 
     def batch(ssts: tuple[Sst, ...], version: int, clock_ms: int) -> tuple[tuple[Sst, ...], int]:

@@ -10,7 +10,7 @@ from slackwater.store.objects.s3.store import S3Store
 
 def test_settings_of_s3_hold_for_another_root_of_a_store_in_a_folder(tmp_path: Path) -> None:
     settings = S3Settings(read_timeout_s=7.0, parallel_parts=1)
-    places = Places("a", "s", str(tmp_path), {}, (str(tmp_path / "cache"), 1, 0), 1, s3_settings=settings)
+    places = Places("a", "s", str(tmp_path), {}, (tmp_path / "cache", 1), 1, s3_settings=settings)
     _, opened, cache = places.open()
     cache.close()
     other = opened.at("s3://bucket/x")

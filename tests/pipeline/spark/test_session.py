@@ -206,15 +206,15 @@ def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_al
 
 def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     access = S3Access(S3Place("http://s3", "r", S3Settings()), S3Credentials("AKIAHUSH", PASSWORD, PASSWORD))
-    places = Places("a", "s", "s3://bucket", KAFKA, ("/driver", 1, 2), 30, s3=access, elsewhere=True)
+    places = Places("a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30, s3=access, elsewhere=True)
     assert PASSWORD not in repr(places) + repr(Options(store="s3://bucket", kafka=KAFKA))
     assert "AKIAHUSH" not in repr(places)
     monkeypatch.delenv("SLACKWATER_CACHE", raising=False)
-    assert places.cache_here() == ("/driver", 1, 2)
+    assert places.cache_here() == (Path("/driver"), 1)
     monkeypatch.setenv("SLACKWATER_CACHE", "/worker")
-    assert places.cache_here() == ("/worker", 1, 2)
-    here = Places("a", "s", "s3://bucket", KAFKA, ("/driver", 1, 2), 30)
-    assert here.cache_here() == ("/driver", 1, 2)
+    assert places.cache_here() == (Path("/worker"), 1)
+    here = Places("a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30)
+    assert here.cache_here() == (Path("/driver"), 1)
 
 
 def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,12 +64,12 @@ def names(ssts: tuple[Sst, ...]) -> tuple[str, ...]:
 
 
 def test_what_was_read_by_pieces_is_fetched_and_nothing_else(
-    running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]
+    running: Prefetcher, store: CountingStore, cache: SstCache, made: tuple[Sst, ...]
 ) -> None:
     running.consider(manifest_of(ROUTES, made), names(made[1:3]))
     settle(running)
     assert [cache.has(sst) for sst in made] == [False, True, True, False]
-    assert running.reads.requests == 2
+    assert store.counts["get"] == 2
 
 
 def test_the_newest_come_first_and_within_the_bytes_of_the_cache(
@@ -173,7 +173,7 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
         .append_column("_op", pa.array(np.zeros(60_000, np.uint8)))
     )
     old = write(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
-    places = Places("a", "s", local.url, {}, (str(tmp_path / "cache"), LARGE, 0), 30)
+    places = Places("a", "s", local.url, {}, (tmp_path / "cache", LARGE), 30)
     task = StateTask(places, "w", 2, (), state, table, (old,))
     asked = pa.table({"_hash": hash_keys(keys.slice(7, 1), ["k"]), "k": [7]})
     reports: list[pa.RecordBatch] = []

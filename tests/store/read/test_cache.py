@@ -172,11 +172,12 @@ def test_an_sst_larger_than_the_cache_is_read_into_memory(folder: Path) -> None:
     assert store.counts["get"] == 1
 
 
-def test_memory_is_bounded_too(folder: Path) -> None:
+def test_memory_is_bounded_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore(MemoryStore())
     written = [put(store, None, number) for number in range(4)]
     one = SstCache(folder, 0).open(store, written[0], ROUTES).memory_bytes
-    cache = SstCache(folder, 0, max_memory_bytes=2 * one + 100)
+    monkeypatch.setattr("slackwater.store.read.cache._MEMORY_BYTES", 2 * one + 100)
+    cache = SstCache(folder, 0)
     before = store.counts["get"]
     for _ in range(2):
         for entry in written[:2]:

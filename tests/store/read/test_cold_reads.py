@@ -196,12 +196,13 @@ def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:
 
 
 def test_without_a_usable_folder_what_exceeds_the_memory_is_read_by_pieces_each_time(
-    table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
+    table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, ssts = table
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
-    cache = SstCache(blocked / "cache", LARGE, max_memory_bytes=4 << 20)
+    monkeypatch.setattr("slackwater.store.read.cache._MEMORY_BYTES", 4 << 20)
+    cache = SstCache(blocked / "cache", LARGE)
     numbers = np.arange(0, BASE_ROWS, 100)
     expected = look_up(store, SstCache(tmp_path / "good", LARGE), ssts, numbers, Reads())
     assert look_up(store, cache, ssts, numbers, Reads()) == expected

@@ -69,29 +69,21 @@ def test_only_the_newest_row_of_each_key_is_seen_and_deleted_ones_are_not(
         assert rows_of(con) == rows
 
 
-def test_internal_columns_are_hidden_and_the_version_that_wrote_a_row_can_be_shown(
-    con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
-) -> None:
-    old = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None), ("b", "x"): (1, 1.0, None)}, 4)
-    new = write_version(store, cache, ROUTES, {("b", "x"): (2, 2.0, None)}, 6)
-    manifest = manifest_of(ROUTES, (*new, *old))
-    register(con, "t", store, cache, manifest)
+def test_internal_columns_are_hidden(con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache) -> None:
+    ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 4)
+    register(con, "t", store, cache, manifest_of(ROUTES, ssts))
     assert con.sql("FROM t").columns == ["origin", "dest", "flights", "delay"]
-    register(con, "t", store, cache, manifest, with_seq=True)
-    assert con.sql("FROM t").columns == ["origin", "dest", "flights", "delay", "_hash", "_seq"]
-    assert rows_of(con, "SELECT origin, _seq FROM t ORDER BY ALL") == [("a", 4), ("b", 6)]
 
 
 def test_no_runs_are_an_empty_table_with_the_same_columns(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 1)
-    for with_seq in (False, True):
-        register(con, "t", store, cache, manifest_of(ROUTES, ssts), with_seq=with_seq)
-        described = rows_of(con, "DESCRIBE t")
-        register(con, "t", store, cache, manifest_of(ROUTES, ()), with_seq=with_seq)
-        assert rows_of(con, "DESCRIBE t") == described
-        assert rows_of(con) == []
+    register(con, "t", store, cache, manifest_of(ROUTES, ssts))
+    described = rows_of(con, "DESCRIBE t")
+    register(con, "t", store, cache, manifest_of(ROUTES, ()))
+    assert rows_of(con, "DESCRIBE t") == described
+    assert rows_of(con) == []
     register(con, "t", store, cache, manifest_of(ROUTES, ssts))
     assert len(rows_of(con)) == 1
 
