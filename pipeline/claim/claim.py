@@ -195,7 +195,7 @@ class Claimer:
             return replace(known, schema=ddl)
         topic = self._topic_of(channel)
         ends = topics.offsets(self.kafka, topic)[1]
-        return Output(topic, ends, schema=ddl, sent=(0,) * len(ends))
+        return Output(topic, ends, (0,) * len(ends), schema=ddl)
 
     def _starts(self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds]) -> dict[str, StartPosition]:
         """Where reading begins, by the input's declared name. `asked` has what Kafka said, and gets what is missing."""

@@ -118,7 +118,7 @@ class StartFinder:
             self._check_kept(known)
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
         known = replace(known, offsets=self._within(topic, known.offsets, ends, way_out))
-        if known.consumed and all(map(int.__ge__, known.offsets, earliest)):
+        if all(map(int.__ge__, known.offsets, earliest)):
             return StartPosition(known)
         return self._behind(name, known, earliest, "go on at offsets that are") or StartPosition(known)
 

@@ -32,7 +32,7 @@ class BundledInput(Struct, frozen=True):
 
     name: fits.Topic
     topic: fits.Topic
-    upstream: fits.NameOrNone = ""
+    upstream: fits.NameOrNone
     """The stage that wrote it; empty for a user's topic."""
 
 
@@ -41,7 +41,7 @@ class BundledOutput(Struct, frozen=True):
 
     name: fits.Topic
     key: Annotated[tuple[fits.ColumnName, ...], fits.SOME_COLUMNS]
-    known: bool = True
+    known: bool
     """Whether the bundle has what was sent on it."""
 
 
@@ -57,21 +57,21 @@ class Index(Struct, frozen=True, kw_only=True):
     """What the program's file is called."""
     inputs: Annotated[tuple[BundledInput, ...], _Names]
     outputs: Annotated[tuple[BundledOutput, ...], _Names]
-    table: Table | None = None
+    table: Table | None
     """As the version had it; None for a stage without one."""
-    seq: fits.Version = 1
+    seq: fits.Version
     """`_seq` of the rows that the version wrote."""
-    before_clock_ms: fits.SpanMs = 0
-    clock_ms: fits.SpanMs = 0
+    before_clock_ms: fits.SpanMs
+    clock_ms: fits.SpanMs
     """By which rows of the table expire, at the version before it and at the version."""
-    before_watermark_ms: fits.EventMs | None = None
-    bound_ms: fits.EventMs | None = None
+    before_watermark_ms: fits.EventMs | None
+    bound_ms: fits.EventMs | None
     """By which rows are late: the watermark of the version before it, and what was too far ahead of the clock."""
-    before_due_ms: fits.SpanMs | None = None
-    next_due_ms: fits.SpanMs | None = None
-    due_ms: fits.SpanMs | None = None
+    before_due_ms: fits.SpanMs | None
+    next_due_ms: fits.SpanMs | None
+    due_ms: fits.SpanMs | None
     """What fell due: what the version before it says of that, and up to when rows had at the version."""
-    some_keys: bool = False
+    some_keys: bool
     """Whether it is a case of some of the keys that the batch wrote: the others are left out on both sides."""
 
     @property

@@ -24,9 +24,8 @@ from ...whole_file import whole_file
 from .bundle import Bundle, BundledInput, Index, before_schema, committed_schema
 from .inputs import PLACE, Records
 
-FORMAT = 2
-"""The format that this program writes, and the newest that it reads. 2 came with rows that were left out as late, and
-with rows that fall due."""
+FORMAT = 1
+"""The format that this program writes, and the newest that it reads."""
 MAX_BYTES = 1 << 30
 """Of all members together, as they are in memory."""
 

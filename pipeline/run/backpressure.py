@@ -66,4 +66,4 @@ class Backpressure:
 
 def _backlog(sent: Output, read: Input) -> int:
     """Rows sent to a channel that wait to be consumed; 0 where that is not known."""
-    return sum(sent.sent) - sum(read.passed) if sent.sent and read.passed else 0
+    return sum(sent.sent) - sum(read.passed) if read.passed else 0

@@ -12,13 +12,11 @@ from itertools import takewhile, zip_longest
 
 from msgspec import structs
 
-from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import Input, Manifest, Output
 from ..clone.channels import channel_topic
 from ..cut import losses
-from ..migrate.columns import ANOTHER_STAGE
 
 _ROWS = 1_000_000
 _ATTEMPTS = 10_000
@@ -94,14 +92,13 @@ def tell(store: ObjectStore, app: str, name: str, one: Channel, scratch: str, wr
         now_ms: the wall clock.
 
     Raises:
-        Refused: a version of the writer does not say how many rows there were.
         Unavailable: the store did not answer. The same call goes on.
     """
     # In Kafka there is none of this name: whoever removes the app removes nobody's records.
     topic = channel_topic(scratch, name)
     head = history.head(store, scratch, writer)
     if head is None:
-        begins = Output(topic, one.start.offsets, sent=(0,) * len(one.start.offsets))
+        begins = Output(topic, one.start.offsets, (0,) * len(one.start.offsets))
         head = Manifest(scratch, writer, 1, 1, scratch, now_ms, "claim", outputs={name: begins})
         commit.commit(store, head)
     for output in _told(store, app, name, one, sum(head.outputs[name].sent)):
@@ -125,11 +122,6 @@ def _told(store: ObjectStore, app: str, name: str, one: Channel, known: int) -> 
         output = manifest.outputs.get(name)
         if output is None or not output.rows:
             continue
-        if len(output.sent) != len(output.ends):
-            raise Refused(
-                f"v{manifest.version} of {manifest.stage} does not say how many rows of {name!r} there were",
-                hint=ANOTHER_STAGE,
-            )
         pairs = zip_longest(output.sent, one.start.passed, fillvalue=0)
         sent = tuple(now - before for now, before in pairs)
         if sum(sent) <= known:

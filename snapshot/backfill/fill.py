@@ -31,7 +31,7 @@ from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import digests, same_keys
 from ...store.sst.sorted_runs import overlapping
-from ...store.sst.types import EXPIRES, HASH, OP, PREV, PUT, SEQ, completed, sst_schema
+from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, completed, sst_schema
 from ...store.sst.writer import ROW_GROUP_ROWS, SstWriter
 from ...store.versions import history
 from ...store.versions.manifest import Backfill, Manifest, Sst, Table
@@ -184,8 +184,8 @@ def _filled(store: ObjectStore, cache: SstCache, names: tuple[str, str], fills: 
     schema = sst_schema(table)
     writer = SstWriter(table)
     for block in cache.open(store, sst, table).blocks:
-        # Older ones lack a column of their own.
-        stored = [name for name in schema.names if name not in (PREV, EXPIRES) or name in block.stored.schema.names]
+        # Those from before the table got a ttl lack a column.
+        stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
         for start in range(0, block.stored.num_rows, _SLICE_ROWS):
             count = min(_SLICE_ROWS, block.stored.num_rows - start)
             rows = completed(pa.Table.from_batches([block.rows(stored, start, count)]), schema)

@@ -131,7 +131,7 @@ def _first_version(
             for name, read in source.inputs.items()
         },
         outputs={
-            name: Output(copied.topic, copied.ends, copied.attempts, copied.rows, output.schema, sent=output.sent)
+            name: Output(copied.topic, copied.ends, output.sent, copied.attempts, copied.rows, output.schema)
             for name, output in source.outputs.items()
             for copied in [carried[name]]
         },

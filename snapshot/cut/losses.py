@@ -24,11 +24,11 @@ class Gap:
     starts: tuple[int, ...]
     """Where the reader stands, by Kafka partition."""
     ends: tuple[int, ...]
-    """Where it goes on: never before `starts`."""
+    """Where it goes on."""
     gone: tuple[tuple[int, int, int], ...]
     """Partition, and first and next offset of what Kafka does not have."""
     sent: tuple[int, ...]
-    """Rows sent up to and with `up_to` since the channel began, by Kafka partition; empty when not known."""
+    """Rows sent up to and with `up_to` since the channel began, by Kafka partition."""
     markers: frozenset[str]
     """Snapshots whose marker lies in between."""
 
@@ -42,37 +42,30 @@ def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tu
         versions: the sender's, from the one after `at.version` on; read no further than it is needed.
         earliest: the first offset that Kafka has, by Kafka partition.
     """
-    # A reader of an older release may stand behind what it was to read next: that is lost to it as well.
-    there = tuple(map(max, at.offsets, earliest))
     found: Gap | None = None
     begins, sent = at.offsets, at.passed or _nothing(at)
     markers: set[str] = set()
-    lossy: set[int] = set()
-    first = dict[int, int]()
+    lossy = False
     for manifest in versions:
         output = manifest.outputs.get(channel)
         if output is None:
             continue
-        begins = tuple(map(min, begins, output.ends))
-        touched = {partition for partition, begin in enumerate(begins) if begin < there[partition]}
+        touched = {partition for partition, begin in enumerate(begins) if begin < earliest[partition]}
         if not touched:
             break
         wrote = _wrote(output, sent, begins) & touched
-        for partition in wrote:
-            first.setdefault(partition, begins[partition])
-        lossy |= wrote
+        lossy = lossy or bool(wrote)
         markers |= output.markers.keys()
         marked = any(
-            offsets[partition] < there[partition] for offsets in output.markers.values() for partition in touched
+            offsets[partition] < earliest[partition] for offsets in output.markers.values() for partition in touched
         )
         if wrote or marked:
             gone = tuple(
-                (partition, min(start, first.get(partition, start)), until)
-                for partition, (start, until) in enumerate(zip(at.offsets, there, strict=True))
-                if start < until or partition in first
+                (partition, start, until)
+                for partition, (start, until) in enumerate(zip(at.offsets, earliest, strict=True))
+                if start < until
             )
-            ends = tuple(map(max, at.offsets, output.ends))
-            found = Gap(at.version, manifest.version, at.offsets, ends, gone, output.sent, frozenset(markers))
+            found = Gap(at.version, manifest.version, at.offsets, output.ends, gone, output.sent, frozenset(markers))
         begins, sent = output.ends, output.sent
     return found if lossy else None
 
@@ -120,6 +113,6 @@ def _wrote(output: Output, sent: tuple[int, ...], begins: tuple[int, ...]) -> se
     """The partitions to which a version wrote rows; where they were not counted, in which it ends later than begins."""
     if not output.rows and not output.attempts:
         return set()
-    if len(sent) == len(output.sent) and output.sent:
+    if len(sent) == len(output.sent):
         return {partition for partition, (had, has) in enumerate(zip(sent, output.sent, strict=True)) if has > had}
     return {partition for partition, (begin, end) in enumerate(zip(begins, output.ends, strict=True)) if end > begin}

@@ -38,7 +38,7 @@ class StoredRow:
     """The visible value columns; None for a tombstone."""
     expires_ms: int | None
     """When it expires, milliseconds since 1970 UTC; None for never."""
-    replaced: int | None = None
+    replaced: int | None
     """`_seq` of the row of the key that was stored when this one was made; 0 for none, None where nobody knows."""
 
 
@@ -114,18 +114,18 @@ class StoredKey:
         low, high = (int(np.searchsorted(block.hashes, self._hashes[0], side)) for side in ("left", "right"))
         key = [column.name for column in table.key]
         shown = [name for name in visible_schema(table).names if name not in key]
-        own = [name for name in (PREV, EXPIRES) if name in block.stored.schema.names]
+        expiry = [EXPIRES] if EXPIRES in block.stored.schema.names else []
         # Different keys may share a hash.
-        rows = pa.Table.from_batches([block.rows([*key, *shown, SEQ, OP, *own], low, high - low)])
+        rows = pa.Table.from_batches([block.rows([*key, *shown, SEQ, OP, PREV, *expiry], low, high - low)])
         keys = self.key.take(pa.array(np.zeros(rows.num_rows, np.int64)))
         # Its columns may have been called otherwise.
         theirs = rows.select(key).rename_columns(self.key.column_names)
         for place in np.flatnonzero(same_keys(keys, theirs, self.key.column_names)).tolist():
             row = rows.slice(place, 1)
             values = row.select(shown)
-            replaced, expires_ms = (row.column(name)[0].as_py() if name in own else None for name in (PREV, EXPIRES))
-            deleted = row.column(OP)[0].as_py() == TOMBSTONE
+            seq, deleted = row.column(SEQ)[0].as_py(), row.column(OP)[0].as_py() == TOMBSTONE
+            expires_ms = row.column(EXPIRES)[0].as_py() if expiry else None
             # A table may have no columns beside its key; then these have no rows either.
             (visible,) = python_rows(values) or ({},)
-            return StoredRow(row.column(SEQ)[0].as_py(), None if deleted else visible, expires_ms, replaced)
+            return StoredRow(seq, None if deleted else visible, expires_ms, row.column(PREV)[0].as_py())
         return None

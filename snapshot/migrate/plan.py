@@ -206,7 +206,7 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
 
 
 def _is_behind(source: Input, output: Output) -> bool:
-    if source.passed and output.sent:
+    if source.passed:
         return sum(source.passed) < sum(output.sent)
     return source.offsets != output.ends
 

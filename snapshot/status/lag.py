@@ -101,7 +101,7 @@ def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of:
     if messages == 0:
         # Versions that sent nothing are not read: claims, compactions, batches whose rows went elsewhere.
         return lag(output.ends, 0, 0, 0)
-    counted = len(source.passed) == len(output.sent) > 0
+    counted = len(source.passed) == len(output.sent)
     rows = max(0, sum(output.sent) - sum(source.passed)) if counted else None
     versions = max(0, sender.version - source.version)
     return lag(output.ends, messages, rows, versions)

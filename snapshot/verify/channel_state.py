@@ -50,7 +50,8 @@ def _misshapen(cut: Cut, channel: Channel) -> str:
     lengths = {
         len(output.ends),
         len(source.offsets),
-        *(len(each or output.ends) for each in (output.sent, source.consumed, source.lost)),
+        len(output.sent),
+        *(len(each or output.ends) for each in (source.consumed, source.lost)),
     }
     if len(lengths) == 1:
         return ""

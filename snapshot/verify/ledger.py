@@ -45,7 +45,7 @@ class Entry:
     receiver: str
     receiver_version: int
     sent: tuple[int, ...]
-    """By Kafka partition; empty when not known."""
+    """By Kafka partition."""
     consumed: tuple[int, ...]
     """By Kafka partition; empty when not known: the reader began in the middle."""
     in_flight: Counted
@@ -54,8 +54,8 @@ class Entry:
 
     @property
     def difference(self) -> int | None:
-        """Sent, less consumed, lost and in flight; None when one of them is not known."""
-        if not (self.sent and self.consumed) or self.in_flight.rows is None:
+        """Sent, less consumed, lost and in flight; None when one of the last three is not known."""
+        if not self.consumed or self.in_flight.rows is None:
             return None
         return sum(self.sent) - sum(self.consumed) - sum(self.lost) - self.in_flight.rows
 

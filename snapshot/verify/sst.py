@@ -84,8 +84,6 @@ def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
         if sst.filter_bytes != expected:
             yield f"its filters and page indexes have {sst.filter_bytes} bytes; expected {expected}"
             return
-        if footer.checks is None:
-            return
         for number, group in enumerate(footer.groups):
             hashes = read_groups(file, [number], [HASH]).column(HASH).to_numpy()
             index = decode_index(lambda start, end: data[start:end], sst, footer, number)
@@ -166,10 +164,9 @@ def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule
     yield _Rule("range", outside, f"has _hash {{}}; expected {sst.hash_min} to {sst.hash_max}", (hashes,))
     outside = (seqs < sst.seq_min) | (seqs > sst.seq_max)
     yield _Rule("seq", outside, f"has _seq {{}}; expected {sst.seq_min} to {sst.seq_max}", (seqs,))
-    if PREV in rows.column_names:
-        before = rows[PREV].fill_null(0).to_numpy()
-        wrong = (before < 0) | (before >= seqs)
-        yield _Rule("prev", wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
+    before = rows[PREV].fill_null(0).to_numpy()
+    wrong = (before < 0) | (before >= seqs)
+    yield _Rule("prev", wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
     yield _Rule("op", ~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
 
 

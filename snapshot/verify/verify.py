@@ -226,7 +226,7 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
                 ("offsets", channel.input.offsets, output.ends),
                 ("counts", channel.input.passed, output.sent),
             ):
-                if there and here != there:
+                if here != there:
                     wrong.append(f"{at} stands on {channel.name!r} at {what} {here}; {ended} ended at {there}")
         yield Checked("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
 

@@ -129,7 +129,7 @@ def merge_rows(
         clock_ms: by which it is; None when no row expires.
     """
     schema = sst_schema(table)
-    # Older SSTs lack a column. What becomes of any slice of them has it.
+    # Those from before the table got a ttl lack a column. What becomes of any slice of them has it.
     rows = pa.concat_tables([completed(part, schema) for part in parts]).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
     # Of equal keys the first came from the newest input.

@@ -62,9 +62,6 @@ class Cursor:
     def _open(self) -> None:
         self._is_open = True
         mapped = self._cache.peek(self._sst, self._table)
-        if mapped is None and not self._sst.footer_bytes:
-            # Written when manifests did not say where the footer is.
-            mapped = self._cache.open(self._store, self._sst, self._table)
         if mapped is not None:
             self._ahead, self._reading = mapped.stored, mapped.reading
         else:

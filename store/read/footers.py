@@ -55,8 +55,8 @@ class Footer:
     hash_max: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
-    checks: npt.NDArray[np.int64] | None
-    """Where the checksums of the filters' chunks begin, and where the last end; None in an SST without a page index."""
+    checks: npt.NDArray[np.int64]
+    """Where the checksums of the filters' chunks begin, and where the last end."""
     checksums: bytes
     """Of the index of each row group."""
 
@@ -190,7 +190,6 @@ def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int
 
 
 def _index_at(footer: Footer, group: int) -> list[tuple[int, int]]:
-    assert footer.checks is not None  # noqa: S101  nobody asks where there is none
     return [*index_ranges(footer.groups[group]), (int(footer.checks[group]), int(footer.checks[group + 1]))]
 
 
@@ -219,7 +218,7 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
             at = chunk.column_index_offset - first_column
             data = parts[0][at : at + chunk.column_index_length]
             ranges[b".".join(chunk.meta_data.path).decode()] = bounds(decoded(ColumnIndex, data))
-        assert chunk.offset_index_offset is not None  # noqa: S101  Arrow writes that of all columns or of none
+        assert chunk.offset_index_offset is not None  # noqa: S101  no footer lacks one
         at = chunk.offset_index_offset - first_offset
         pages.append(decoded(OffsetIndex, parts[1][at : at + chunk.offset_index_length]).pages)
     start = np.array([[page.offset for page in column] for column in pages], np.int64)
@@ -291,9 +290,9 @@ def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
     )
 
 
-def _checks(groups: Sequence[RowGroup], end: int) -> npt.NDArray[np.int64] | None:
-    if any(group.columns[0].offset_index_offset is None for group in groups):
-        return None
+def _checks(groups: Sequence[RowGroup], end: int) -> npt.NDArray[np.int64]:
+    if any(chunk.offset_index_offset is None for group in groups for chunk in group.columns):
+        raise ValueError("it tells of no page index")
     spans = [bits_of(group.columns[0].meta_data) for group in groups]
     sizes = [-(-(stop - start) // CHUNK_BYTES) * CHUNK_CHECKSUM_BYTES for start, stop in spans]
     return end - sum(sizes) + np.concatenate(([0], np.cumsum(sizes)))

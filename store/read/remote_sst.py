@@ -97,9 +97,7 @@ class RangedSst:
 
     def _are_few(self, group: int, num_keys: int) -> bool:
         """Whether its page index spares anything to so many keys of a row group."""
-        return self._footer.checks is not None and num_keys <= _KEYS_A_PAGE * (
-            1 + self._footer.groups[group].num_rows // PAGE_ROWS
-        )
+        return num_keys <= _KEYS_A_PAGE * (1 + self._footer.groups[group].num_rows // PAGE_ROWS)
 
     def _spans(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Of these hashes (ascending), for each row group: the first that can be in it, and the first beyond it."""
@@ -118,13 +116,13 @@ class RangedSst:
     def having(self, column: str, low: int, high: int) -> list[Part]:
         """The rows among which those are with a value from `low` to `high`, both included, in a column of int64.
 
-        All, in SSTs that say nothing of the column: `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics in
-        those of today. Raises as `find`.
+        `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics; of another column it gives all rows. Raises as
+        `find`.
         """
         least, most = self.ranges(column)
         groups = np.flatnonzero((least <= high) & (most >= low)).tolist()
         partly = [group for group in groups if not low <= least[group] <= most[group] <= high]
-        self._locate({group: [] for group in partly if self._footer.checks is not None})
+        self._locate({group: [] for group in partly})
         parts = []
         for group in groups:
             index = self._located.indexes.get(group) if group in partly else None

@@ -3,7 +3,6 @@
 A column is known by its id (`Table.ids`), which an SST carries as Parquet's field id. So what was renamed is found
 under its former name, what was widened is cast, what was added since is its default, and what was removed is not
 looked at.
-SSTs of the first releases carry no ids: their tables had never been migrated, so a column's id is its place.
 
 This is the one place that brings an SST's columns and a table's together. Everything that reads rows goes through a
 `Reading`; for an SST that has the table's own columns there is none, and nothing is done.
@@ -92,8 +91,7 @@ def _reading(found: tuple[tuple[str, pa.DataType, int, bool], ...], table: Table
     schema = stored_schema(sst_schema(table), own)
     if own != (expected := pa.schema([field for field in schema if field.name in _OWN])):
         raise ValueError(f"expected columns {shape(expected)}; found {shape(own)}")
-    theirs = [(name, kind, number) for name, kind, number, _ in found if name not in _OWN]
-    known = {number or place: (name, kind) for place, (name, kind, number) in enumerate(theirs, 1)}
+    known = {number: (name, kind) for name, kind, number, _ in found if name not in _OWN}
     sources = {}
     for number, column in zip(table.ids, table.columns, strict=True):
         kind = to_arrow(column.type)

@@ -19,7 +19,7 @@ EXPIRES = "_expires_at"
 and in SSTs without the column: never."""
 PREV = "_prev_seq"
 """Column of an SST: `_seq` of the row that was stored of the key when this one was made, be it a tombstone or expired;
-0 where none was. Null, and in SSTs of the first formats, which lack the column: not known."""
+0 where none was. Null: not known."""
 DUE = "_due_at"
 """An internal value column, of tables whose rows fall due: when the row does, milliseconds since 1970 UTC; null: never.
 """
@@ -42,9 +42,8 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 def sst_schema(table: Table) -> pa.Schema:
     """The schema of the table's SSTs: `_hash`, its columns, `_seq`, `_op`, `_prev_seq`, and with a ttl `_expires_at`.
 
-    Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`,
-    and those of the first formats `_prev_seq`: see `stored_schema`; those from before it was migrated have other
-    columns: see `evolution`.
+    Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`:
+    see `stored_schema`; those from before it was migrated have other columns: see `evolution`.
 
     Raises:
         Usage: a column's type is not one that state tables have.
@@ -65,15 +64,11 @@ def sst_schema(table: Table) -> pa.Schema:
 
 
 def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
-    """The schema of a table's SSTs (`sst_schema`) as one has it: `_prev_seq` and `_expires_at` may be missing."""
-    for name in (PREV, EXPIRES):
-        at = schema.get_field_index(name)
-        has = found.get_field_index(name) >= 0
-        if has and at < 0:
-            schema = schema.append(pa.field(name, pa.int64()))
-        elif at >= 0 and not has:
-            schema = schema.remove(at)
-    return schema
+    """The schema of a table's SSTs (`sst_schema`) as one has it: with `_expires_at` or without."""
+    at, has = schema.get_field_index(EXPIRES), EXPIRES in found.names
+    if has and at < 0:
+        return schema.append(pa.field(EXPIRES, pa.int64()))
+    return schema.remove(at) if at >= 0 and not has else schema
 
 
 def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:

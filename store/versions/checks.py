@@ -103,8 +103,8 @@ def _lost(at: str, lost: Lost, source: Input | None) -> Iterator[Wrong]:
 
 
 def _output(at: str, output: Output) -> Iterator[Wrong]:
-    if output.sent and len(output.sent) != len(output.ends):
-        yield Wrong(f"{at}.sent", output.sent, f"as many numbers as ends, {len(output.ends)}, or none")
+    if len(output.sent) != len(output.ends):
+        yield Wrong(f"{at}.sent", output.sent, f"as many numbers as ends, {len(output.ends)}")
     for snapshot, offsets in output.markers.items():
         if len(offsets) != len(output.ends) or not all(map(int.__le__, offsets, output.ends)):
             yield Wrong(f"{at}.markers[{snapshot!r}]", offsets, "an offset for each partition, not beyond its end")

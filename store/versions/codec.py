@@ -1,11 +1,11 @@
 """Structs to bytes and back: JSON with a format version, so that an old program knows what it cannot read.
 
-An object is `{"format": 2, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added: readers
+An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added: readers
 ignore what they do not know. Whatever a reader must not ignore, or must carry on into the next manifest, needs the
 next format.
 
 The checksum is of all bytes behind it: everything else is checked by what manifests say, so they are checked
-themselves. Objects without one are of the first release, or were edited by hand.
+themselves.
 
 A right checksum does not make right what stands there: a faulty program, or somebody with a key to the bucket, may have
 written it. So each field is held to its limits (`limits`), and to what the others say (`checks`), before anybody
@@ -25,15 +25,8 @@ from ..objects.protocol import ObjectStore
 from . import checks, unreadable
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
-FORMAT = 4
-"""The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over,
-which who overlooks them takes for read, and with versions that retire a stage; 3 with columns that have ids, by which
-SSTs are read that were written under other columns, and with versions by which a table begins with rows from
-elsewhere; 4 with SSTs whose rows say which row they replaced, with stages that have another name since, whose SSTs
-lie under several, with watermarks, which who does not carry them on starts anew, and who hands a join's on as it is
-makes late, with tables beside a stage's own, which the next manifest must carry on, with sinks, whose rows who does
-not carry them on would never publish, and with versions that bring values into columns, after which rows of the same
-`_seq` are others."""
+FORMAT = 1
+"""The format that this program writes, and the newest that it reads."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -46,7 +39,6 @@ _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
 
 class _Header(msgspec.Struct):
     format: int
-    xxh3_128: str = ""
 
 
 _header_decoder = msgspec.json.Decoder(_Header)
@@ -81,7 +73,7 @@ def encode(value: msgspec.Struct) -> bytes:
     for wrong in checks.relations(value):
         raise Unstorable(f"{what} could not be read again: {_shown(wrong)}")
     rest = body[1:] if body == b"{}" else b"," + body[1:]
-    return _prefix(FORMAT, xxhash.xxh3_128_hexdigest(rest)) + rest
+    return b'{"format":%d,"xxh3_128":"%b"' % (FORMAT, xxhash.xxh3_128_hexdigest(rest).encode()) + rest
 
 
 def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T], str] | None = None) -> T:
@@ -118,10 +110,6 @@ def _values(data: bytes) -> int:
     return data.count(b",") if len(data) > MAX_OBJECT_VALUES else 0
 
 
-def _prefix(number: int, checksum: str) -> bytes:
-    return b'{"format":%d,"xxh3_128":"%b"' % (number, checksum.encode())
-
-
 def decode(data: bytes, as_type: type[T], *, key: str) -> T:
     """The value in an object's bytes; `key` names the object in errors.
 
@@ -129,7 +117,9 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
         Corruption: the bytes are not those that were written, or not this type's JSON, or have a format this program
             cannot read.
     """
-    number, checksum = _header(data, as_type, key)
+    # Looking for a field all through the JSON would take a third of the time of decoding all of them.
+    start = _START.match(data)
+    number = int(start[1]) if start else _parse(data, _header_decoder, as_type, key).format
     if number > FORMAT:
         raise Corruption(
             f"object {key!r} has format {number}; this slackwater reads formats up to {FORMAT}",
@@ -138,25 +128,16 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
         )
     if number < 1:
         raise damaged(key, f"has format {number}; formats are counted from 1")
-    if checksum:
-        prefix = _prefix(number, checksum)
-        if not data.startswith(prefix) or xxhash.xxh3_128_hexdigest(data[len(prefix) :]) != checksum:
-            _parse(data, _header_decoder, as_type, key)  # what is not even JSON is reported as that
-            raise damaged(key, f"({len(data)} bytes) is not what was written: its checksum is not {checksum[:40]}")
+    if start is None:
+        raise damaged(key, f"({len(data)} bytes) is not what was written: it does not begin with a checksum")
+    if xxhash.xxh3_128_hexdigest(data[start.end() :]) != (checksum := start[2].decode()):
+        _parse(data, _header_decoder, as_type, key)  # what is not even JSON is reported as that
+        raise damaged(key, f"({len(data)} bytes) is not what was written: its checksum is not {checksum}")
     decoder: msgspec.json.Decoder[T] = _decoder(as_type)
     value = _parse(data, decoder, as_type, key)
     for wrong in checks.relations(value):
         raise _unreadable(_shown(wrong), as_type, key)
     return value
-
-
-def _header(data: bytes, as_type: type[msgspec.Struct], key: str) -> tuple[int, str]:
-    """Format and checksum."""
-    # Looking for two fields all through the JSON would take a third of the time of decoding all of them.
-    if start := _START.match(data):
-        return int(start[1]), start[2].decode()
-    header = _parse(data, _header_decoder, as_type, key)
-    return header.format, header.xxh3_128
 
 
 def _parse(data: bytes, decoder: msgspec.json.Decoder[T], as_type: type[msgspec.Struct], key: str) -> T:

@@ -126,16 +126,16 @@ class Sst(Struct, frozen=True):
     seq_min: fits.Version
     seq_max: fits.Version
     """`_seq` tells which version wrote a row (`Manifest.row_seq`): the larger wins."""
+    footer_bytes: fits.Bytes
+    """How many bytes at the object's end are its Parquet footer: one read brings exactly these. The checksums of
+    filters and page indexes come before it, and count."""
+    footer_checksum: fits.Checksum
+    """xxh3_128 of the footer's bytes, hexadecimal."""
+    filter_bytes: fits.Bytes
+    """How many bytes before these are filters, one for each row group, and page indexes."""
     tombstones: fits.Bytes = 0
     root: fits.Line = ""
     """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
-    footer_bytes: fits.Bytes = 0
-    """How many bytes at the object's end are its Parquet footer: one read brings exactly these. With filters, their
-    checksums come before it, and count."""
-    footer_checksum: fits.Checksum = ""
-    """xxh3_128 of the footer's bytes, hexadecimal."""
-    filter_bytes: fits.Bytes = 0
-    """How many bytes before these are filters, one for each row group, and page indexes; 0 in SSTs that have none."""
     expiring: fits.Bytes = 0
     """Rows with a time at which they expire. The others never do, or are tombstones."""
     expires_min: fits.SpanMs = 0
@@ -193,15 +193,15 @@ class Output(Struct, frozen=True):
     topic: fits.Topic
     ends: fits.Offsets
     """The next offset after this version's last message, in each Kafka partition (also when it wrote none)."""
+    sent: fits.Counts
+    """Rows written since the channel began, by Kafka partition: what readers must find."""
     attempts: tuple[fits.Attempt, ...] = ()
     """The task attempts whose messages count; all others in the range are skipped by readers."""
     rows: fits.Count = 0
     schema: fits.Text = ""
-    """The rows' schema as a Spark DDL string."""
+    """The rows' schema as a Spark DDL string; empty where nobody reads it, as in an app that computes a backfill."""
     markers: dict[fits.Id, fits.Offsets] = {}
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
-    sent: fits.Counts = ()
-    """Rows written since the channel began, by Kafka partition: what readers must find."""
 
 
 class Sink(Struct, frozen=True):

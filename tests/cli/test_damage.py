@@ -85,8 +85,8 @@ MANIFEST_DAMAGE: dict[str, tuple[Callable[[bytes, bytes, bytes], bytes], str]] =
     "its end gone": (lambda data, _stage, _version: data[:-10], "is not a readable"),
     "nothing in it": (lambda _data, _stage, _version: b"", "is not a readable"),
     "a newer format": (
-        lambda data, _stage, _version: data.replace(b'"format":4', b'"format":5', 1),
-        "has format 5; this slackwater reads formats up to 4",
+        lambda data, _stage, _version: data.replace(b'"format":1', b'"format":2', 1),
+        "has format 2; this slackwater reads formats up to 1",
     ),
     "another stage's": (lambda _data, stage, _version: stage, "holds the manifest of flights/legs"),
     "another version's": (lambda _data, _stage, version: version, "holds the manifest of flights/aircraft v3"),

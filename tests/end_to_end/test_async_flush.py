@@ -111,7 +111,7 @@ class Runner:
         base = self.committer.tip
         record = base.inputs["t"].offsets[0]
         seq, writer = base.version + 1, base.writer
-        made = Sst(f"app/stages/stage/sst/{writer}-{seq}.parquet", 0, 0, 1, 1, "", 0, 0, seq, seq)
+        made = Sst(f"app/stages/stage/sst/{writer}-{seq}.parquet", 0, 0, 1, 1, "", 0, 0, seq, seq, 0, "", 0)
         self.spool.put(made.object, str(record).encode())
         read = replace(base.inputs["t"], offsets=(record + 1,), rows=1)
         manifest = replace(following(base), inputs={"t": read}, ssts=(*base.ssts, made))

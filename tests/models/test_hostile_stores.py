@@ -11,18 +11,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.documents.answering import KEPT
-from tests.documents.asking import TOO_LARGE_MIB, TOO_LONG_S, Answer, Asking
+from tests.models.asking import TOO_LARGE_MIB, TOO_LONG_S, Answer, Asking
 from tests.models.profiles import PROFILE
+from tests.models.small_store import write_small_store
 from tests.support.hostile import changed, sealed
 
-VERSION = max(folder.name for folder in KEPT.iterdir())
-OBJECTS = sorted(str(path.relative_to(KEPT / VERSION / "store")) for path in (KEPT / VERSION / "store").rglob("*.*"))
-DOCUMENTS = [key for key in OBJECTS if key.endswith(".json")]
-HEADS = [
-    max(key for key in DOCUMENTS if key.startswith(f"{folder}/"))
-    for folder in sorted({key.rpartition("/")[0] for key in DOCUMENTS if "/manifests/" in key})
-]
 _ROWS = "SELECT * FROM {} ORDER BY ALL"
 READING: tuple[tuple[str, ...], ...] = (
     ("query", "flights", _ROWS.format("aircraft")),
@@ -65,7 +58,12 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shutil.copytree(KEPT / VERSION / "store", tmp_path_factory.mktemp("hostile") / "store")
+    return write_small_store(tmp_path_factory.mktemp("hostile") / "store")
+
+
+@pytest.fixture(scope="module")
+def objects(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*.*"))
 
 
 def check(answer: Answer, words: tuple[str, ...]) -> None:
@@ -108,8 +106,11 @@ SEARCH = settings(
 
 @SEARCH
 @given(data=st.data())
-def test_whatever_a_document_says_there_is_an_answer(asking: Asking, root: Path, data: st.DataObject) -> None:
-    key = data.draw(st.sampled_from(HEADS) | st.sampled_from(DOCUMENTS), "key")
+def test_whatever_a_document_says_there_is_an_answer(
+    asking: Asking, root: Path, objects: list[str], data: st.DataObject
+) -> None:
+    documents = [key for key in objects if key.endswith(".json")]
+    key = data.draw(st.sampled_from(heads(documents)) | st.sampled_from(documents), "key")
     value = json.loads((root / key).read_bytes())
     hostile = sealed(data.draw(changed(value), "value"))
     words = data.draw(st.sampled_from(about(key)), "words")
@@ -120,10 +121,10 @@ def test_whatever_a_document_says_there_is_an_answer(asking: Asking, root: Path,
 @SEARCH
 @given(data=st.data())
 def test_whatever_becomes_of_the_bytes_of_an_object_there_is_an_answer(
-    asking: Asking, root: Path, data: st.DataObject
+    asking: Asking, root: Path, objects: list[str], data: st.DataObject
 ) -> None:
-    key = data.draw(st.sampled_from(OBJECTS), "key")
-    old, other = (root / key).read_bytes(), (root / data.draw(st.sampled_from(OBJECTS), "other")).read_bytes()
+    key = data.draw(st.sampled_from(objects), "key")
+    old, other = (root / key).read_bytes(), (root / data.draw(st.sampled_from(objects), "other")).read_bytes()
     at = data.draw(st.integers(0, len(old) - 1), "at")
     new = data.draw(
         st.sampled_from([old[:at], other, b"", old + old[:at], old[:at] + bytes([old[at] ^ 1]) + old[at + 1 :]]), "new"
@@ -134,6 +135,12 @@ def test_whatever_becomes_of_the_bytes_of_an_object_there_is_an_answer(
     # What has no right checksum any more is told, or was not needed.
     if words[0] in ("query", "get") and answer.exit == 0:
         assert answer.stdout == asking(root, words).stdout
+
+
+def heads(documents: list[str]) -> list[str]:
+    """The newest manifest of each stage."""
+    newest = {key.rpartition("/")[0]: key for key in documents if "/manifests/" in key}
+    return list(newest.values())
 
 
 def _partitions(document: bytes) -> int:

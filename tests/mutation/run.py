@@ -68,8 +68,7 @@ class Group:
         """Make the workspace anew."""
         shutil.rmtree(self.workspace, ignore_errors=True)
         shutil.copytree(ROOT, self.workspace / "slackwater", ignore=shutil.ignore_patterns(*_NOT_THE_PACKAGE))
-        ignore = shutil.ignore_patterns("__pycache__", "kept")
-        shutil.copytree(ROOT / "tests", self.workspace / "tests", ignore=ignore)
+        shutil.copytree(ROOT / "tests", self.workspace / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         (self.workspace / "tmp").mkdir()
         settings = _SETTINGS.format(modules=json.dumps(self.modules), tests=json.dumps(self.tests))
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

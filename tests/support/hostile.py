@@ -156,5 +156,9 @@ def sealed(value: Any) -> bytes:
     number = value.get("format", 1)
     fields = {name: field for name, field in value.items() if name not in ("format", "xxh3_128")}
     rest = b"," + json.dumps(fields, separators=(",", ":"), ensure_ascii=True).encode()[1:] if fields else b"}"
-    checksum = xxhash.xxh3_128_hexdigest(rest)
-    return b'{"format":%b,"xxh3_128":"%b"' % (json.dumps(number).encode(), checksum.encode()) + rest
+    return checked(rest, json.dumps(number).encode())
+
+
+def checked(rest: bytes, number: bytes = b"1") -> bytes:
+    """Bytes behind a format and their right checksum."""
+    return b'{"format":%b,"xxh3_128":"%b"' % (number, xxhash.xxh3_128_hexdigest(rest).encode()) + rest

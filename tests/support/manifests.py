@@ -111,7 +111,9 @@ def _lost(lost: Lost, source: Input) -> Lost:
 
 def _output(output: Output) -> Output:
     schema = "`a` bigint, b string" if output.schema else ""
-    return replace(output, schema=schema, sent=(), markers=dict.fromkeys(output.markers, output.ends))
+    return replace(
+        output, schema=schema, sent=(0,) * len(output.ends), markers=dict.fromkeys(output.markers, output.ends)
+    )
 
 
 def _table(table: Table) -> Table:

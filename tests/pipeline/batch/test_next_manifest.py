@@ -25,7 +25,7 @@ def stage(name: str, inputs: dict[str, Input], outputs: dict[str, Output] | None
 
 
 def sst(name: str, level: int = 0, seq: int = 1) -> Sst:
-    return Sst(name, 0, level, 1, 1, "", 0, 1, seq, seq)
+    return Sst(name, 0, level, 1, 1, "", 0, 1, seq, seq, 0, "", 0)
 
 
 def made(

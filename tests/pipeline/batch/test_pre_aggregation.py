@@ -278,7 +278,7 @@ def test_only_what_spark_adds_up_alike_is_added_up() -> None:
 
 def reported(rows: int, keys: int, partials: int = 0) -> tuple[Result, ...]:
     """What the one task of a batch reports."""
-    return (Result("a", rows, (Sst("o", 0, 0, keys, 1, "", 0, 0, 1, 1),), partials=partials),)
+    return (Result("a", rows, (Sst("o", 0, 0, keys, 1, "", 0, 0, 1, 1, 0, "", 0),), partials=partials),)
 
 
 def test_a_batch_is_added_up_where_the_one_before_would_have_become_much_smaller() -> None:

@@ -19,7 +19,7 @@ def stage(*channels: str, topics: Collection[str] = (), outputs: Collection[str]
     inputs = {name: Input(name, (50,), f"writer-of-{name}", 5) for name in channels}
     inputs |= {name: Input(name, (0,)) for name in topics}
     return Manifest(
-        "a", "s", 10, 1, "w", 1, "batch", inputs=inputs, outputs={name: Output(name, (0,)) for name in outputs}
+        "a", "s", 10, 1, "w", 1, "batch", inputs=inputs, outputs={name: Output(name, (0,), (0,)) for name in outputs}
     )
 
 
@@ -235,7 +235,9 @@ class Reader:
 
     def __post_init__(self) -> None:
         inputs = {name: Input(name, (0,), f"w-{name}", consumed=(0,)) for name in self.sent}
-        self.history = [Manifest("a", "s", 1, 1, "w", 1, "claim", inputs=inputs, outputs={"out": Output("out", (0,))})]
+        self.history = [
+            Manifest("a", "s", 1, 1, "w", 1, "claim", inputs=inputs, outputs={"out": Output("out", (0,), (0,))})
+        ]
         self.restart()
 
     @property

@@ -104,7 +104,7 @@ def test_a_reader_has_the_watermark_of_the_version_that_it_read_whatever_its_bat
         # A version of rows, of a watermark, of both, or of neither, as a compaction.
         sent, at_ms = sent + rows, progress.later(at_ms, moved_ms)
         known.append(at_ms)
-        output = Output("a-c", (sent,), (), rows, "n long", {}, (sent,))
+        output = Output("a-c", (sent,), (sent,), (), rows, "n long")
         event_time = EventTime(at_ms) if at_ms is not None else None
         commit(
             store, Manifest("a", "up", len(known) - 1, 1, "w", 1, "batch", outputs={"c": output}, event_time=event_time)

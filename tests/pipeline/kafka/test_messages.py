@@ -140,7 +140,7 @@ class Written:
         sent = [rows + sum(n % 3 == p for n in numbers) for p, rows in enumerate(self.output.sent)]
         sent[0] += count
         self.output = Output(
-            self.topic, tuple(ends), (attempt,) if numbers else (), len(numbers), "n long", {}, tuple(sent)
+            self.topic, tuple(ends), tuple(sent), (attempt,) if numbers else (), len(numbers), "n long"
         )
         for snapshot in snapshots:
             at = write_markers(self.kafka, self.topic, 3, snapshot, 30)

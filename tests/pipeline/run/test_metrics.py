@@ -20,11 +20,11 @@ DOCS = Path(__file__).parents[3] / "docs" / "tuning.md"
 
 
 def sst(name: str, *, size: int, level: int = 0, partition: int = 0) -> Sst:
-    return Sst(name, partition, level, 10, size, "", 0, 1, 1, 1)
+    return Sst(name, partition, level, 10, size, "", 0, 1, 1, 1, 0, "", 0)
 
 
 def manifest(version: int, *ssts: Sst, offset: int) -> Manifest:
-    read, written = Input("t", (offset,), rows=offset), Output("c", (offset,), rows=3)
+    read, written = Input("t", (offset,), rows=offset), Output("c", (offset,), (3,), rows=3)
     return Manifest(
         "a", "s", version, 4, "w", 1_000 * version, "batch", {"t": read}, {"c": written}, ssts=ssts, recorded={"x": 1}
     )

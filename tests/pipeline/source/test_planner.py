@@ -101,11 +101,11 @@ class Upstream:
         output = Output(
             "t",
             (self.end,),
+            (self.rows,),
             (attempt or f"w.{self.version}",) if rows else (),
             rows,
             "n long",
             dict.fromkeys(markers, (self.end - 1,)),
-            (self.rows,),
         )
         manifest = Manifest("a", "up", self.version, 1, "w", self.version, "batch", outputs={"c": output})
         if watermark_ms is not None:
@@ -352,7 +352,7 @@ def written(history: list[Wrote]) -> tuple[MemoryStore, list[Output]]:
             name: (ends[0] - len(wrote.markers) + n, ends[1] - len(wrote.markers) + n)
             for n, name in enumerate(wrote.markers)
         }
-        outputs.append(Output("t", ends, attempts, sum(wrote.rows), "n long", markers, sent))
+        outputs.append(Output("t", ends, sent, attempts, sum(wrote.rows), "n long", markers))
         manifest = Manifest("a", "up", version, 1, "w", version, "batch", outputs={"c": outputs[-1]})
         commit.commit(store, manifest)
     return store, outputs

@@ -23,7 +23,7 @@ def write(store: ObjectStore, rows: list[int]) -> None:
     end = sent = 0
     for version, count in enumerate([0, *rows], 1):
         end, sent = end + count + (count > 0), sent + count
-        output = Output(TOPIC, (end,), (f"a{version}",) if count else (), count, sent=(sent,))
+        output = Output(TOPIC, (end,), (sent,), (f"a{version}",) if count else (), count)
         kind = "batch" if version > 1 else "claim"
         commit.commit(
             store, Manifest("app", "first", version, 1, "w", version, kind, table=TABLE, outputs={"c": output})

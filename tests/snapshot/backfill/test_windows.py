@@ -23,7 +23,7 @@ def write(store: ObjectStore, stage: str, version: int, kind: Kind, **content: o
 
 
 def sent(rows: int, schema: str = "`k` bigint") -> dict[str, Output]:
-    return {"c": Output("app-c-repartition", (0,), rows=rows, schema=schema)}
+    return {"c": Output("app-c-repartition", (0,), (rows,), rows=rows, schema=schema)}
 
 
 @pytest.fixture

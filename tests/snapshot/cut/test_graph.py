@@ -72,7 +72,7 @@ class App:
                 total = tuple(old + new for old, new in zip(before.sent, rows, strict=True))
                 version = head.version + 1 if head else 1
                 outputs[name] = Output(
-                    "t", total, (f"{stage}.{version}",) if sum(rows) else (), sum(rows), "`n` int", sent=total
+                    "t", total, total, (f"{stage}.{version}",) if sum(rows) else (), sum(rows), "`n` int"
                 )
         version, time_ms = (head.version + 1, head.time_ms + 1) if head else (1, 0)
         time_ms = max(time_ms, self.now_ms + self.skew_ms[stage])

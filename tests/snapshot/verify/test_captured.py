@@ -16,6 +16,7 @@ from slackwater.store.versions import codec, keys
 
 from tests.snapshot.verify.damaging import only, put_snapshot, report
 from tests.support.fan_in import FanIn, records
+from tests.support.hostile import sealed
 
 Records = Callable[[pa.Table], pa.Table]
 
@@ -167,5 +168,5 @@ def test_a_pinned_moment_keeps_all_records_or_none(app: FanIn) -> None:
 
 
 def test_a_snapshot_that_is_no_snapshot_is_named(app: FanIn) -> None:
-    app.store.put(keys.snapshot("bank", "good"), b'{"format": 1}')
+    app.store.put(keys.snapshot("bank", "good"), sealed({}))
     assert keys.snapshot("bank", "good") in only(report(app))

@@ -378,7 +378,7 @@ def test_a_root_that_cannot_be_understood_is_a_difference(app: FlightsApp) -> No
 
 def test_what_an_sst_says_of_its_partition_does_not_matter_but_its_hashes_do() -> None:
     quarter = 1 << 62
-    sst = Sst("x", 7, 0, 1, 1, "", -quarter, -1, 1, 1)
+    sst = Sst("x", 7, 0, 1, 1, "", -quarter, -1, 1, 1, 0, "", 0)
     assert placed(sst, frozenset({2, 3}))
     assert placed(sst, frozenset())
     assert not placed(replace(sst, hash_max=quarter), frozenset({2, 4}))
@@ -404,7 +404,7 @@ def faults(rows: pa.Table, sst: Sst, block: int) -> list[str]:
 def entry(rows: pa.Table) -> Sst:
     hashes = pc.min_max(rows["_hash"]).as_py()
     tombstones = pc.sum(rows["_op"]).as_py()
-    return Sst("x", 0, 0, rows.num_rows, 1, "", hashes["min"], hashes["max"], 1, 1, tombstones)
+    return Sst("x", 0, 0, rows.num_rows, 1, "", hashes["min"], hashes["max"], 1, 1, 0, "", 0, tombstones)
 
 
 @settings(max_examples=50)

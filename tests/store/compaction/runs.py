@@ -11,7 +11,7 @@ PARTITIONS = 4
 def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:
     """A run that only says how large it is, and where."""
     name = f"{partition}of{partitions}/{seq_min}-{seq_max}"
-    return Sst(name, partition, 0, size, size, "", *bounds(partition, partitions), seq_min, seq_max)
+    return Sst(name, partition, 0, size, size, "", *bounds(partition, partitions), seq_min, seq_max, 0, "", 0)
 
 
 def compaction_of(

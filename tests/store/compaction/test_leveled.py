@@ -31,7 +31,7 @@ def an_sst(
     """An SST that covers these eighths of all hashes, `eighths[1]` excluded."""
     low, high = bounds(eighths[0], 8)[0], bounds(eighths[1] - 1, 8)[1]
     name = name or f"{level}/{eighths}/{seqs}"
-    return Sst(name, 0, level, size, size, "", low, high, *seqs, tombstones)
+    return Sst(name, 0, level, size, size, "", low, high, *seqs, 0, "", 0, tombstones)
 
 
 def picked(*ssts: Sst, policy: Policy = LEVELED, partitions: int = 1) -> tuple[Compaction, ...]:

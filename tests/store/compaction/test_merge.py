@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.store.compaction import merge
 from slackwater.store.compaction.merge import Stopped, run
@@ -132,15 +131,6 @@ def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
     assert 2 * (1 + 2) <= store.counts["get_range"] <= 2 * (1 + 3), "of each SST the footer, and its rows in few pieces"
     assert store.counts == {"get_range": store.counts["get_range"], "put": 1}
     assert store.bytes_read <= size
-
-
-def test_an_input_of_a_manifest_that_does_not_tell_its_footer_is_fetched_whole(tmp_path: Path) -> None:
-    store = CountingStore(MemoryStore())
-    old = replace(written(store, None, np.arange(1000), 1), footer_bytes=0, footer_checksum="")
-    store.reset()
-    (made,) = run(store, SstCache(tmp_path, 0), "a", "s", TABLE, whole((old,), 1 << 30)).outputs
-    assert made.rows == 1000
-    assert store.counts == {"get": 1, "put": 1}
 
 
 def test_what_lies_beyond_the_partition_is_cut_into_ssts_of_their_own_level(tmp_path: Path) -> None:

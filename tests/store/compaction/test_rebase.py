@@ -34,7 +34,7 @@ class Runs:
         name = f"sst-{len(self.rows)}"
         self.rows[name] = rows
         seqs = rows.values()
-        return Sst(name, partition, level, len(rows), 10, "", *bounds(partition, 2), min(seqs), max(seqs))
+        return Sst(name, partition, level, len(rows), 10, "", *bounds(partition, 2), min(seqs), max(seqs), 0, "", 0)
 
     def written(self, keys: frozenset[int], seq: int) -> tuple[Sst, ...]:
         """What a batch that writes these keys adds."""

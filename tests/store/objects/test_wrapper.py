@@ -48,7 +48,7 @@ def test_requests_to_another_root_are_counted(
     assert store.at("") is store.at(store.url) is store
     assert store.at(other.url) is store.at(other.url)
     assert store.at(other.url).url == other.url
-    theirs = Sst("x", 0, 0, rows=1, bytes=4, checksum="c", hash_min=0, hash_max=1, seq_min=1, seq_max=1, root=other.url)
+    theirs = Sst("x", 0, 0, 1, 4, "c", 0, 1, 1, 1, 0, "", 0, root=other.url)
     assert RangeReader(store, theirs, Reads()).one(1, 3) == b"23"
     assert store.at(other.url).get("x") == b"1234"
     assert counting.take() == Stats(gets=2, bytes_read=6)

@@ -5,7 +5,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Usage
@@ -14,9 +13,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
-from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import to_arrow
-from slackwater.store.sst.types import PREV, sst_schema
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
 from tests.support.state_rows import ROUTES, Hashes, Key, Values, manifest_of, write_version
@@ -169,25 +166,6 @@ def test_mapped_ssts_and_files_make_one_table(
             shown = [(origin, flights) for origin, _, flights, _ in rows_of(con)]
             newest = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 4, "f": 4}
             assert shown == [(key, seq) for key, seq in newest.items() if key not in gone]
-
-
-def test_ssts_of_former_formats_are_read_beside_those_of_today(
-    con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
-) -> None:
-    """They lack a column of slackwater's own."""
-
-    def before(table: Table) -> pa.Schema:
-        schema = sst_schema(table)
-        return schema.remove(schema.get_field_index(PREV))
-
-    keys: list[Key] = [("a", "x"), ("b", "x"), ("c", "x")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "sst_schema", before)
-        old = write_version(store, cache, ROUTES, dict.fromkeys(keys, (1, 1.0, None)), 1)
-    new = write_version(store, cache, ROUTES, {("b", "x"): (2, 2.0, None), ("d", "x"): (2, 2.0, None)}, 2)
-    for ssts in ((*new, *old), (*old, *new)):
-        register(con, "t", store, cache, manifest_of(ROUTES, ssts))
-        assert rows_of(con) == [("a", "x", 1, 1.0), ("b", "x", 2, 2.0), ("c", "x", 1, 1.0), ("d", "x", 2, 2.0)]
 
 
 def test_a_cursor_sees_all_rows_or_says_that_it_does_not(

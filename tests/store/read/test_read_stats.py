@@ -47,13 +47,6 @@ def test_what_was_not_taken_is_not_written_down() -> None:
     assert codec.decode(codec.encode(head), Manifest, key="k") == head
 
 
-def test_a_manifest_from_before_there_were_stats_is_read() -> None:
-    stored = json.loads(codec.encode(manifest(1)))
-    # Nor was there a checksum then.
-    del stored["stats"], stored["totals"], stored["xxh3_128"]
-    assert codec.decode(json.dumps(stored).encode(), Manifest, key="k") == manifest(1)
-
-
 def test_each_request_is_taken_once() -> None:
     store = CountingStore(MemoryStore())
     store.put("a/x", b"123")
@@ -135,7 +128,7 @@ NEXT = {"kind": "batch", "epoch": 1, "writer": "w", "by": "h:w", "now_ms": 1}
 
 
 def sst(name: str, *, size: int, level: int = 0) -> Sst:
-    return Sst(name, 0, level, 1, size, "", 0, 1, 1, 1)
+    return Sst(name, 0, level, 1, size, "", 0, 1, 1, 1, 0, "", 0)
 
 
 def test_a_version_counts_the_ssts_that_it_is_the_first_to_name() -> None:

@@ -255,8 +255,6 @@ def test_a_table_that_was_never_migrated_is_read_as_it_is() -> None:
     how = reading(sst_schema(table), migrated)
     assert how is not None
     assert how is reading(sst_schema(table), migrated)
-    # SSTs of the first releases have no ids.
-    assert reading(pa.schema([field.remove_metadata() for field in sst_schema(table)]), migrated) == how
 
 
 @pytest.mark.parametrize(

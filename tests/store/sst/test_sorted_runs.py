@@ -23,7 +23,7 @@ counts = st.integers(1, 20) | st.integers(1, 1 << 20)
 
 
 def an_sst(hash_min: int, hash_max: int, seq_min: int = 1, seq_max: int = 1, name: str = "") -> Sst:
-    return Sst(name, 0, 0, 1, 1, "", hash_min, hash_max, seq_min, seq_max)
+    return Sst(name, 0, 0, 1, 1, "", hash_min, hash_max, seq_min, seq_max, 0, "", 0)
 
 
 ssts = st.builds(

@@ -1,6 +1,5 @@
 """Time to live: the clocks, what readers and compaction make of them, and what a program may say."""
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime
@@ -29,7 +28,6 @@ from slackwater.store.read.duckdb_view import register
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import expiry, ttl
 from slackwater.store.sst.types import EXPIRES
-from slackwater.store.versions import codec
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Table, Ttl
 
 from tests.support.state_rows import Hashes, Key, Values, columns, manifest_of, write_version
@@ -351,10 +349,3 @@ def test_a_stage_says_what_its_ttl_is_and_contradictions_are_refused() -> None:
         table(ttl_by="at")
     with pytest.raises(Usage, match="has table= and keeps no state"):
         app.stage(reads=topic("t"), table=weekly, name="no-state")(lambda frame: frame)
-
-
-def test_a_manifest_from_before_there_was_a_ttl_is_read() -> None:
-    stored = json.loads(codec.encode(head(FOR_EVER, 0)))
-    # Nor was there a checksum then.
-    del stored["table"]["ttl"], stored["clock_ms"], stored["xxh3_128"]
-    assert codec.decode(json.dumps(stored).encode(), Manifest, key="m") == head(FOR_EVER, 0)

@@ -21,7 +21,7 @@ from slackwater.store.versions.manifest import Column, Input, Manifest, Output, 
 from tests.support.manifests import manifest
 
 TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 2, "aggregate(n=count())")
-SST = Sst("app/stages/stage/sst/x.parquet", 0, 0, 5, 900, "ab", -9, 9, 1, 1)
+SST = Sst("app/stages/stage/sst/x.parquet", 0, 0, 5, 900, "ab", -9, 9, 1, 1, 0, "", 0)
 
 
 def claimed(store: ObjectStore, writer: str, *, now_ms: int = 1) -> Manifest:
@@ -162,7 +162,7 @@ def test_a_successor_carries_state_and_offsets_but_not_what_its_head_did() -> No
     head = replace(
         manifest(7, epoch=3),
         inputs={"t": Input("t", (5, 6), rows=11)},
-        outputs={"c": Output("c", (8,), attempts=("x",), rows=4, schema="a INT", markers={"s": (7,)})},
+        outputs={"c": Output("c", (8,), (4,), attempts=("x",), rows=4, schema="a INT", markers={"s": (7,)})},
         table=TABLE,
         ssts=(SST,),
         recorded={"s": 7},
@@ -178,7 +178,7 @@ def test_a_successor_carries_state_and_offsets_but_not_what_its_head_did() -> No
         time_ms=500,
         kind="compaction",
         inputs={"t": Input("t", (5, 6))},
-        outputs={"c": Output("c", (8,), schema="a INT")},
+        outputs={"c": Output("c", (8,), (4,), schema="a INT")},
         duration_ms=0,
         seq=0,
     )
@@ -211,11 +211,11 @@ def test_a_later_claim_carries_everything_and_may_change_it() -> None:
         writer="n",
         by="host:n",
         now_ms=1,
-        build=lambda draft: replace(draft, outputs={"c": Output("c", (0,))}),
+        build=lambda draft: replace(draft, outputs={"c": Output("c", (0,), (0,))}),
     )
     assert (second.version, second.epoch, second.kind, second.time_ms) == (2, 2, "claim", 11)
     assert (second.inputs, second.ssts, second.table) == ({"t": Input("t", (3,))}, (SST,), TABLE)
-    assert second.outputs == {"c": Output("c", (0,))}
+    assert second.outputs == {"c": Output("c", (0,), (0,))}
 
 
 def test_a_claim_that_is_refused_leaves_nothing() -> None:

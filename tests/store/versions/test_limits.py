@@ -22,12 +22,10 @@ from slackwater.store.versions.keys import check_columns
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
 from typer.testing import CliRunner
 
-from tests.documents.answering import KEPT
+from tests.models.small_store import write_small_store
 from tests.support.hostile import sealed, with_value
 from tests.support.manifests import manifest as plain
 
-KEPT_STORE = KEPT / max(folder.name for folder in KEPT.iterdir()) / "store"
-HEAD = max(str(path.relative_to(KEPT_STORE)) for path in (KEPT_STORE / "flights/stages/aircraft/manifests").iterdir())
 OFFSETS = ("inputs", "by-aircraft", "offsets")
 CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "rows of 2^62": (("ssts", 0, "rows"), 2**62, "ssts[0].rows is 4611686018427387904; expected a number of rows"),
@@ -106,9 +104,20 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_store(tmp_path_factory.mktemp("small") / "store")
+
+
+@pytest.fixture(scope="module")
+def head(small_store: Path) -> str:
+    manifests = (small_store / "flights/stages/aircraft/manifests").iterdir()
+    return max(str(path.relative_to(small_store)) for path in manifests)
+
+
 @pytest.fixture
-def root(tmp_path: Path, isolated: None) -> Path:
-    return Path(shutil.copytree(KEPT_STORE, tmp_path / "store"))
+def root(small_store: Path, tmp_path: Path, isolated: None) -> Path:
+    return Path(shutil.copytree(small_store, tmp_path / "store"))
 
 
 def tamper(root: Path, key: str, place: tuple[str | int, ...], value: Any) -> None:
@@ -117,13 +126,15 @@ def tamper(root: Path, key: str, place: tuple[str | int, ...], value: Any) -> No
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_manifest_that_says_what_cannot_be_is_refused_with_object_and_field(case: str) -> None:
+def test_a_manifest_that_says_what_cannot_be_is_refused_with_object_and_field(
+    small_store: Path, head: str, case: str
+) -> None:
     place, value, said = CASES[case]
-    hostile = sealed(with_value(json.loads((KEPT_STORE / HEAD).read_bytes()), place, value))
+    hostile = sealed(with_value(json.loads((small_store / head).read_bytes()), place, value))
     with pytest.raises(Corruption) as error:
-        codec.decode(hostile, Manifest, key=HEAD)
-    assert error.value.object_key == HEAD
-    assert f"object '{HEAD}' is not a readable Manifest: {said}" in error.value.message
+        codec.decode(hostile, Manifest, key=head)
+    assert error.value.object_key == head
+    assert f"object '{head}' is not a readable Manifest: {said}" in error.value.message
     assert len(error.value.message) < 500
     assert error.value.message.isprintable()
     assert error.value.hint == "put the object back from a backup or an older version of it"
@@ -133,14 +144,16 @@ def test_a_manifest_that_says_what_cannot_be_is_refused_with_object_and_field(ca
     "words", [("compact", "flights"), ("status", "flights"), ("query", "flights", "FROM aircraft")]
 )
 @pytest.mark.parametrize("case", ["a billion partitions", "no partitions", "a trigger of nothing", "rows of 2^62"])
-def test_every_verb_says_so_in_one_sentence_and_at_once(root: Path, case: str, words: tuple[str, ...]) -> None:
+def test_every_verb_says_so_in_one_sentence_and_at_once(
+    root: Path, head: str, case: str, words: tuple[str, ...]
+) -> None:
     place, value, said = CASES[case]
-    tamper(root, HEAD, place, value)
+    tamper(root, head, place, value)
     began = time.process_time()
     result = CliRunner().invoke(main.app, words, catch_exceptions=False)
     assert time.process_time() - began < 10
     assert result.exit_code == 1
-    assert HEAD in result.stderr
+    assert head in result.stderr
     assert said in result.stderr
     assert "bug" not in result.stderr
 

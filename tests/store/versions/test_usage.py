@@ -61,7 +61,7 @@ class Written:
     def sst(self, size: int, level: int) -> Sst:
         name = f"{self.app}/stages/{self.stage}/sst/{next(self._names):03}.parquet"
         seq = self.head.version + 1
-        return Sst(name, 0, level, min(10, size), size, "", 0, 1, seq if not level else 1, seq)
+        return Sst(name, 0, level, min(10, size), size, "", 0, 1, seq if not level else 1, seq, 0, "", 0)
 
     def commit(self, ssts: Sequence[Sst], taken: Stats | None) -> None:
         """The next version, a second later."""
