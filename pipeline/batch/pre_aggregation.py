@@ -8,8 +8,8 @@ done follows from what the batch before showed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 )
 
 from ..event_time.progress import AHEAD, AT
+from ..spark.session import with_settings
 from ..state.aggregate import ROWS, Aggregate, part
 from ..state.partial_rows import MOST_TASKS, TASKS, aggregates_of, over_partials
 from .task import Result, StateTask
@@ -220,15 +221,6 @@ def _picked(made: Aggregate, schema: StructType) -> str:
     return f"get(max_by(struct({value} AS value, {by} AS by), {rank}, 1), 0)"
 
 
-@contextmanager
-def settings(spark: SparkSession, tasks: int) -> Iterator[None]:
+def settings(spark: SparkSession, tasks: int) -> AbstractContextManager[None]:
     """While a job runs that adds rows up and brings what is left of each key together in so many tasks."""
-    before = spark.conf.get(_TASKS, None)
-    spark.conf.set(_TASKS, str(tasks))
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(_TASKS)
-        else:
-            spark.conf.set(_TASKS, before)
+    return with_settings(spark, {_TASKS: str(tasks)})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from ...store.versions.manifest import Manifest
 from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
 from ..spark.plans import first_column, needed_columns, plan_of
+from ..spark.session import with_settings
 from .applied import apply
 from .stage_config import StageConfig
 
@@ -95,23 +96,12 @@ def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[
     return called
 
 
-@contextmanager
-def planned_at_once(spark: SparkSession) -> Iterator[None]:
+def planned_at_once(spark: SparkSession) -> AbstractContextManager[None]:
     """While queries are started whose function is computed by jobs of their batches, and never before these.
 
     A query keeps the settings that it is started with, and its batches' jobs have them.
     """
-    before = {name: spark.conf.get(name, None) for name in _SETTINGS}
-    for name, value in _SETTINGS.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, said in before.items():
-            if said is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, said)
+    return with_settings(spark, _SETTINGS)
 
 
 def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, counts: Path) -> SourceOptions:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from .plans import children, first_column, frame_of, plan_of, rebuilt
+from .plans import first_column, frame_of, plan_of, rebuilt, ways
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -48,12 +48,12 @@ def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
 
 def _partings(plans: Sequence[Any]) -> list[Any]:
     """For each stream that several plans use, the last node on the way up from it that all of these have."""
-    ways: dict[int, list[list[Any]]] = {}
+    by_stream: dict[int, list[list[Any]]] = {}
     for plan in plans:
-        for way in _ways(plan):
-            ways.setdefault(first_column(way[0]), []).append(way)
+        for way in ways(plan):
+            by_stream.setdefault(first_column(way[0]), []).append(way)
     found: list[Any] = []
-    for used in ways.values():
+    for used in by_stream.values():
         if len(used) > 1:
             levels = zip(*used, strict=False)
             shared = [level[0] for level in takewhile(lambda level: all(map(level[0].fastEquals, level[1:])), levels)]
@@ -61,14 +61,6 @@ def _partings(plans: Sequence[Any]) -> list[Any]:
             if not any(node.fastEquals(other) for other in found):
                 found.append(node)
     return found
-
-
-def _ways(plan: Any) -> list[list[Any]]:
-    """The nodes from each stream of a plan up to its root."""
-    below = children(plan)
-    if not below:
-        return [[plan]] if plan.isStreaming() else []
-    return [[*way, plan] for child in below for way in _ways(child)]
 
 
 def _exchanged(frame: DataFrame, number: int) -> DataFrame:

@@ -55,6 +55,14 @@ def nodes(plan: Any) -> Iterator[Any]:
         yield from nodes(child)
 
 
+def ways(plan: Any) -> list[list[Any]]:
+    """The nodes from each stream of a plan up to its root."""
+    below = children(plan)
+    if not below:
+        return [[plan]] if plan.isStreaming() else []
+    return [[*way, plan] for child in below for way in ways(child)]
+
+
 def first_column(plan: Any) -> int:
     """The id of a node's first column, by which a stream is known."""
     return int(plan.output().head().exprId().id())
@@ -70,30 +78,21 @@ def needed_columns(frame: DataFrame) -> dict[int, frozenset[str]]:
     Where that is not plain to see in its optimised plan, the stream is left out.
     """
     optimiser = frame.sparkSession._jsparkSession.sessionState().optimizer()
-    found: dict[int, list[frozenset[str] | None]] = {}
-
-    def walk(node: Any, above: tuple[Any, ...]) -> None:
-        below = children(node)
-        if not below and node.isStreaming():
-            found.setdefault(first_column(node), []).append(_needed(above))
-        for child in below:
-            walk(child, (node, *above))
-
-    walk(optimiser.execute(plan_of(frame)), ())
-    return {
-        stream: frozenset().union(*(one for one in each if one is not None))
-        for stream, each in found.items()
-        if None not in each
-    }
+    found: dict[int, set[str] | None] = {}
+    for stream, *above in ways(optimiser.execute(plan_of(frame))):
+        # One that is used twice needs what either use does.
+        known, more = found.setdefault(first_column(stream), set()), _needed(above)
+        found[first_column(stream)] = None if known is None or more is None else known | more
+    return {stream: frozenset(names) for stream, names in found.items() if names is not None}
 
 
-def _needed(above: Sequence[Any]) -> frozenset[str] | None:
+def _needed(above: Sequence[Any]) -> set[str] | None:
     """What the nodes above a stream, from it upwards, need of its columns; None for what nobody knows."""
     names: set[str] = set()
     for node in above:
         names |= {column.name() for column in listed(node.references().toSeq())}
         if kind(node) == "Project":
-            return frozenset(names)
+            return names
         if kind(node) not in _PASSING:
             break
     return None

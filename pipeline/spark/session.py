@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -131,6 +131,22 @@ def spark_session(
         finally:
             if running is None:
                 _stop(spark, hurry or threading.Event())
+
+
+@contextmanager
+def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """While this lasts, a session has these settings; then those that it had before."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, said in before.items():
+            if said is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, said)
 
 
 def _stop(spark: SparkSession, hurry: threading.Event) -> None:

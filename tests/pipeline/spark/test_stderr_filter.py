@@ -12,11 +12,12 @@ from slackwater.pipeline.spark.stderr_filter import quiet_errors
 
 
 @pytest.fixture
-def logged() -> Iterator[io.StringIO]:
-    """What pyspark logs of errors in queries."""
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What pyspark logs of errors in queries, also while a session of other tests is open and keeps it quiet."""
     logger, text = PySparkLogger.getLogger("SQLQueryContextLogger"), io.StringIO()
     handler = logging.StreamHandler(text)
     logger.addHandler(handler)
+    monkeypatch.setattr(logger, "disabled", False)
     yield text
     logger.removeHandler(handler)
 
