@@ -132,11 +132,6 @@ def functions_of(table: Table, names: Iterable[str]) -> dict[str, str]:
     return {name: columns[name].partition("(")[0] for name in names if name in columns}
 
 
-def is_replaced(table: Table) -> bool:
-    """Whether a backfill's values take the place of what rows have, as of one version: a user's function made them."""
-    return meaning_of(table.state, {}).kind == "update"
-
-
 def fill_ssts(
     store: ObjectStore, cache: SstCache, names: tuple[str, str], fills: Sequence[Fill], ssts: Sequence[Sst]
 ) -> tuple[Sst, ...]:
