@@ -117,8 +117,6 @@ def _added(entry: "Entry") -> "Iterator[str]":
         yield f"since here: {', '.join(entry.added)}"
     if entry.backfilled:
         yield f"backfilled: {', '.join(entry.backfilled)}"
-    elif entry.kind == "backfill":
-        yield "a backfill is about to come"
 
 
 def _renamed(entry: "Entry") -> "Iterator[str]":

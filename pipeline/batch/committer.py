@@ -15,13 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ...errors import Refused
-from ...snapshot.backfill.announced import PATIENCE_S
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.spooled import SpooledStore
 from ...store.versions.manifest import Manifest
 from ..upkeep.meter import StageMeter
 from .change import Change, Committed
-from .head import Fill, Head, Outdated
+from .head import Fill, Head
 
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""
@@ -38,7 +37,6 @@ class Committer:
         failed: Told, on a thread of this class, why nothing is committed any more.
         fill: Gets the head and the SSTs of a change that was computed before the head had some of its backfills, and
             these; gives the SSTs with their values. None for a stage without a table.
-        patience_s: How long the values of a backfill are waited for that has announced them.
     """
 
     def __init__(
@@ -51,21 +49,11 @@ class Committer:
         max_unflushed: int = 0,
         failed: Callable[[BaseException], None] = lambda _error: None,
         fill: Fill | None = None,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         self._spool = spool
         self._max_unflushed = max_unflushed
         self._failed = failed
-        self._head = Head(
-            store,
-            claimed,
-            upload=self._upload,
-            closed=self._wait_closed,
-            meter=meter,
-            fill=fill,
-            # Versions that are on their way would be lost to what is announced.
-            patience_s=0 if max_unflushed else patience_s,
-        )
+        self._head = Head(store, claimed, upload=self._upload, meter=meter, fill=fill)
         self._moved = threading.Condition()
         """Guards what follows."""
         self._unflushed: deque[tuple[Change, float]] = deque()
@@ -96,8 +84,7 @@ class Committer:
             Fenced: A writer with a newer epoch took the stage over.
             CommitConflict: Somebody else, who is no compaction, committed.
             Unavailable: Storage did not answer.
-            Refused: This was closed, or versions that were on their way were overtaken.
-            Outdated: Without `max_unflushed`: it was built on rows that have other values since. `head` has them.
+            Refused: This was closed.
         """
         if not self._max_unflushed:
             change, commit_seconds = self._head.commit(change)
@@ -129,10 +116,6 @@ class Committer:
         """Adopt compactions that others committed, and see whether somebody took the stage over. Raises `Fenced`."""
         self._head.refresh()
 
-    def _wait_closed(self, timeout_s: float) -> bool:
-        with self._moved:
-            return self._moved.wait_for(lambda: self._closed, timeout_s)
-
     @property
     def _over(self) -> bool:
         return self._closed or self._failure is not None
@@ -150,31 +133,17 @@ class Committer:
                 self._forget()
                 behind = len(self._unflushed) - 1
                 change.on_commit(Committed(change.before, change.manifest, seconds, commit_seconds, behind))
-            except Outdated:
-                # Those behind it are built on it.
-                name = f"{change.manifest.app}/{change.manifest.stage}"
-                self._fail(
-                    Refused(
-                        f"stage {name} was backfilled while {len(self._unflushed)} versions waited to be committed, "
-                        "which are of rows as they were before",
-                        hint="nothing committed is lost; start again: these batches are read again",
-                    )
-                )
-                return
             except BaseException as error:
-                self._fail(error)
+                # First: whoever waits for the last version looks for errors once this is over.
+                self._failed(error)
+                # It is raised where the next batch ends, too.
+                with self._moved:
+                    self._failure = error
+                    self._moved.notify_all()
                 return
             with self._moved:
                 self._unflushed.popleft()
                 self._moved.notify_all()
-
-    def _fail(self, error: BaseException) -> None:
-        # First: whoever waits for the last version looks for errors once this is over.
-        self._failed(error)
-        # It is raised where the next batch ends, too.
-        with self._moved:
-            self._failure = error
-            self._moved.notify_all()
 
     def _upload(self, change: Change) -> None:
         """Bring what the version adds into the store, unless it is there."""

@@ -2,9 +2,8 @@
 
 A version is built on a head that may not be the newest any more when it is to be committed: a compaction of another
 process (`slackwater compact`) is a version, too. It changes no row, so the change follows it under the next number
-(`store.compaction.rebase`). So it does where columns were backfilled meanwhile, once its own rows are, too; where only
-the user's function could tell their values, it is `Outdated`, and to be computed again. Whatever else took the number
-ends this writer.
+(`store.compaction.rebase`). So it does where columns were backfilled meanwhile, once its own rows are, too. Whatever
+else took the number ends this writer.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from msgspec import structs
 
 from ... import instants
 from ...errors import CommitConflict, Fenced
-from ...snapshot.backfill.announced import PATIENCE_S, announces
-from ...snapshot.backfill.fill import is_replaced
 from ...store.objects.protocol import ObjectStore
 from ...store.read.read_stats import charged
 from ...store.versions import commit, history, horizon
@@ -30,15 +27,10 @@ from .change import Change
 
 _REBASES = 100
 """Lost races, to those that commit at the same moment, before a commit gives up."""
-_LOOK_S = 0.2
 _ASIDE = ("compaction", "backfill")
 """Kinds of versions that others commit beside the batches, under the writer's epoch."""
 
 Fill = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
-
-
-class Outdated(Exception):
-    """The rows that a batch was built on have other values since; on the newest head it is to be computed again."""
 
 
 class Head:
@@ -47,11 +39,8 @@ class Head:
     Args:
         claimed: The claim's manifest.
         upload: Brings what a change adds into the store, if it is not there.
-        closed: Waits for so many seconds at most; whether nothing is to be committed any more.
         meter: Counts what the stage takes, for its versions to tell; None when nobody does.
         fill: As of `Committer`.
-        patience_s: How long the values of a backfill are waited for that has announced them; 0 where versions on their
-            way would be lost to them.
     """
 
     def __init__(
@@ -60,18 +49,13 @@ class Head:
         claimed: Manifest,
         *,
         upload: Callable[[Change], None],
-        closed: Callable[[float], bool],
         meter: StageMeter | None = None,
         fill: Fill | None = None,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         self.manifest = claimed
         """It."""
         self._claimed = claimed
-        self._store, self._upload, self._closed = store, upload, closed
-        self._meter, self._fill, self._patience_s = meter, fill, patience_s
-        self._announced = (0, 0.0)
-        """The newest version that announced values, and when that was first seen."""
+        self._store, self._upload, self._meter, self._fill = store, upload, meter, fill
         self._committing = threading.Lock()
 
     def refresh(self) -> None:
@@ -83,8 +67,6 @@ class Head:
             compactions, other = self._newer(self.manifest)
             if compactions:
                 self.manifest = compactions[-1]
-                if announces(self.manifest):
-                    self._first_seen_s(self.manifest)
             if other is not None and other.epoch > self.manifest.epoch:
                 # The commit that loses says it best.
                 head, now_ms = self.manifest, instants.now_ms()
@@ -102,10 +84,8 @@ class Head:
             Fenced: A writer with a newer epoch took the stage over.
             CommitConflict: Somebody else, who is no compaction, committed.
             Unavailable: Storage did not answer.
-            Outdated: It was built on rows that have other values since. `manifest` has them.
         """
         with self._committing:
-            self.manifest = self._awaited(self.manifest)
             change, seconds = self._put(self._onto(change, self.manifest))
             self.manifest = change.manifest
         return change, seconds
@@ -129,8 +109,7 @@ class Head:
                 compactions, _ = self._newer(change.before)
                 if not compactions or attempt == _REBASES - 1:
                     raise
-                self.manifest = self._awaited(compactions[-1])
-                change = self._onto(change, self.manifest)
+                change = self._onto(change, compactions[-1])
             else:
                 break
         seconds = time.monotonic() - began
@@ -138,38 +117,13 @@ class Head:
             self._meter.put(seconds)
         return replace(change, manifest=manifest), seconds
 
-    def _awaited(self, head: Manifest) -> Manifest:
-        """The head, with the values that it announces once they are there, unless they take too long."""
-        while announces(head):
-            waited_s = time.monotonic() - self._first_seen_s(head)
-            newer, other = self._newer(head)
-            if newer:
-                head = newer[-1]
-                continue
-            if other is not None or waited_s >= self._patience_s:
-                break
-            if self._closed(min(_LOOK_S, self._patience_s - waited_s)):
-                break
-        return head
-
-    def _first_seen_s(self, announced: Manifest) -> float:
-        """When a version was seen that announces values, on the monotonic clock."""
-        if self._announced[0] != announced.version:
-            self._announced = announced.version, time.monotonic()
-        return self._announced[1]
-
     def _onto(self, change: Change, head: Manifest) -> Change:
-        """The change built on this head. Its rows get the values of backfills that they were computed without.
-
-        Raises `Outdated` where these cannot be told.
-        """
+        """The change built on this head. Its rows get the values of backfills that they were computed without."""
         moved = change.onto(head)
         due = [each for each in head.backfills if each not in change.before.backfills]
         added = [sst for sst in moved.manifest.ssts if sst.object in moved.added] if due else []
         if not added or self._fill is None:
             return moved
-        if head.table is not None and is_replaced(head.table):
-            raise Outdated
         filled = dict(zip(added, self._fill(head, added, due), strict=True))
         return replace(
             moved, manifest=structs.replace(moved.manifest, ssts=tuple(filled.get(s, s) for s in moved.manifest.ssts))

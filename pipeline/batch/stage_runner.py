@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +32,6 @@ from . import query
 from .batch_report import BatchReport
 from .change import Change, Committed
 from .committer import Committer
-from .head import Outdated
 from .job import Computed
 from .next_manifest import has_rows, next_manifest
 from .snapshot_events import Outcome, arrive, unchanged
@@ -197,25 +195,8 @@ class StageRunner:
         stall_seconds = 0.0
         if self._upkeep is not None and (with_rows or self._job.times(tip).pending):
             stall_seconds = self._upkeep.wait(self._batch_s, lambda: self._stopping)
-        self._until_taken(lambda: self._compute(rows, before, after, stall_seconds, with_rows=with_rows))
-
-    def _until_taken(self, attempt: Callable[[], None]) -> None:
-        """Compute and submit a batch; again, where the rows that it was built on have got other values meanwhile."""
-        taken = False
-        while not (taken or self._stopping):
-            with suppress(Outdated):
-                attempt()
-                taken = True
-
-    def _compute(
-        self,
-        rows: DataFrame,
-        before: Mapping[str, Position],
-        after: Mapping[str, Position],
-        stall_seconds: float,
-        *,
-        with_rows: bool,
-    ) -> None:
+        if self._stopping:
+            return
         started = time.monotonic()
         # One head for all of the batch: a compaction may be adopted meanwhile.
         base = self.tip
@@ -237,19 +218,16 @@ class StageRunner:
         raises, which ends the stage.
         """
         with self._busy:
+            base, rejecter = self.tip, self._config.rejecter
+            if self._stopping or rejecter is None or not rejected_of(base).waiting:
+                return
+            started, times = time.monotonic(), self._job.times(base)
             try:
-                self._until_taken(self._retry)
+                computed = rejecter.retry(self._job.batch(self._merged(base), {}, times))
+                self._submit(base, {}, unchanged(base), computed, {}, times, started)
             except BaseException as error:
                 self._fail(error)
                 raise
-
-    def _retry(self) -> None:
-        base, rejecter = self.tip, self._config.rejecter
-        if rejecter is None or not rejected_of(base).waiting:
-            return
-        started, times = time.monotonic(), self._job.times(base)
-        computed = rejecter.retry(self._job.batch(self._merged(base), {}, times))
-        self._submit(base, {}, unchanged(base), computed, {}, times, started)
 
     def _submit(
         self,

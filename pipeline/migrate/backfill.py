@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from itertools import count
 
 from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ... import instants
-from ...errors import CommitConflict, Fenced, NotFound, Refused
-from ...snapshot.backfill.announced import PATIENCE_S
+from ...errors import NotFound, Refused
 from ...snapshot.backfill.scratch import sweep
-from ...snapshot.backfill.swap import Swap, Swapped
-from ...snapshot.backfill.targets import Left, Target, at_head, backfillable, nothing
+from ...snapshot.backfill.swap import Swap
+from ...snapshot.backfill.targets import Left, backfillable, nothing
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.moments import heads_of
+from ...snapshot.cut.names import version_of
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.migrate.migrate import Migrated, finish_earlier
 from ...snapshot.migrate.migration import planned
@@ -41,16 +39,12 @@ from ..spark.session import spark_session
 from ..spark.shipping import on_path
 from .backfilled import Backfilled, Filled
 from .program import declared, migrate_app, with_spark
-from .reach import reach, up_to
+from .reach import reach
 from .scratch_run import ScratchRun
 
 _SETTLES_S = 30.0
 """How long to wait for a batch that was under way before what it may need is removed."""
 _LOOK_S = 0.5
-_SHORT_S = PATIENCE_S / 3
-"""A try that took no longer is done by the time that a runner waits."""
-_ATTEMPTS = 5
-"""At the newest version of a stage, which the app moves on meanwhile."""
 
 
 def backfill_file(
@@ -132,7 +126,8 @@ def backfill_app(
             raise Refused(f"{since} is a moment of {cut.app}, and {program.name} is backfilled")
         at_work = _AtWork(program, store, options, news, settles_s)
         found, left = at_work.find(cut, migrated)
-        if not found and (refused := nothing(left, program.name)) is not None:
+        refused = nothing(left, program.name) if not found else None
+        if refused is not None and (migrated.plan.changes or not at_work.has_begun()):
             raise refused
         if not dry_run:
             migrated = replace(act(dry_run=False), finished=finished)
@@ -157,7 +152,7 @@ class _AtWork:
 
         Of what an earlier call left, what is needed no more is removed then.
         """
-        heads = heads_of(self._store, self._program.name, history.list_stages(self._store, self._program.name))
+        heads = self._heads()
         if before is not None:
             heads = planned(heads, before.plan)
         else:
@@ -171,6 +166,16 @@ class _AtWork:
             (*found.left, *(one for one in looked if isinstance(one, Left))),
         )
 
+    def has_begun(self) -> bool:
+        """Whether an earlier call brought in columns of the newest migration: what is left is then no error."""
+        heads = self._heads().values()
+        newest = max(head.migration for head in heads)
+        filled = (version_of(self._store, head, each.since) for head in heads for each in head.backfills)
+        return any(migrated is not None and migrated.migration == newest for migrated in filled)
+
+    def _heads(self) -> dict[str, Manifest]:
+        return heads_of(self._store, self._program.name, history.list_stages(self._store, self._program.name))
+
     def fill(self, planned: Filled) -> Filled:
         """Compute it, as far as an earlier call has not, and bring it in."""
         target, by = planned.target, whoami()
@@ -178,6 +183,7 @@ class _AtWork:
         what = f"bringing {columns} into {stage}"
         sent = {name: columns for stage in self._declared.stages.values() for name, columns in stage.outputs.items()}
         runs = ScratchRun(self._program, self._store, self._options, self._news, self._topics, sent)
+        filled, backfill = _computed(planned, runs)
         with closing(SstCache(self._options.cache_folder, self._options.cache_bytes)) as cache:
             swapping = Swap(
                 self._store,
@@ -188,8 +194,7 @@ class _AtWork:
                 now_ms=instants.now_ms,
                 on_progress=lambda so_far, of: self._news.doing(f"{what}: {so_far} of {of} SSTs"),
             )
-            fill = self._replaced if target.replaces else self._merged
-            filled, done = fill(planned, runs, swapping)
+            done = swapping.bring_in(backfill)
         record(self._store, target.app, "backfill", f"{stage} v{done.manifest.version}: {columns}", by)
         return replace(
             filled,
@@ -198,28 +203,6 @@ class _AtWork:
             bytes=done.bytes,
             needed=self._settle(done.manifest),
         )
-
-    def _merged(self, planned: Filled, runs: ScratchRun, swapping: Swap) -> tuple[Filled, Swapped]:
-        """Bring in values that are merged with what rows of any version have."""
-        filled, backfill = _computed(planned, runs)
-        return filled, swapping.bring_in(backfill)
-
-    def _replaced(self, planned: Filled, runs: ScratchRun, swapping: Swap) -> tuple[Filled, Swapped]:
-        """Bring in values that take the place of what the rows of one version have: the newest, if it stays so."""
-        took_s = math.inf
-        for attempt in count(1):
-            # The runner waits no longer than it has to: only for what comes while the last of it is computed.
-            head = swapping.announce() if took_s < _SHORT_S else swapping.head()
-            began_s = time.monotonic()
-            filled, backfill = _computed(up_to(planned, at_head(self._store, planned.target, head)), runs)
-            try:
-                return filled, swapping.onto(head, backfill)
-            except (CommitConflict, Fenced):
-                if attempt == _ATTEMPTS:
-                    raise _too_busy(planned.target) from None
-                took_s = time.monotonic() - began_s
-                self._news.doing(f"v{head.version + 1} of {head.stage} came first: once more, up to there")
-        raise AssertionError
 
     def _settle(self, swapped: Manifest) -> str:
         """Remove what was computed, once no batch is under way that may need it; its name, where that takes long."""
@@ -241,12 +224,6 @@ def _computed(planned: Filled, runs: ScratchRun) -> tuple[Filled, Backfill]:
     """Compute what is planned; that, with where it began and what came of it, and as manifests tell of it."""
     target = planned.target
     source, starts = runs.compute(planned)
-    if target.forgets(starts):
-        raise Refused(
-            f"Kafka has lost records of {', '.join(target.starts)} before they were read for {target.stage}: its rows "
-            "would get values of fewer records than those that they have",
-            hint="nothing was changed; the same command says what can still be done",
-        )
     backfill = Backfill(
         version=target.since + 1,
         since=target.since,
@@ -259,11 +236,3 @@ def _computed(planned: Filled, runs: ScratchRun) -> tuple[Filled, Backfill]:
     )
     keys, exact = sum(sst.rows - sst.tombstones for sst in source.ssts), not deltas(source.ssts)
     return replace(planned, starts=starts, whole=backfill.whole, keys=keys, keys_exact=exact), backfill
-
-
-def _too_busy(target: Target) -> Refused:
-    return Refused(
-        f"{target.stage} was committed to {_ATTEMPTS} times while the values were computed up to there: the columns of "
-        "a user's function are of one version, and that must still be the newest when they are brought in",
-        hint="stop the app for a moment and run the same command again, which goes on where it is; then start it",
-    )

@@ -42,26 +42,15 @@ def reach(
             for partition, (start, end) in enumerate(zip(starts[topic], ends, strict=True))
             if start < end and (time_ms := _time_ms(kafka, name, partition, start, patience_s)) is not None
         ]
-    found = up_to(Filled(target, starts, target.is_whole(starts), 0, min(times, default=None)), target)
-    if target.forgets(starts):
-        known = target.counted is not None
-        unsure = f"nobody knows any more what it had read by v{target.since}"
-        lost = f"Kafka has not all any more that it has read since v{target.since}"
-        fewer = f"its rows {'would' if known else 'might'} get values of fewer records than those that they have"
-        return _too_little(target, f"{lost if known else unsure}: {fewer}")
-    if wanted and not found.records:
-        return _too_little(target, f"of what it had read before v{target.since} Kafka has nothing any more")
-    return found
-
-
-def up_to(planned: Filled, target: Target) -> Filled:
-    """The same, up to where another target ends."""
-    return replace(planned, target=target, records=target.records_from(planned.starts))
-
-
-def _too_little(target: Target, why: str) -> Left:
-    hint = "where you have those records elsewhere, a stage of another name can begin with them: slackwater init"
-    return Left(target.stage, target.columns, why, hint)
+    there = target.records_from(starts)
+    if wanted and not there:
+        return Left(
+            target.stage,
+            target.columns,
+            f"of what it had read before v{target.since} Kafka has nothing any more",
+            "where you have those records elsewhere, a stage of another name can begin with them: slackwater init",
+        )
+    return Filled(target, starts, target.is_whole(starts), there, min(times, default=None))
 
 
 def _time_ms(kafka: Mapping[str, str], topic: str, partition: int, offset: int, patience_s: float) -> int | None:

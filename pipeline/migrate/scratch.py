@@ -22,7 +22,6 @@ from ..api.topic import Topic
 from ..batch.applied import over
 from ..state.aggregate import narrowed
 from ..state.ddl import parse_ddl
-from ..state.update import silent
 from .left_out import Offsets, without
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def scratch_program(
         reads=tuple(read.values()),
         writes=(),
         key=app.key_of(stage),
-        state=silent(narrowed(stage.state, target.columns)),
+        state=narrowed(stage.state, target.columns),
         table=table(partitions=stage.table.partitions, compaction=stage.table.compaction),
         max_records=stage.max_records or _MAX_RECORDS,
         trigger=None,

@@ -12,12 +12,10 @@ from ...errors import Refused
 from ...snapshot.backfill.channels import is_told, tell
 from ...snapshot.backfill.scratch import discard
 from ...snapshot.backfill.targets import Target
-from ...snapshot.backfill.windows import read_through
 from ...snapshot.cut.names import version_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
-from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import AppInfo, Manifest, Program
 from ..api.app import App
 from ..batch.batch_report import BatchReport
@@ -31,15 +29,13 @@ from .left_out import Offsets, left_out
 from .scratch import scratch_program
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ScratchRun:
     """Runs apps that compute backfills of one program.
 
     Attributes:
         topics: Users' topics that the app reads under another name, by the declared one.
         sent: The columns of repartition topics, as Spark DDL.
-        retried: How many rejected records the app had put through when what is computed so far was begun; of what an
-            earlier call left nobody knows, so it is gone on with where there were none.
     """
 
     program: App
@@ -48,7 +44,6 @@ class ScratchRun:
     news: News
     topics: Mapping[str, str]
     sent: Mapping[str, str]
-    retried: int = 0
 
     def compute(self, planned: Filled) -> tuple[Manifest, Mapping[str, tuple[int, ...]]]:
         """Compute it, as far as an earlier call has not.
@@ -61,15 +56,12 @@ class ScratchRun:
                 as `runner.run`.
         """
         target = planned.target
-        read = self._read(target)
-        made = scratch_program(self.program, target, self.topics, self._left_out(read), self.sent)
+        made = scratch_program(self.program, target, self.topics, self._left_out(target), self.sent)
         starts = {self._name(topic): at for topic, at in target.starts.items() if topic not in target.channels}
         info = AppInfo(target.scratch, instants.now_ms(), starts=starts)
-        retried = self._retried(read) if target.replaces else 0
-        if retried != self.retried or not self._goes_on(made, info, target):
+        if not self._goes_on(made, info, target):
             discard(self.store, info.name)
             apps.ensure_app(self.store, info)
-        self.retried = retried
         for name, writer in target.writers.items():
             tell(self.store, target.app, name, target.channels[name], info.name, writer, now_ms=instants.now_ms())
         head = history.head(self.store, info.name, target.stage)
@@ -136,22 +128,13 @@ class ScratchRun:
         """By topic as Kafka has it."""
         return {self._name(topic): at for topic, at in target.ends.items() if topic not in target.channels}
 
-    def _read(self, target: Target) -> Manifest:
-        """The version of the stage up to which the past is read."""
+    def _left_out(self, target: Target) -> Offsets:
         head = history.head(self.store, target.app, target.stage)
-        found = version_of(self.store, head, target.at) if head is not None else None
-        if found is None:
-            raise Refused(f"v{target.at} of {target.stage}, up to which the past is read, was collected meanwhile")
-        return found
-
-    def _left_out(self, read: Manifest) -> Offsets:
+        migrated = version_of(self.store, head, target.since) if head is not None else None
+        if migrated is None:
+            raise Refused(f"v{target.since} of {target.stage}, up to which the past is read, was collected meanwhile")
         with closing(SstCache(self.options.cache_folder, self.options.cache_bytes)) as cache:
-            return left_out(self.store, cache, read)
-
-    def _retried(self, read: Manifest) -> int:
-        """How many rejected records were put through by a version, by the stage and those before it."""
-        each = map(rejected_of, read_through(self.store, read))
-        return sum(rejected.total - rejected.waiting for rejected in each)
+            return left_out(self.store, cache, migrated)
 
     def _goes_on(self, made: App, info: AppInfo, target: Target) -> bool:
         """Whether an earlier call has begun just this."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -63,11 +63,6 @@ def update(
     each = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
     made = _Update(function, state, tuple(each), columns)
     return made if due is None else Due(made, due, due_by)
-
-
-def silent(state: State) -> State:
-    """The same declaration, which emits nothing; itself where it is of another kind."""
-    return replace(state, emitted=()) if isinstance(state, _Update) else state
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,9 @@ def channel(store: ObjectStore, app: str, name: str, begun: Input | None, end: I
     first = history.first_version(store, app, end.upstream)
     if not 0 < first <= end.version:
         return Channel(end, end), False
-    end = with_counts(store, app, name, end)
+    end = _with_counts(store, app, name, end)
     if begun is not None and begun.upstream == end.upstream and first <= begun.version:
-        return Channel(with_counts(store, app, name, begun), end), True
+        return Channel(_with_counts(store, app, name, begun), end), True
     # As a stage without versions begins: behind the first that there is. That of a whole history sent nothing.
     output = history.read(store, app, end.upstream, first).outputs.get(name)
     if output is None:
@@ -63,7 +63,7 @@ def channel(store: ObjectStore, app: str, name: str, begun: Input | None, end: I
     return Channel(behind, end), begun is not None and not begun.version and not output.rows and first == 1
 
 
-def with_counts(store: ObjectStore, app: str, name: str, at: Input) -> Input:
+def _with_counts(store: ObjectStore, app: str, name: str, at: Input) -> Input:
     """A place in a channel with the rows that were sent before it, as its writer says, whoever has read them."""
     found = history.find(store, app, at.upstream, at.version) if at.version else None
     output = found.outputs.get(name) if found is not None else None

@@ -6,19 +6,15 @@ and nothing that it read later. So a row's value is found from the row and from 
 - An aggregate of the row is of the records since the migration, the backfill's of those before: merged, of all.
 - A row of an `upsert` that was written since has its value. One that was written before is of one record; where the
   backfill's row is of the same record, all columns that both have are equal, and its value is that record's.
-- What a user's function (`update`) keeps cannot be merged. There the backfill has read all that the stage has read by
-  the version whose rows are filled, and its value is the row's.
 
 The rule holds for every stored row of a key, whichever hides another, so an SST is filled by itself: the rows stay, and
-their order, and their `_seq`. An `update` writes a row of each key that a batch has records of. So what is filled of it
-stays so while newer SSTs come: where later records change a key's value, a newer row hides the older ones.
+their order, and their `_seq`.
 """
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,9 +48,7 @@ class Fill:
         table: The table whose rows are filled.
         source: The version of the backfill's app that has the values.
         since: The version of the table's stage from which on it has the columns.
-        by: How a row's value is found: an aggregate's is `merged`, an upsert's is that of the `record` that the row is
-            of, and what a user's function keeps is `replaced`.
-        functions: Of an aggregate, by its name: `sum`.
+        functions: Of an aggregate, by its name: `sum`. Empty for an upsert.
         names: The columns that get values, internal ones included.
     """
 
@@ -63,13 +57,12 @@ class Fill:
     table: Table
     source: Manifest
     since: int
-    by: Literal["merged", "record", "replaced"]
     functions: Mapping[str, str]
     names: tuple[str, ...]
 
     def changes(self, sst: Sst) -> bool:
         """Whether any row of the SST can get a value."""
-        return self.by != "record" or sst.seq_min < self.since
+        return bool(self.functions) or sst.seq_min < self.since
 
     def rows(self, rows: pa.Table) -> pa.Table:
         """These rows of an SST of the table, which have all its columns, with the backfill's values in them.
@@ -82,7 +75,7 @@ class Fill:
         assert self.source.table is not None  # noqa: S101  it was made for its table
         values, found = multi_get(self.store, self.cache, ssts, self.source.table, hashes, rows.select(key))
         takes = found & (rows.column(OP).to_numpy() == PUT)
-        if self.by == "merged":
+        if self.functions:
             later = rows.select(self.names).cast(values.select(self.names).schema)
             made = {
                 column: filled
@@ -91,7 +84,6 @@ class Fill:
             }
         else:
             made = {name: values.column(name) for name in self.names}
-        if self.by == "record":
             takes &= (rows.column(SEQ).to_numpy() < self.since) & self._same_record(rows, values)
         for name, filled in made.items():
             at = rows.schema.get_field_index(name)
@@ -131,22 +123,13 @@ def fill_of(store: ObjectStore, cache: SstCache, table: Table, backfill: Backfil
             hint="nothing committed is lost; start again: it goes on with the columns as they are filled",
         )
     names = [column.name for column, number in zip(table.columns, table.ids, strict=True) if number in backfill.columns]
-    functions = functions_of(table, names)
-    by: Literal["merged", "record", "replaced"] = (
-        "replaced" if is_replaced(table) else "merged" if functions else "record"
-    )
-    return Fill(store, cache, table, source, backfill.since, by, functions, tuple(names))
+    return Fill(store, cache, table, source, backfill.since, functions_of(table, names), tuple(names))
 
 
 def functions_of(table: Table, names: Iterable[str]) -> dict[str, str]:
     """The function of each aggregate among these columns; nothing for a table of another kind."""
     columns = meaning_of(table.state, {}).columns
     return {name: columns[name].partition("(")[0] for name in names if name in columns}
-
-
-def is_replaced(table: Table) -> bool:
-    """Whether a backfill's values take the place of what rows have, as of one version: a user's function made them."""
-    return meaning_of(table.state, {}).kind == "update"
 
 
 def fill_ssts(

@@ -11,18 +11,14 @@ from ...store.versions import history, keys
 from ...store.versions.manifest import Backfill, Manifest
 from ..gc.inventory import do_all
 from ..status.roster import beats, runner_of
-from .fill import is_replaced
 
 
 def is_needed(store: ObjectStore, head: Manifest, backfill: Backfill, now_ms: int) -> bool:
     """Whether a batch may be under way that was computed without this backfill, which `head` has, and needs its values.
 
-    Not of a table that a user's function keeps: such a batch is computed again. Nor when a runner has claimed the stage
-    since, or a batch has been built on a version with it: batches are built one on the other. Nor when no runner gives
-    signs of life.
+    Not when a runner has claimed the stage since, or a batch has been built on a version with it: batches are built one
+    on the other. Nor when no runner gives signs of life.
     """
-    if head.table is not None and is_replaced(head.table):
-        return False
     swapped = history.find(store, head.app, head.stage, backfill.version)
     if swapped is None or head.epoch > swapped.epoch:
         return False

@@ -1,16 +1,14 @@
 """Bringing a backfill into its table: every SST is filled, and one commit puts them in the place of those that were.
 
 The app goes on meanwhile. What it commits before that is filled too: whoever loses the race for a number fills what the
-new head has more, and tries again. Values that take the place of what rows have are of one version: then whoever loses
-has to compute on, first. A batch that is under way then, and is committed after it, fills its own SSTs, or is computed
-again (`pipeline.batch.committer`). Filled SSTs that no version names are litter, which garbage collection takes.
+new head has more, and tries again. A batch that is under way then, and is committed after it, fills its own SSTs
+(`pipeline.batch.head`). Filled SSTs that no version names are litter, which garbage collection takes.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -30,8 +28,6 @@ _LONGEST_S = 1800.0
 """As a merge: garbage collection takes what a batch has not named an hour after it was written for litter."""
 _AT_ONCE = 16
 """SSTs that are filled between two words on how far it is."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +70,24 @@ class Swap:
         self._filled: dict[str, Sst] = {}
         self._began_s: float | None = None
 
-    def head(self) -> Manifest:
-        """The newest version. Raises `Refused` where the stage has no table any more, and `Unavailable`."""
+    def bring_in(self, backfill: Backfill) -> Swapped:
+        """Commit a version whose columns have the backfill's values. It takes the stage from nobody.
+
+        After a lost race, what is new is filled, too. `backfill` is what is brought in; its `version` does not count.
+
+        Raises:
+            CommitConflict: others kept winning the race for the next version.
+            Refused: the table is gone or was changed meanwhile, a sum has no room, or it took more than half an hour.
+            Corruption: an SST is missing or damaged.
+            Unavailable: storage did not answer; the version may have been committed.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(CommitConflict, Fenced):
+                return self._onto(self._head(), backfill)
+        return self._onto(self._head(), backfill)
+
+    def _head(self) -> Manifest:
+        """The newest version."""
         app, stage = self._names
         head = history.head(self._store, app, stage, known=self._known)
         if head is None or head.table is None or head.retired:
@@ -86,38 +98,21 @@ class Swap:
         self._known = head.version
         return head
 
-    def announce(self) -> Manifest:
-        """Commit a version that changes nothing, and after which a runner waits (`announced`). Raises as `bring_in`."""
-
-        def put() -> Manifest:
-            announced = self._draft(self.head())
-            commit.commit(self._store, announced)
-            return announced
-
-        return _until_first(put)
-
-    def onto(self, head: Manifest, backfill: Backfill) -> Swapped:
-        """Commit a version after this one whose columns have the backfill's values. It takes the stage from nobody.
-
-        `backfill` is what is brought in; its `version` does not count.
-
-        Raises:
-            CommitConflict, Fenced: somebody else committed first.
-            Refused: the table was changed meanwhile, a sum has no room, or it took more than half an hour.
-            Corruption: an SST is missing or damaged.
-            Unavailable: storage did not answer; the version may have been committed.
-        """
+    def _onto(self, head: Manifest, backfill: Backfill) -> Swapped:
+        """Commit it after this version, or not at all."""
         app, stage = self._names
         if is_there(head, backfill):
             return Swapped(head, 0, 0)
-        assert head.table is not None  # noqa: S101  `head` gives no other
+        assert head.table is not None  # noqa: S101  `_head` gives no other
         if missing := set(backfill.columns) - set(head.table.ids):
             raise Refused(
                 f"stage {app}/{stage} was migrated meanwhile: {len(missing)} of the columns are gone",
                 hint="run the same command with the program that the app was migrated to",
             )
         self._fill(head, head.table, backfill)
-        draft = self._draft(head)
+        draft = commit.successor(
+            head, kind="backfill", epoch=head.epoch, writer=self._writer, by=self._by, now_ms=self._now_ms()
+        )
         done = replace(backfill, version=draft.version)
         manifest = replace(
             draft,
@@ -129,19 +124,6 @@ class Swap:
         commit.commit(self._store, charged(head, manifest, self._taken))
         written = [made for before, made in self._filled.items() if made.object != before]
         return Swapped(manifest, len(written), sum(sst.bytes for sst in written))
-
-    def _draft(self, head: Manifest) -> Manifest:
-        return commit.successor(
-            head, kind="backfill", epoch=head.epoch, writer=self._writer, by=self._by, now_ms=self._now_ms()
-        )
-
-    def bring_in(self, backfill: Backfill) -> Swapped:
-        """Bring in what is merged with the rows of any version: after a lost race, what is new is filled, too.
-
-        Raises:
-            CommitConflict: others kept winning the race for the next version. Others as `head` and `onto`.
-        """
-        return _until_first(lambda: self.onto(self.head(), backfill))
 
     def _fill(self, head: Manifest, table: Table, backfill: Backfill) -> None:
         """Fill the SSTs of a version that are not filled yet."""
@@ -156,14 +138,6 @@ class Swap:
             made = fill_ssts(self._store, self._cache, self._names, [fill], some)
             self._filled.update(zip((sst.object for sst in some), made, strict=True))
             self._on_progress(len(head.ssts) - len(todo) + start + len(some), len(head.ssts))
-
-
-def _until_first(put: Callable[[], T]) -> T:
-    """Put the version after the newest, again where another was faster. Raises what is raised when it always was."""
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(CommitConflict, Fenced):
-            return put()
-    return put()
 
 
 def is_there(head: Manifest, backfill: Backfill) -> bool:

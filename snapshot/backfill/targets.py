@@ -2,11 +2,11 @@
 
 What a stage had read before the migration is known to the offset, and what its columns have since is of all that came
 later. So the past is read up to just there, and both are merged (`fill`). What a user's function keeps cannot be
-merged: there all is read that the stage has read by now, and what comes of it takes the place of what rows have.
+merged: of that no past is computed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 import pyarrow as pa
@@ -25,27 +25,28 @@ from ..cut.names import version_of
 from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
 from ..migrate.kinds import FINAL, meaning_of
-from .channels import Channel, channel, with_counts
-from .fill import functions_of, is_replaced
+from .channels import Channel, channel
+from .fill import functions_of
 from .windows import Places, beginnings, positions, read_through
 
 _LONGEST_NAME = 63
 _NEUTRAL = ("count", "sum")
 """Aggregates whose default may be 0: that adds nothing."""
+_WITHOUT_PAST = (
+    "migrate without --backfill: rows from before have null, or the default with which a column is added "
+    "(table(defaults={…})); or run the program under a new app name, which reads its topics from the start "
+    "(`slackwater run FILE --app NAME`)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Columns of one table that one migration added, and what they are computed from.
-
-    Of a table that a user's function keeps, all that have no past, whichever migration added them: each may go into the
-    others.
-    """
+    """Columns of one table that one migration added, and what they are computed from."""
 
     app: str
     stage: str
     since: int
-    """The stage's version of that migration, or of the last of them."""
+    """The stage's version of that migration."""
     columns: tuple[str, ...]
     """Their names; internal ones are left out."""
     ids: tuple[int, ...]
@@ -54,17 +55,11 @@ class Target:
     """What is to be read, by user's topic as declared: from these offsets on. 0 where nobody knows where the stage
     began: from the first one that Kafka has."""
     ends: Mapping[str, tuple[int, ...]]
-    """Up to these, which the stage had reached with the version `at`."""
+    """Up to these, which the stage had reached with that version."""
     begins: bool
     """Whether the stage itself began at `starts`, with nothing."""
-    at: int
-    """That of the migration; of a table that a user's function keeps, the newest."""
     channels: Mapping[str, Channel] = field(default_factory=dict)
     """Of what is read, the repartition topics of stages with state."""
-    replaces: bool = False
-    """Whether the values are those of the version `at`, and take the place of what its rows have."""
-    counted: Mapping[str, tuple[int, ...]] | None = None
-    """Of those: the offsets from which on the values are that rows have by now; None where nobody knows any more."""
 
     @property
     def scratch(self) -> str:
@@ -93,12 +88,6 @@ class Target:
     def is_whole(self, starts: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether what is read from these offsets on is all that the stage ever read."""
         return self.begins and starts == dict(self.starts)
-
-    def forgets(self, starts: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether values from these offsets on would lack records of which those are whose place they take."""
-        if not self.replaces or self.is_whole(starts):
-            return False
-        return self.counted is None or bool(_beyond(starts, self.counted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,34 +149,7 @@ def _added(head: Manifest) -> dict[int, list[Column]]:
     for column in head.table.values if head.table is not None else ():
         if column.since and column.id not in done:
             found.setdefault(column.since, []).append(column)
-    if found and head.table is not None and is_replaced(head.table):
-        return {max(found): [column for version in sorted(found) for column in found[version]]}
     return found
-
-
-def at_head(store: ObjectStore, target: Target, head: Manifest) -> Target:
-    """What is to be read for a target that takes the place of what rows have at this version, the newest.
-
-    Raises as `positions`, and `Refused` where the app was migrated meanwhile, or where rows wait by now of which nobody
-    knows the records.
-    """
-    planned = version_of(store, head, target.at)
-    if planned is None or planned.migration != head.migration:
-        raise Refused(
-            f"{target.app} was migrated while the past of {target.stage} was computed",
-            hint="run the same command with the program that it was migrated to",
-        )
-    _check_rejected(store, head, "")
-    ends = positions(store, head)
-    return replace(
-        target,
-        ends=_offsets(ends),
-        channels={
-            name: replace(each, end=with_counts(store, head.app, name, ends[name]))
-            for name, each in target.channels.items()
-        },
-        at=head.version,
-    )
 
 
 def _target(
@@ -199,19 +161,17 @@ def _target(
     declared: Declared,
     since: Cut | None,
 ) -> Target:
-    replaces = head.table is not None and is_replaced(head.table)
-    counted = None
-    if replaces:
-        read = head
-        _check_rejected(store, read, "")
-        counted = _counted(store, head, columns)
-    else:
-        read = _migrated(store, head, version)
-        _check_in_flight(store, read, declared)
-        _check_rejected(store, read, " when the app was migrated")
-    read_by = positions(store, read)
+    migrated = head if head.version == version else version_of(store, head, version)
+    if migrated is None:
+        raise Refused(
+            f"v{version} of {head.stage}, which added the columns, was collected: nobody knows what it had read",
+            hint=ANOTHER_STAGE,
+        )
+    _check_in_flight(store, migrated, declared)
+    _check_rejected(store, migrated)
+    read_by = positions(store, migrated)
     if since is None:
-        known = beginnings(store, read)
+        known = beginnings(store, migrated)
         begun, begins = known if known is not None else ({}, False)
     elif head.stage not in since.stages:
         raise Refused(
@@ -227,7 +187,7 @@ def _target(
     ends = _offsets(read_by)
     starts = _offsets(begun) | {name: each.start.offsets for name, each in channels.items()}
     starts = {topic: _padded(starts.get(topic, ()), len(at)) for topic, at in ends.items()}
-    if beyond := _beyond(starts, ends if counted is None else counted):
+    if beyond := sorted(topic for topic, at in ends.items() if any(map(int.__gt__, starts[topic], at))):
         raise Refused(
             f"{since.ref if since else 'the beginning'} is later than the migration: "
             f"{head.stage} had read {', '.join(beyond)} less far by then",
@@ -243,43 +203,7 @@ def _target(
         ends=ends,
         begins=begins and all(whole for _, whole in found.values()),
         channels=channels,
-        at=read.version,
-        replaces=replaces,
-        counted=counted,
     )
-
-
-def _counted(store: ObjectStore, head: Manifest, columns: list[Column]) -> dict[str, tuple[int, ...]] | None:
-    """From where on the values are that rows have: where the stage stood when the first of these columns was added.
-
-    Of a topic that it has read only since, where it began. None where a version on the way was collected.
-    """
-    try:
-        stood = _offsets(positions(store, _migrated(store, head, min(column.since for column in columns))))
-        known = beginnings(store, head)
-    except Refused:
-        return None
-    began = _offsets(known[0]) if known is not None else {}
-    return {
-        topic: tuple(map(max, _padded(stood.get(topic, ()), len(at)), _padded(began.get(topic, ()), len(at))))
-        for topic, at in _offsets(positions(store, head)).items()
-    }
-
-
-def _beyond(starts: Mapping[str, tuple[int, ...]], ends: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The topics of which a partition begins behind where it ends."""
-    return sorted(topic for topic, at in ends.items() if any(map(int.__gt__, starts[topic], at)))
-
-
-def _migrated(store: ObjectStore, head: Manifest, version: int) -> Manifest:
-    """The version of the migration that added the columns."""
-    found = head if head.version == version else version_of(store, head, version)
-    if found is None:
-        raise Refused(
-            f"v{version} of {head.stage}, which added the columns, was collected: nobody knows what it had read",
-            hint=ANOTHER_STAGE,
-        )
-    return found
 
 
 def _offsets(places: Places) -> dict[str, tuple[int, ...]]:
@@ -296,13 +220,9 @@ def _check_table(table: Table, columns: list[Column]) -> None:
     functions = functions_of(table, [column.name for column in columns])
     if meaning.kind.removeprefix(FINAL).startswith("upsert("):
         return
-    if meaning.due:
-        raise Refused(
-            f"its rows fall due ({meaning.due_text}): what the function made of each then, with the records that had "
-            "come by then, cannot be computed again",
-            hint=ANOTHER_STAGE,
-        )
-    if not functions and not is_replaced(table):
+    if meaning.kind.removeprefix(FINAL) == "update":
+        raise Refused("only a function of the program could tell the values of the past", hint=_WITHOUT_PAST)
+    if not functions:
         raise Refused(
             f"its state is {table.state}: what it keeps of earlier records cannot be brought together with what it "
             "keeps of later ones",
@@ -312,7 +232,7 @@ def _check_table(table: Table, columns: list[Column]) -> None:
         raise Refused(
             "its rows expire: which records a row that came back has lost, Kafka does not know", hint=ANOTHER_STAGE
         )
-    for column in columns if functions else ():
+    for column in columns:
         default = default_of(column).as_py()
         function = functions.get(column.name)
         if default is None or function in ("mean", "first", "last") or (function in _NEUTRAL and default == 0):
@@ -339,21 +259,18 @@ def _check_event_time(stage: str, heads: Mapping[str, Manifest], declared: Decla
             _check_event_time(name, heads, declared)
 
 
-def _check_rejected(store: ObjectStore, read: Manifest, then: str) -> None:
-    """See that each record that waits to be retried has offsets, by which it can be left out: a channel's row has not.
+def _check_rejected(store: ObjectStore, migrated: Manifest) -> None:
+    """See that each record that waited to be retried has offsets, by which it can be left out: a channel's row has not.
 
     Whoever retries one later adds it to all columns: of those that were computed over the past it must not be a part.
-    `then` says when they waited, where that is not now.
     """
-    for each in read_through(store, read):
+    for each in read_through(store, migrated):
         if (waiting := rejected_of(each).waiting) and any(source.upstream for source in each.inputs.values()):
-            retry = f"slackwater rejected {each.app} --retry"
             raise Refused(
-                f"{waiting:,} rows that {each.stage} rejected {'waited' if then else 'wait'} to be retried{then}, and "
-                "of which records in the topics these are nobody knows",
-                hint=f"before the next such migration, have them retried: {retry}; now {ANOTHER_STAGE}"
-                if then
-                else f"have them retried, and run the same command again: {retry}",
+                f"{waiting:,} rows that {each.stage} rejected waited to be retried when the app was migrated, and of "
+                "which records in the topics these are nobody knows",
+                hint=f"before the next such migration, have them retried: slackwater rejected {each.app} --retry; now "
+                f"{ANOTHER_STAGE}",
             )
 
 

@@ -1,4 +1,4 @@
-"""An app for tests whose tables get columns that can be computed over the past.
+"""An app for tests whose tables get columns, most of which can be computed over the past.
 
 entries   reads the topic, JSON
   | by-branch
@@ -7,7 +7,7 @@ branches  (aggregate)
 changes   (aggregate) of what a stage with state sends
 
 latest    (upsert) reads the topic, too
-accounts  (update) likewise
+accounts  (update) likewise; what its columns would have had, only its function could tell
 """
 
 import os
@@ -87,14 +87,13 @@ def tally(rows: pa.Table, state: pa.Table) -> pa.Table:
     made = {"n": pc.add(pc.fill_null(state["n"], 0), each["n_count"])}
     if MORE:
         made["squares"] = pc.add(pc.fill_null(state["squares"], 0), each["squares_sum"])
-        made["spread"] = pc.divide(made["squares"].cast(pa.float64()), made["n"].cast(pa.float64()))
     return pa.table(made)
 
 
 @app.stage(
     reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
     key="account",
-    state=sw.update(tally, state="n long, squares long, spread double" if MORE else "n long"),
+    state=sw.update(tally, state="n long, squares long" if MORE else "n long"),
     table=sw.table(partitions=2),
 )
 def accounts(raw: DataFrame) -> DataFrame:

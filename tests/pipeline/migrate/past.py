@@ -91,7 +91,6 @@ class App:
     then: State
     store: AgingStore = field(default_factory=AgingStore)
     max_unflushed: int = 0
-    patience_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.cache = SstCache(self.folder, 1 << 30)
@@ -112,7 +111,6 @@ class App:
             claimed,
             max_unflushed=self.max_unflushed if app == NAMES[0] else 0,
             fill=partial(fill_changes, self.store, self.cache),
-            patience_s=self.patience_s,
         )
 
     def migrate(self) -> Target:
@@ -215,10 +213,8 @@ class App:
         )
 
     def swap(self, backfill: Backfill) -> None:
-        self.swapping().bring_in(backfill)
-
-    def swapping(self) -> Swap:
-        return Swap(self.store, self.cache, NAMES, writer="b", by="me", now_ms=lambda: 1)
+        swapping = Swap(self.store, self.cache, NAMES, writer="b", by="me", now_ms=lambda: 1)
+        swapping.bring_in(backfill)
 
     def survives(self, requests: int, act: Callable[[], None]) -> bool:
         """Whether an act ends with so many requests to the store: at the next whoever does it is killed."""
@@ -250,11 +246,9 @@ class App:
         sorted_rows, groups = group(rows.append_column("_hash", pa.array(hash_keys(rows, ["k"]))), ["k"])
         keys = sorted_rows.select(["k"]).take(pa.array(groups.starts))
         nothing = pa.table([pa.nulls(groups.num, each.type) for each in state.values], schema=state.values)
-        made = state.merge(sorted_rows, groups, keys, nothing)
-        assert made.values.column_names == [each.name for each in table.values]
-        gone = [False] * groups.num if made.deleted is None else made.deleted.tolist()
-        rows = zip(keys["k"].to_pylist(), made.values.to_pylist(), gone, strict=True)
-        return {key: seen(row) for key, row, is_gone in rows if not is_gone}
+        made = state.merge(sorted_rows, groups, keys, nothing).values
+        assert made.column_names == [each.name for each in table.values]
+        return {key: seen(row) for key, row in zip(keys["k"].to_pylist(), made.to_pylist(), strict=True)}
 
 
 def seen(row: Mapping[str, object]) -> dict[str, object]:
@@ -293,27 +287,3 @@ class _Narrow:
 
 
 UPSERTS = _Narrow(["k", "by", "amount"]), UPSERT
-
-
-def _tally(rows: pa.Table, state: pa.Table) -> pa.Table:
-    """Record by record, whatever batches they come in; one with such a name deletes what was before it."""
-    kept = [{name: row[name] or 0 for name in state.column_names if name != "told"} for row in state.to_pylist()]
-    gone = [False] * len(kept)
-    for record in rows.to_pylist():
-        key, amount = record["_key"], record["amount"] or 0
-        gone[key] = record["name"].endswith("7")
-        for name, more in (("n", 1), ("total", amount), ("squares", amount * amount)):
-            if name in state.column_names:
-                kept[key][name] = 0 if gone[key] else kept[key][name] + more
-    made = {name: pa.array([row[name] for row in kept], pa.int64()) for name in state.column_names if name in kept[0]}
-    if "told" in state.column_names:
-        made["told"] = pa.array([f"{row['n']} records, {row['squares']}" for row in kept])
-    return pa.table({**made, "_deleted": pa.array(gone)})
-
-
-_KEPT = pa.schema([("n", pa.int64()), ("total", pa.int64())])
-UPDATES = (
-    sw.update(_tally, state=_KEPT),
-    sw.update(_tally, state=pa.schema([*_KEPT, ("squares", pa.int64()), ("told", pa.string())])),
-)
-"""What is new is of the columns that there were, and of one another."""

@@ -10,9 +10,13 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused
+from slackwater.pipeline.kafka import records as kafka_records
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.migrate.backfilled import Filled
+from slackwater.pipeline.migrate.reach import reach
 from slackwater.pipeline.state.protocol import State
 from slackwater.snapshot.backfill.scratch import discard, is_needed, sweep
-from slackwater.snapshot.backfill.targets import Target, backfillable, nothing
+from slackwater.snapshot.backfill.targets import Left, Target, backfillable, nothing
 from slackwater.snapshot.bisect.flips import scan
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.cut.resolve import resolve
@@ -170,9 +174,7 @@ def test_what_cannot_be_computed_says_why(app: App) -> None:
         return refused.message
 
     assert "its state is join" in why(state="join(how=inner)")
-    assert "its rows fall due (due=high)" in why(state="update(due=high)")
     assert "its rows expire" in why(ttl=Ttl(1_000))
-    assert "its rows expire" in why(ttl=Ttl(1_000), state="update")
     values = tuple(replace(each, default="3") if each.name == "high" else each for each in head.table.values)
     assert "rows from before the migration have 3 in high" in why(values=values)
     later = resolve(app.store, "app", now_ms=2)
@@ -182,6 +184,45 @@ def test_what_cannot_be_computed_says_why(app: App) -> None:
     (left,) = backfillable(app.store, {"stage": app.head}, declared, since=after).left
     assert "is later than the migration" in left.why
     assert "name an earlier moment" in left.hint
+
+
+@pytest.mark.parametrize("state", ["update", "update(due=high)", "update(due=high, due_by=clock)"])
+def test_what_only_a_function_of_the_program_could_tell_is_refused(app: App, state: str) -> None:
+    app.migrate()
+    head = app.head
+    assert head.table is not None
+    values = tuple(each for each in head.table.values if not each.since or each.name in ("amounts", "high"))
+    head = replace(head, table=replace(head.table, state=state, values=values))
+    declared = Declared("app", {"stage": DeclaredStage("stage", {"t": ""}, {}, head.table)})
+    found = backfillable(app.store, {"stage": head}, declared)
+    assert found.targets == ()
+    refused = nothing(found.left, "app")
+    assert refused is not None
+    assert refused.message == (
+        "nothing of app can be computed over the past: stage (amounts, high): only a function of the program could "
+        "tell the values of the past"
+    )
+    assert "migrate without --backfill" in refused.hint
+    assert "defaults=" in refused.hint
+    assert "under a new app name, which reads its topics from the start" in refused.hint
+
+
+def test_values_are_complete_from_where_kafka_begins(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = app.migrate()
+
+    def has(earliest: int) -> Filled | Left:
+        monkeypatch.setattr(topics, "offsets", lambda _kafka, _name: ((earliest,), (60,)))
+        monkeypatch.setattr(kafka_records, "read_range", lambda *_asked, **_how: iter(()))
+        return reach({}, app.store, target, {}, patience_s=1)
+
+    every, some, none = has(0), has(20), has(35)
+    assert isinstance(every, Filled)
+    assert (every.whole, every.starts, every.records) == (True, {"t": (0,)}, 35)
+    assert isinstance(some, Filled)
+    assert (some.whole, some.starts, some.records) == (False, {"t": (20,)}, 15)
+    assert isinstance(none, Left)
+    assert "of what it had read before v4 Kafka has nothing any more" in none.why
+    assert "slackwater init" in none.hint
 
 
 def test_from_a_moment_on_only_later_records_count(app: App) -> None:
@@ -197,9 +238,9 @@ def test_from_a_moment_on_only_later_records_count(app: App) -> None:
 def test_a_long_name_still_names_the_app_that_computes(app: App) -> None:
     target = app.migrate()
     assert target.scratch == "app-backfill-stage-v4"
-    long = type(target)("a" * 63, "s" * 63, 4, (), (), {}, {}, begins=True, at=4)
+    long = type(target)("a" * 63, "s" * 63, 4, (), (), {}, {}, begins=True)
     assert len(long.scratch) == 63
-    assert long.scratch != type(target)("a" * 63, "s" * 63, 5, (), (), {}, {}, begins=True, at=4).scratch
+    assert long.scratch != type(target)("a" * 63, "s" * 63, 5, (), (), {}, {}, begins=True).scratch
 
 
 def test_sums_without_room_are_refused_and_nothing_is_committed(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_program_never_sees_them() -> None:
     def counted(rows: DataFrame) -> DataFrame:
         return rows.select("k")
 
-    target = Target("shop", "counted", 3, ("m",), (3,), {"t": (0, 0)}, {"t": (9, 9)}, begins=True, at=3)
+    target = Target("shop", "counted", 3, ("m",), (3,), {"t": (0, 0)}, {"t": (9, 9)}, begins=True)
     made = scratch_program(app, target, {"t": "t-elsewhere"}, {"t": {0: (1, 2), 1: (1,)}}, {})
     (stage,) = made.stages.values()
     assert (stage.on_error, stage.rejects, stage.writes, list(stage.inputs)) == ("stop", "", (), ["t-elsewhere"])
