@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ...durations import parse_ms
 from ...errors import NotFound
+from ...fold.kinds.due import Final
+from ...fold.kinds.kind import State
 from ...store.versions.keys import check_name
 from ...validation import whole
-from ..state.due import Final
-from ..state.protocol import State
 from . import graph
 from .checks import check_beside, check_rejects, check_stage
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions

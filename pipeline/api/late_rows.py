@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...errors import Usage
-from ..state.join import Join
-from ..state.protocol import State
+from ...fold.kinds.join import Join
+from ...fold.kinds.kind import State
 from .topic import Repartition, repartition
 
 if TYPE_CHECKING:

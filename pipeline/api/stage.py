@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..state.protocol import State
+from ...fold.kinds.kind import State
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
 from .sink import Sink
 from .table import TableOptions

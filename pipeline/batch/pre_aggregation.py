@@ -31,10 +31,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..event_time.progress import AHEAD, AT
+from ...fold.event_time import AHEAD, AT
+from ...fold.kinds.aggregate import ROWS, Aggregate, part
+from ...fold.partial_rows import MOST_TASKS, TASKS, aggregates_of, over_partials
 from ..spark.session import with_settings
-from ..state.aggregate import ROWS, Aggregate, part
-from ..state.partial_rows import MOST_TASKS, TASKS, aggregates_of, over_partials
 from .task import Result, StateTask
 
 if TYPE_CHECKING:

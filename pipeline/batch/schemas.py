@@ -16,6 +16,13 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
+from ...fold.event_time import Watermark
+from ...fold.kinds.due import BoundDue, DueBy, Final
+from ...fold.kinds.join import BoundJoin
+from ...fold.kinds.kind import BoundState, State, of_input
+from ...fold.kinds.session import BoundSessions, Sessions, key_of_table
+from ...fold.kinds.window import window_of
+from ...fold.multi_input import name_of
 from ...snapshot.migrate.columns import check_default
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
@@ -23,20 +30,13 @@ from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App
+from ..api.ddl import parse_ddl
 from ..api.sink import Sink
 from ..api.stage import Stage
 from ..api.topic import Repartition, Topic
-from ..event_time.watermarks import Watermark
 from ..messages import outgoing
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
-from ..state.ddl import parse_ddl
-from ..state.due import BoundDue, DueBy, Final
-from ..state.join import BoundJoin
-from ..state.multi_input import name_of
-from ..state.protocol import BoundState, State, of_input
-from ..state.session import BoundSessions, Sessions, key_of_table
-from ..state.window import window_of
 from .applied import Applied, apply, each_output
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
+from ...fold.kinds.session import described, key_of_table
 from ...snapshot.clone.channels import channel_topic
 from ...snapshot.cut.in_flight import left_at
 from ...snapshot.cut.moments import heads_of
@@ -31,7 +32,6 @@ from ..api.topic import Repartition, Topic
 from ..batch.schemas import Shape, ddl_of
 from ..kafka import topics
 from ..publish import claimed as sinks
-from ..state.session import described, key_of_table
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
 _log = logging.getLogger("slackwater")

@@ -9,6 +9,9 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound, Refused
+from ...fold.kinds.join import BoundJoin
+from ...fold.kinds.kind import BoundState
+from ...fold.kinds.session import BoundSessions
 from ...snapshot.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
@@ -23,9 +26,6 @@ from ..kafka import topics
 from ..kafka.clients import Kafka
 from ..run.program import load_app
 from ..spark.session import spark_session
-from ..state.join import BoundJoin
-from ..state.protocol import BoundState
-from ..state.session import BoundSessions
 
 _CONF = {
     "spark.ui.enabled": "false",

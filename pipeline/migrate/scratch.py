@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from ...fold.kinds.aggregate import narrowed
 from ...snapshot.backfill.targets import Target
 from ..api.app import App
+from ..api.ddl import parse_ddl
 from ..api.event_time import DEFAULT_EVENT_TIME
 from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
 from ..api.table import table
 from ..api.topic import Topic
 from ..batch.applied import over
-from ..state.aggregate import narrowed
-from ..state.ddl import parse_ddl
 from .left_out import Offsets, without
 
 if TYPE_CHECKING:

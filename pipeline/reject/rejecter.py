@@ -17,7 +17,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from ... import instants
 from ...errors import Refused
-from ...snapshot.bisect.poison import TooMany
+from ...fold.culprit import TooMany
+from ...fold.failing import RECORD, Failure
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
@@ -27,7 +28,6 @@ from ..batch.task import Result
 from ..kafka.rejects import send_rejects
 from ..source.own_errors import ERROR_MARK
 from ..spark.places import Places as Whereabouts
-from ..state.failing import RECORD, Failure
 from .blame import blamed
 from .culprits import Culprits
 from .feed import KafkaFeed

@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import SlackwaterError
+from ...fold.failing import RECORD
+from ...fold.kinds.kind import Groups, as_of
 from ...snapshot.bisect.predicate import Predicate
 from ...snapshot.query.row_local import ROW, numbers_of, row_local
 from ...store.read.multi_get import multi_get
 from ...store.read.read_stats import Reads
 from ...store.sst.hashing import normalise_keys
-from ..state.failing import RECORD
-from ..state.protocol import Groups, as_of
 from .stage_replay import Numbers, StageReplay
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import Gone, Refused
+from ...fold.failing import RECORD
 from ...snapshot.bisect.changed_keys import changed_keys
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.query.same_rows import differing, only_in
@@ -19,7 +20,6 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Input, Manifest
 from ..spark.user_errors import as_user_error
-from ..state.failing import RECORD
 from .inputs import read_inputs
 from .stage_replay import StageReplay
 

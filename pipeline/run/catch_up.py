@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice, zip_longest
 
+from ...fold import event_time as progress
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
-from ..event_time import progress
 
 
 class CatchUp:

@@ -15,6 +15,7 @@ from ulid import ULID
 from ... import instants
 from ...durations import parse_ms
 from ...errors import NotFound, Refused
+from ...fold.kinds.session import key_of_table
 from ...snapshot.clone.channels import channel_topic
 from ...snapshot.clone.first_versions import check_finished
 from ...snapshot.cut.moments import heads_of
@@ -36,7 +37,6 @@ from ..kafka import topics
 from ..kafka.clients import server
 from ..publish.check import check_targets
 from ..publish.publishers import publishes
-from ..state.session import key_of_table
 from ..upkeep.write_stall import Triggers
 from .news import News
 from .options import Options

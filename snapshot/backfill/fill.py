@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
+from ...fold.kinds.partials import Array, merged
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
@@ -32,7 +33,6 @@ from ...store.sst.writer import ROW_GROUP_ROWS, SstWriter
 from ...store.versions import history
 from ...store.versions.manifest import Backfill, Manifest, Sst, Table
 from ..migrate.kinds import meaning_of
-from .partials import Array, merged
 
 _SLICE_ROWS = ROW_GROUP_ROWS
 """Rows filled at once: bounds memory."""

@@ -16,21 +16,20 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from slackwater.fold.event_time import Times, Watermark
+from slackwater.fold.falling import Falling
+from slackwater.fold.kinds.aggregate import Aggregate
+from slackwater.fold.kinds.due import Final
+from slackwater.fold.kinds.kind import BoundState, State
+from slackwater.fold.late import Lateness
+from slackwater.fold.merge import group
 from slackwater.pipeline.batch import pre_aggregation
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import Expected, Forecast, added_up, can_add_up
 from slackwater.pipeline.batch.query import planned_at_once
 from slackwater.pipeline.batch.task import Result, StateTask
-from slackwater.pipeline.event_time.late import Lateness
-from slackwater.pipeline.event_time.progress import Times
-from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.plans import listed
-from slackwater.pipeline.state.aggregate import Aggregate
-from slackwater.pipeline.state.due import Final
-from slackwater.pipeline.state.falling import Falling
-from slackwater.pipeline.state.merge import group
-from slackwater.pipeline.state.protocol import BoundState, State
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table

@@ -6,12 +6,12 @@ import slackwater as sw
 from msgspec import structs
 from pyspark.sql import DataFrame
 from slackwater.errors import Refused
+from slackwater.fold.kinds.due import Final
+from slackwater.fold.kinds.kind import of_input
+from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Checked, Claimer, _agreed
 from slackwater.pipeline.maintain.first_version import check_takes_rows
-from slackwater.pipeline.state.due import Final
-from slackwater.pipeline.state.protocol import of_input
-from slackwater.pipeline.state.session import Sessions
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.versions.commit import commit

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import slackwater as sw
 from msgspec.structs import replace
+from slackwater.fold.kinds.aggregate import narrowed
+from slackwater.fold.kinds.kind import BoundState, State
+from slackwater.fold.merge import Base, group, merge
 from slackwater.pipeline.batch.change import Change
 from slackwater.pipeline.batch.committer import Committer
-from slackwater.pipeline.state.aggregate import narrowed
-from slackwater.pipeline.state.merge import Base, group, merge
-from slackwater.pipeline.state.protocol import BoundState, State
 from slackwater.snapshot.backfill.fill import fill_changes
 from slackwater.snapshot.backfill.swap import Swap
 from slackwater.snapshot.backfill.targets import Target, backfillable

@@ -10,11 +10,11 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused
+from slackwater.fold.kinds.kind import State
 from slackwater.pipeline.kafka import records as kafka_records
 from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.migrate.backfilled import Filled
 from slackwater.pipeline.migrate.reach import reach
-from slackwater.pipeline.state.protocol import State
 from slackwater.snapshot.backfill.scratch import discard, is_needed, sweep
 from slackwater.snapshot.backfill.targets import Left, Target, backfillable, nothing
 from slackwater.snapshot.bisect.flips import scan

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.pipeline.state.protocol import State
+from slackwater.fold.kinds.kind import State
 from slackwater.store.versions import history
 
 from tests.pipeline.migrate.past import AGGREGATES, NAMES, UPSERTS, App, records

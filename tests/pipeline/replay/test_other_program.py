@@ -14,7 +14,7 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import manifest
 
-from tests.pipeline.event_time.falling import Stage
+from tests.fold.event_time.falling import Stage
 
 ROWS = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 CHECKSUM = "0123456789abcdef" * 2

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from slackwater.fold.kinds.upsert import upsert
+from slackwater.pipeline.api.ddl import parse_ddl
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
-from slackwater.pipeline.state.ddl import parse_ddl
-from slackwater.pipeline.state.upsert import upsert
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get

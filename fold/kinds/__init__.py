@@ -1,0 +1,4 @@
+"""Kinds of state, one in each file: declaration, columns, merging, times, migration.
+
+Whole Arrow tables in, whole Arrow tables out. Nothing outside asks which kind it is.
+"""
