@@ -19,6 +19,7 @@ from ... import instants
 from ...errors import Refused
 from ...fold.culprit import TooMany
 from ...fold.failing import RECORD, Failure
+from ...fold.records import sent
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
@@ -121,10 +122,8 @@ class BatchRejecter:
             attempts = None
             if at.upstream:
                 versions = range(at.version + 1, batch.after[name].version + 1)
-                sent = (history.read(batch.store, batch.base.app, at.upstream, version) for version in versions)
-                attempts = frozenset(
-                    attempt for each in sent if name in each.outputs for attempt in each.outputs[name].attempts
-                )
+                senders = (history.read(batch.store, batch.base.app, at.upstream, version) for version in versions)
+                attempts = frozenset(sent(name, senders).attempts)
             found[name] = Source(at.topic, attempts)
         return found
 

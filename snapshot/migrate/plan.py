@@ -8,6 +8,7 @@ import pyarrow as pa
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
+from ...fold.records import unread
 from ...store.sst.arrow_types import arrow_type
 from ...store.sst.evolution import fits
 from ...store.versions.column_types import parse_ddl
@@ -206,9 +207,8 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
 
 
 def _is_behind(source: Input, output: Output) -> bool:
-    if source.passed:
-        return sum(source.passed) < sum(output.sent)
-    return source.offsets != output.ends
+    left = unread(output, source)
+    return left > 0 if left is not None else source.offsets != output.ends
 
 
 def _columns(ddl: str) -> pa.Schema:
