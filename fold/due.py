@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..store.versions.manifest import EventTime
 from .event_time import later
 from .falling import Falling
-from .kinds.due import DueBy
+from .kinds.kind import DueBy
 
 
 def falling(base: EventTime | None, by: DueBy, clock_ms: int | None) -> Falling:

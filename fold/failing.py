@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..errors import SlackwaterError
 from .culprit import Items, TooMany, culprits
-from .kinds.kind import BoundState, Groups, Merged
+from .kinds.kind import Bound, Groups, Merged
 
 RECORD = "_slackwater_record"
 """The column with the number of the record that a row comes of, a long."""
@@ -112,7 +112,7 @@ def one_by_one(attempt: Callable[[Items], object]) -> Attempts:
 
 
 def merge_or_tell(
-    state: BoundState,
+    state: Bound,
     rows: pa.Table,
     groups: Groups,
     keys: pa.Table,
@@ -155,7 +155,7 @@ def merge_or_tell(
 class _Trial:
     """Merges parts of what a state's function failed for."""
 
-    def __init__(self, state: BoundState, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
+    def __init__(self, state: Bound, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
         self._state, self._rows, self._keys, self._old = state, rows, keys, old
         self._ids = groups.ids
         self._ends = np.append(groups.starts, rows.num_rows)

@@ -17,7 +17,7 @@ from ..store.sst.hashing import normalise_keys, sort_keys
 from ..store.sst.sorted_runs import bounds
 from ..store.sst.ttl import BEFORE_ALL_MS
 from ..store.sst.types import DUE, HASH, OP, PUT
-from .kinds.kind import BoundState, Groups, as_of
+from .kinds.kind import Bound, Groups
 from .merge import Base, merge, stored
 
 EVERY_HASH = bounds(0, 1)
@@ -62,7 +62,7 @@ class Fallen:
 def merge_falling(
     rows: pa.Table,
     base: Base,
-    state: BoundState,
+    state: Bound,
     seq: int,
     store: ObjectStore,
     cache: SstCache,
@@ -92,7 +92,7 @@ def merge_falling(
     Raises:
         As `merge`.
     """
-    state = as_of(state, falling.until_ms)
+    state = state.until(falling.until_ms)
     made: list[pa.Table] = []
     emitted: list[tuple[pa.Table, ...]] = []
     next_ms: int | None = None
@@ -140,7 +140,7 @@ def _others(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.
 
 
 def _fall_due(
-    found: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema, base: Base, state: BoundState, seq: int
+    found: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema, base: Base, state: Bound, seq: int
 ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
     """What the state makes of some of the rows that fall due: `merge` without records."""
     mine = pa.array(chosen)

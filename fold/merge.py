@@ -16,7 +16,7 @@ from ..store.read.read_stats import Reads
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.versions.manifest import Sst, Table
 from .failing import RECORD, merge_or_tell
-from .kinds.kind import BoundState, Groups, Merged
+from .kinds.kind import Bound, Groups, Merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Base:
 def merge(
     rows: pa.Table,
     base: Base,
-    state: BoundState,
+    state: Bound,
     seq: int,
     store: ObjectStore,
     cache: SstCache,

@@ -2,3 +2,7 @@
 
 Whole Arrow tables in, whole Arrow tables out. Nothing outside asks which kind it is.
 """
+
+from . import aggregate, final, join, update, upsert
+
+__all__ = ["aggregate", "final", "join", "update", "upsert"]

@@ -7,33 +7,16 @@ decimals keep their scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Usage
-from .kind import BoundState, Groups, Merged, State, check_value_names, field_of, only
-from .partials import Columns, merged
-
-Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
-Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray alike
-
-
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """One aggregate of one column; `by` orders `first` and `last`."""
-
-    function: Function
-    column: str | None = None
-    by: str | None = None
-
-    def __str__(self) -> str:
-        inside = ", ".join(part for part in (self.column, self.by and f"by={self.by}") if part)
-        return f"{self.function}({inside})"
+from .kind import Bound, Columns, Groups, Kind, Merged, check_value_names, field_of, only
+from .per_key import Aggregate, Array, of_batch, per_key
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -71,7 +54,7 @@ def last(column: str, *, by: str) -> Aggregate:
     return Aggregate("last", column, by)
 
 
-def aggregate(**columns: Aggregate) -> State:
+def aggregate(**columns: Aggregate) -> Aggregates:
     """Declare a table with one row per key and these aggregates as its columns.
 
     A stage with outputs emits the key and the columns of every key that a batch touched, as they are after it.
@@ -84,43 +67,55 @@ def aggregate(**columns: Aggregate) -> State:
     for name, made in columns.items():
         if not isinstance(made, Aggregate):
             raise Usage(f"aggregate column {name!r} is {made!r}; expected count(), sum(...), min(...), …")
-    return _Aggregates(tuple(columns.items()))
+    return Aggregates(tuple(columns.items()))
 
 
-_LOW = (1 << 32) - 1
-ROWS = "_slackwater_rows"
-"""A column of rows that stand for several of a key each: how many. They have the columns of `part` besides."""
+class Aggregates(Kind, frozen=True, tag="aggregate"):
+    """Declared aggregates, by the columns that they are stored in."""
 
+    made: tuple[tuple[str, Aggregate], ...]
+    past: ClassVar[Literal["parts"]] = "parts"
 
-def part(what: str, name: str) -> str:
-    """The column with a part of what the aggregate `name` keeps of several rows, in the one that stands for them.
+    def __str__(self) -> str:
+        return f"aggregate({', '.join(f'{name}={made}' for name, made in self.made)})"
 
-    `what` is `count`, `sum` (of integers of 64 bits that of their upper halves, and `low` that of the lower ones),
-    `value` (of min, max, first and last) or `by` (of first and last).
-    """
-    return f"_{what}:{name}"
+    @property
+    def columns(self) -> dict[str, str]:
+        """As of any kind."""
+        return {name: str(made) for name, made in self.made}
 
+    def narrowed(self, columns: Collection[str]) -> Aggregates:
+        """As of any kind."""
+        return Aggregates(tuple(each for each in self.made if each[0] in columns))
 
-def narrowed(state: State, columns: Collection[str]) -> State:
-    """The same declaration with these aggregates alone; itself where it is of another kind."""
-    if not isinstance(state, _Aggregates):
-        return state
-    return _Aggregates(tuple((name, made) for name, made in state.columns if name in columns))
+    def renamed(self, names: Mapping[str, str]) -> Aggregates:
+        """As of any kind."""
+        return Aggregates(tuple((names.get(name, name), made) for name, made in self.made))
 
+    def internal(self, names: Mapping[str, str]) -> dict[str, str]:
+        """As of any kind: `_delay_sum` goes with `delay`."""
+        return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
 
-@dataclass(frozen=True, slots=True)
-class _Aggregates:
-    columns: tuple[tuple[str, Aggregate], ...]
+    def goes_on_as(self, now: Kind) -> bool:
+        """As of any kind: each aggregate is a column with a meaning of its own."""
+        return self.tag == now.tag
 
-    def describe(self) -> str:
-        return f"aggregate({', '.join(f'{name}={made}' for name, made in self.columns)})"
+    def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
+        """As of any kind."""
+        return merged(dict(self.made)[name].function, name, earlier, later)
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+    def is_neutral(self, name: str, default: object) -> bool:
+        """As of any kind: what a mean, a first and a last begin with, is kept in internal columns."""
+        function = dict(self.made)[name].function
+        return function in ("mean", "first", "last") or (function in ("count", "sum") and default == 0)
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """As of any kind."""
         schema = only(rows, "aggregate(...)")
-        check_value_names([name for name, _ in self.columns], key)
+        check_value_names([name for name, _ in self.made], key)
         fields: list[pa.Field] = []
         needs: dict[str, None] = {}
-        for name, made in self.columns:
+        for name, made in self.made:
             source = field_of(schema, made.column).type if made.column else None
             by = field_of(schema, made.by).type if made.by else None
             fields += _fields(name, made, source, by)
@@ -128,7 +123,7 @@ class _Aggregates:
         values = pa.schema(fields)
         visible = [field for field in values if not field.name.startswith("_")]
         emits = pa.schema([*(field_of(schema, column) for column in key), *visible])
-        return BoundAggregates(self.columns, values, tuple(needs), (emits,))
+        return BoundAggregates(self.made, values, tuple(needs), (emits,))
 
 
 def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataType | None) -> list[pa.Field]:
@@ -159,7 +154,7 @@ def _sum_type(name: str, made: Aggregate, source: pa.DataType) -> pa.DataType:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundAggregates:
+class BoundAggregates(Bound):
     """Aggregates over rows of a known schema."""
 
     columns: tuple[tuple[str, Aggregate], ...]
@@ -174,10 +169,19 @@ class BoundAggregates:
         emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits[0])
         return Merged(values, emitted=(emitted,))
 
+    @property
+    def added_up(self) -> tuple[tuple[str, Aggregate], ...]:
+        """As of any state."""
+        return self.columns
+
+    def over_partials(self, columns: tuple[str, ...]) -> Bound:
+        """As of any state."""
+        return replace(self, needs=columns)
+
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
         """The value columns of `old`, one row a group, with each group's rows in them, or what was made of them."""
-        batch = _PerKeyOfParts(rows, groups) if ROWS in rows.column_names else _PerKey(rows, groups)
-        return self._table(old, lambda name, made: _of_batch(name, made, batch, self.values))
+        batch = per_key(rows, groups)
+        return self._table(old, lambda name, made: of_batch(name, made, batch, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
         """The value columns of keys whose records are in two parts, from those of the parts, row by row."""
@@ -190,103 +194,45 @@ class BoundAggregates:
         return pa.table([stored[field.name] for field in self.values], schema=self.values)
 
 
-def _may_overflow(values: Array) -> bool:
-    """Whether a sum of some of these integers may have no room in 64 bits."""
-    least, most = (each.as_py() or 0 for each in pc.min_max(values).values())
-    return any(edge * len(values) >= 1 << 63 for edge in (-least, most))
+def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
+    """The stored columns of the aggregate `name` over both parts; null is of no records.
 
-
-class _PerKey:
-    """Aggregates of the batch alone, one value per key, in the keys' order."""
-
-    def __init__(self, rows: pa.Table, groups: Groups) -> None:
-        self.rows = rows
-        self._groups = groups
-        self._ids = pa.array(groups.ids)
-
-    def count(self, _name: str, made: Aggregate) -> Array:
-        if made.column is None:
-            return pa.array(np.diff(self._groups.starts, append=self.rows.num_rows))
-        return self._reduce(self.rows[made.column], "count")
-
-    def total(self, _name: str, made: Aggregate, kind: pa.DataType) -> Array:
-        """Sums of this type. Raises `ArrowInvalid` where one has no room."""
-        values = self.rows[made.column].cast(kind)
-        if pa.types.is_integer(kind) and _may_overflow(values):
-            # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
-            return self._whole(pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW))
-        return self._reduce(values, "sum").cast(kind)
-
-    def edge(self, _name: str, made: Aggregate, kind: pa.DataType) -> Array:
-        """The smallest or largest values."""
-        column = self.rows[made.column]
-        if pa.types.is_floating(kind):
-            column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
-        return self._reduce(column, made.function)
-
-    def pick(self, _name: str, made: Aggregate) -> tuple[Array, Array]:
-        """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
-        return self._pick(self.rows[made.column], self.rows[made.by], largest=made.function == "last")
-
-    def _reduce(self, values: Array, function: str) -> Array:
-        # Ids ascend, so Arrow's groups come out in the keys' order, and none is missing.
-        grouped = pa.table({"id": self._ids, "v": values}).group_by("id", use_threads=False)
-        return grouped.aggregate([("v", function)])[f"v_{function}"]
-
-    def _whole(self, high: Array, low: Array) -> Array:
-        """Sums of integers whose upper and lower halves these are. Raises `ArrowInvalid` where one has no room."""
-        high, low = self._reduce(high, "sum"), self._reduce(low, "sum")
-        high = pc.add(high, pc.shift_right(low, 32))
-        return pc.add(pc.multiply_checked(high, 1 << 32), pc.bit_wise_and(low, _LOW))
-
-    def _pick(self, values: Array, bys: Array, *, largest: bool) -> tuple[Array, Array]:
-        edge = self._reduce(bys, "max" if largest else "min")
-        at_edge = pc.equal(bys, edge.take(self._ids))
-        ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
-        ids, values = self._ids.take(ties), values.take(ties)
-        # Equal rows arrive in no fixed order; the largest value makes a replay give the same.
-        order = pc.sort_indices(pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")])
-        ids_sorted = ids.take(order).to_numpy()
-        firsts = np.flatnonzero(np.diff(ids_sorted, prepend=-1))
-        picked = np.full(self._groups.num, -1, np.int64)
-        picked[ids_sorted[firsts]] = order.to_numpy()[firsts]
-        take = pa.array(picked, mask=picked < 0)
-        return values.take(take), edge
-
-
-class _PerKeyOfParts(_PerKey):
-    """The same of rows of which each stands for several of a key, with what aggregates keep of these."""
-
-    def count(self, name: str, _made: Aggregate) -> Array:
-        return self._reduce(self.rows[part("count", name)], "sum")
-
-    def total(self, name: str, _made: Aggregate, kind: pa.DataType) -> Array:
-        low = part("low", name)
-        if low in self.rows.column_names:
-            return self._whole(self.rows[part("sum", name)], self.rows[low])
-        return self._reduce(self.rows[part("sum", name)].cast(kind), "sum").cast(kind)
-
-    def edge(self, name: str, made: Aggregate, _kind: pa.DataType) -> Array:
-        return self._reduce(self.rows[part("value", name)], made.function)
-
-    def pick(self, name: str, made: Aggregate) -> tuple[Array, Array]:
-        values, bys = self.rows[part("value", name)], self.rows[part("by", name)]
-        return self._pick(values, bys, largest=made.function == "last")
-
-
-def _of_batch(name: str, made: Aggregate, batch: _PerKey, schema: pa.Schema) -> dict[str, Array]:
-    """What the aggregate keeps of the batch alone."""
-    kind = schema.field(name).type
-    match made.function:
+    `function` is one of count, sum, min, max, mean, first and last. Both parts have the columns that the aggregate
+    keeps: `name`, and of a mean `_name_sum` and `_name_count`, of first and last `_name_by`. Raises `ArrowInvalid`
+    where a sum has no room.
+    """
+    old, new = earlier[name], later[name]
+    match function:
         case "count":
-            return {name: batch.count(name, made)}
+            return {name: pc.add(pc.fill_null(old, 0), pc.fill_null(new, 0))}
         case "sum":
-            return {name: batch.total(name, made, kind)}
+            return {name: plus(old, new)}
         case "mean":
-            total = batch.total(name, made, schema.field(f"_{name}_sum").type)
-            # Of the mean itself, merging makes nothing.
-            return {name: total, f"_{name}_sum": total, f"_{name}_count": batch.count(name, made)}
+            total = plus(earlier[f"_{name}_sum"], later[f"_{name}_sum"])
+            number = pc.add(pc.fill_null(earlier[f"_{name}_count"], 0), pc.fill_null(later[f"_{name}_count"], 0))
+            divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
+            # Of sums beyond 2^53 a double is the nearest.
+            return {
+                name: pc.divide(total.cast(pa.float64(), safe=False), divisor),
+                f"_{name}_sum": total,
+                f"_{name}_count": number,
+            }
         case "min" | "max":
-            return {name: batch.edge(name, made, kind)}
-    value, by = batch.pick(name, made)
-    return {name: value, f"_{name}_by": by}
+            # By comparison, as Arrow's min_element_wise knows neither times with a zone nor strings.
+            better = pc.less(new, old) if function == "min" else pc.greater(new, old)
+            return {name: pc.if_else(pc.fill_null(better, pc.is_null(old)), new, old)}
+        case "first" | "last":
+            by, old_by = later[f"_{name}_by"], earlier[f"_{name}_by"]
+            newer = pc.greater_equal(by, old_by) if function == "last" else pc.less(by, old_by)
+            use_new = pc.fill_null(newer, pc.and_(pc.is_null(old_by), pc.is_valid(by)))
+            return {name: pc.if_else(use_new, new, old), f"_{name}_by": pc.if_else(use_new, by, old_by)}
+    raise ValueError(f"{function} is no aggregate that is known here")
+
+
+def plus(old: Array, new: Array) -> Array:
+    """SQL's sum of two partial sums: null only where both are."""
+    kind = old.type
+    # Arrow wants a digit more for a decimal sum; the cast back refuses what does not fit.
+    wide = pa.decimal256(38, kind.scale) if pa.types.is_decimal(kind) else kind
+    total = pc.add_checked(old.cast(wide), new.cast(wide))
+    return pc.coalesce(total.cast(kind), old, new)

@@ -6,9 +6,8 @@ Around `update` (`due="deadline"`) the user's function is; around `aggregate` an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,67 +16,20 @@ import pyarrow.compute as pc
 from ...errors import NotFound, Usage
 from ...store.sst.expiry import event_ms
 from ...store.sst.types import DUE
-from .kind import BoundState, Groups, Merged, State, field_of
-from .window import window_of
-
-DueBy: TypeAlias = Literal["watermark", "clock"]
+from .kind import Bound, DueBy, Groups, Merged
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A state whose rows fall due at the time in one of its value columns."""
-
-    state: State
-    column: str
-    by: DueBy
-
-    def describe(self) -> str:
-        """As of any state."""
-        clock = ", due_by=clock" if self.by == "clock" else ""
-        return f"{self.state.describe()}(due={self.column}{clock})"
-
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        """As of any state. Raises as well `NotFound` and `Usage` for a column that is not there or is no time."""
-        bound = self.state.bind(rows, key)
-        if self.column not in bound.values.names:
-            raise NotFound("value column", self.column, bound.values.names, hint="due= is one of them")
-        kind = bound.values.field(self.column).type
-        if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
-            raise Usage(f"due={self.column!r} is {kind}; expected a timestamp or a date")
-        return BoundDue(bound, self.column, self.by)
+def check_time(column: str, values: pa.Schema) -> None:
+    """See that rows can fall due by a value column. Raises `NotFound` or `Usage`."""
+    if column not in values.names:
+        raise NotFound("value column", column, values.names, hint="due= is one of them")
+    kind = values.field(column).type
+    if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
+        raise Usage(f"due={column!r} is {kind}; expected a timestamp or a date")
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
-    """A state over windows that emits each row once, when the watermark has passed the end of its window."""
-
-    state: State
-
-    def describe(self) -> str:
-        """As of any state."""
-        return f"final({self.state.describe()})"
-
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        """As of any state. Raises as well `Usage` where the key has no window, or the state decides what it emits."""
-        bound = self.state.bind(rows, key)
-        if self.state.describe().startswith("join"):
-            raise Usage(
-                'event_time(emits="final") of state=join(...), which emits each pair once, when it is there',
-                hint="leave emits= out; how='left' emits rows without a match when nothing can match them any more",
-            )
-        window = window_of(pa.schema([field_of(rows[0], name) for name in key]))
-        if window is None:
-            raise Usage('event_time(emits="final") of a stage without a window (F.window) in its key: nothing ends')
-        if self.state.describe().startswith("update"):
-            raise Usage(
-                'event_time(emits="final") of state=update(...), whose function says itself what it emits',
-                hint='keep the end of the window in a column of the state, and say update(..., due="that column")',
-            )
-        return BoundDue(bound, window, "watermark", final=True)
-
-
-@dataclass(frozen=True, slots=True)
-class BoundDue:
+class BoundDue(Bound):
     """A state that stores in `_due_at` when each row falls due; called without records, it gets rows that do.
 
     Attributes:
@@ -87,10 +39,24 @@ class BoundDue:
         final: Whether rows are emitted when they fall due, as they are, and at no other time.
     """
 
-    inner: BoundState
+    inner: Bound
     column: str
     by: DueBy
     final: bool = False
+
+    @property
+    def due_by(self) -> DueBy:
+        """As of any state."""
+        return self.by
+
+    @property
+    def added_up(self) -> tuple[tuple[str, Any], ...]:
+        """As of any state."""
+        return self.inner.added_up if self.final else ()
+
+    def over_partials(self, columns: tuple[str, ...]) -> Bound:
+        """As of any state."""
+        return replace(self, inner=self.inner.over_partials(columns))
 
     @property
     def values(self) -> pa.Schema:
@@ -127,3 +93,16 @@ def _ms(times: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     if pa.types.is_date32(times.type):
         return whole
     return pc.add(whole, pc.greater(times.cast(pa.int64()), pc.multiply(whole, 1000)).cast(pa.int64()))
+
+
+def window_of(key: pa.Schema) -> str | None:
+    """The first column of a key that is a window of time, as `F.window` makes them."""
+    return next((field.name for field in key if _is_window(field.type)), None)
+
+
+def _is_window(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_struct(kind)
+        and [field.name for field in kind] == ["start", "end"]
+        and all(pa.types.is_timestamp(field.type) for field in kind)
+    )

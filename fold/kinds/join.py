@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...durations import parse_ms
+from ...durations import format_ms, parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.types import DUE
 from ...store.versions.limits import MAX_TTL_MS
 from .. import multi_input
-from .due import DueBy
-from .kind import BoundState, Groups, Merged, check_value_names, field_of, input_of, time_of
+from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of, time_of
 from .waiting import Flags, Numbers, Waiting, by_key, gathered, pairs
 
 How: TypeAlias = Literal["inner", "left"]
@@ -65,21 +64,30 @@ def join(left: str, right: str, *, within: str, how: How = "inner") -> Join:
     return Join(left, right, within_ms, how)
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Kind, frozen=True, tag="join"):
     """A declared join."""
 
     left: str
     right: str
     within_ms: int
     how: How
+    migrates: ClassVar[bool] = False
+    waiting: ClassVar[str] = "rows that wait for a join"
+    no_late_table: ClassVar[str] = "a join of one stream"
+    no_ttl: ClassVar[tuple[str, str]] = (
+        "keeps what waits for a join, which would be gone too soon",
+        "rows leave when the watermark has passed them",
+    )
+    not_final: ClassVar[tuple[str, str]] = (
+        "join(...), which emits each pair once, when it is there",
+        "leave emits= out; how='left' emits rows without a match when nothing can match them any more",
+    )
 
-    def describe(self) -> str:
-        """As of any state."""
-        return f"join({self.left}, {self.right}, within={self.within_ms} ms, how={self.how})"
+    def __str__(self) -> str:
+        return f"join({self.left}, {self.right}, within={format_ms(self.within_ms)}, how={self.how})"
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        """As of any state. Raises as well `Refused` where a side has no time of its own, or columns have one name."""
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """As of any kind. Raises as well `Refused` where a side has no time of its own, or columns have one name."""
         if len(rows) != 2:
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrame{'s' * (len(rows) != 1)}, and join(...) takes two",
@@ -140,7 +148,7 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundJoin:
+class BoundJoin(Bound):
     """A join that knows its rows' schemas.
 
     Attributes:
@@ -180,13 +188,13 @@ class BoundJoin:
         return (self.emitted,)
 
     @property
-    def by(self) -> DueBy:
-        """What passes the time at which rows fall due."""
+    def due_by(self) -> DueBy:
+        """As of any state."""
         return "watermark"
 
     @property
     def behind_ms(self) -> int:
-        """How much earlier than the watermark the times may be of rows that are still to be emitted."""
+        """As of any state."""
         return self.within_ms + 1
 
     @property
@@ -194,18 +202,22 @@ class BoundJoin:
         """What a batch's rows call the columns by which they are late, the left side's first."""
         return tuple(multi_input.name_of(side.part, side.time) for side in (self.left, self.right))
 
+    def late_by(self, _window: str | None) -> tuple[str, ...]:
+        """As of any state."""
+        return self.times
+
     @property
-    def called(self) -> dict[str, str]:
-        """By what a batch's rows call a column, its name among those of a pair."""
+    def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
+        """As of any state: rows of either side, with what a pair has of it."""
         sides = {
             multi_input.name_of(side.part, name): name
             for side in (self.left, self.right)
             for name in side.columns.names
         }
-        return {name: name for name in self.key} | sides
+        return self.emitted, {name: name for name in self.key} | sides
 
-    def until(self, until_ms: int | None) -> BoundState:
-        """The join for a batch in which rows are forgotten up to then."""
+    def until(self, until_ms: int | None) -> Bound:
+        """As of any state: rows are forgotten up to then."""
         return replace(self, until_ms=until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:

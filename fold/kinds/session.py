@@ -8,60 +8,22 @@ list. What a batch costs follows its rows and the open sessions of their keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import Refused, Usage
+from ...errors import Refused
 from ...store.sst.types import DUE
 from .aggregate import BoundAggregates
-from .due import Final
-from .kind import Groups, Merged
+from .kind import Bound, DueBy, Groups, Merged
 
 Numbers = npt.NDArray[np.int64]
-_TIMES = ("start", "end")
+TIMES = ("start", "end")
 _PARTIALS = "_partials"
 """The internal column with what aggregates keep of sessions besides; it stays when the session gets another name."""
-
-
-def key_of_table(key: Sequence[str], values: Iterable[str]) -> tuple[str, ...]:
-    """The key columns of a table with these value columns, of a stage with this key: all but that of its sessions."""
-    kept = set(values)
-    return tuple(name for name in key if name not in kept)
-
-
-def described(state: str) -> str:
-    """How a table of sessions says what it keeps, where the stage's own state says this."""
-    return f"sessions({state})"
-
-
-@dataclass(frozen=True, slots=True)
-class Sessions:
-    """Aggregates that are emitted once a session, where `column` of the key is the session."""
-
-    state: Final
-    column: str
-
-    def describe(self) -> str:
-        """As of any state."""
-        return described(self.state.describe())
-
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundSessions:
-        """As of any state; `key` has the session. Raises as well `Usage` for a state that is no `aggregate(...)`."""
-        inner = self.state.state.bind(rows, key)
-        if not isinstance(inner, BoundAggregates):
-            raise Usage(
-                f"sessions ({self.column!r} of the key) are of state=aggregate(...), not of {self.state.describe()}",
-                hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
-            )
-        if taken := sorted({*_TIMES} & {*inner.values.names}):
-            raise Usage(f"column {taken[0]!r} of a session is its time already; give the aggregate another name")
-        return BoundSessions(inner, self.column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +46,7 @@ class _Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundSessions:
+class BoundSessions(Bound):
     """Sessions over rows of a known schema.
 
     The table's value columns are the sessions with what users see of their aggregates, a list named as the key column;
@@ -101,9 +63,13 @@ class BoundSessions:
     until_ms: int | None = None
 
     @property
-    def by(self) -> Literal["watermark"]:
-        """What passes the time at which rows fall due."""
+    def due_by(self) -> DueBy:
+        """As of any state."""
         return "watermark"
+
+    def late_by(self, _window: str | None) -> tuple[str, ...]:
+        """As of any state."""
+        return (self.column,)
 
     @property
     def values(self) -> pa.Schema:
@@ -123,8 +89,8 @@ class BoundSessions:
         at = schema.get_field_index(self.column)
         return (schema.set(at, schema.field(at).remove_metadata()),)
 
-    def until(self, watermark_ms: int | None) -> BoundSessions:
-        """The same at this watermark."""
+    def until(self, watermark_ms: int | None) -> Bound:
+        """As of any state."""
         return replace(self, until_ms=watermark_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
@@ -140,7 +106,7 @@ class BoundSessions:
     @property
     def _lists(self) -> dict[str, list[pa.Field]]:
         """The fields of the sessions that each list has."""
-        times = [pa.field(name, self._kind.field(name).type) for name in _TIMES]
+        times = [pa.field(name, self._kind.field(name).type) for name in TIMES]
         visible = [field for field in self.inner.values if not field.name.startswith("_")]
         inside = [field for field in self.inner.values if field.name.startswith("_")]
         return {self.column: [*times, *visible]} | ({_PARTIALS: inside} if inside else {})
@@ -165,7 +131,7 @@ class BoundSessions:
         if not rows.num_rows:
             return known
         given = rows[self.column].combine_chunks()
-        starts, ends = (pc.struct_field(given, name) for name in _TIMES)
+        starts, ends = (pc.struct_field(given, name) for name in TIMES)
         if starts.null_count or ends.null_count:
             raise Refused(
                 f"a row has no session in {self.column!r}",
@@ -208,7 +174,7 @@ class BoundSessions:
     def _row(self, keys: pa.Table, sessions: _Spans) -> pa.Table:
         """The sessions as rows that are emitted."""
         columns = self._columns(sessions)
-        times = pa.StructArray.from_arrays([columns[name] for name in _TIMES], fields=list(self._kind))
+        times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
         known = keys.take(pa.array(sessions.ids))
         columns |= {name: known[name] for name in known.column_names} | {self.column: times}
         (schema,) = self.emits

@@ -2,49 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from ...errors import Refused
 from .. import multi_input
-from .kind import BoundState, Groups, Merged, check_value_names, field_of
+from .due import BoundDue, check_time
+from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of
 
 Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
 """Of the user's; see `slackwater.update`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """A declared update. Schemas are asked for when it is bound: who says them as text needs Spark to read it."""
+class Code:
+    """What is not stored of an update: a new function over the same columns is a release, not a break.
+
+    Attributes:
+        function: The user's.
+        state: The table's value columns. Asked for when it is bound: who says them as text needs Spark to read it.
+        emits: The columns of emitted rows, likewise.
+        order_by: Columns that sort a key's rows.
+    """
 
     function: Function
     state: Callable[[], pa.Schema]
-    emitted: tuple[Callable[[], pa.Schema], ...]
-    order_by: tuple[str, ...]
+    emits: tuple[Callable[[], pa.Schema], ...] = ()
+    order_by: tuple[str, ...] = ()
 
-    def describe(self) -> str:
-        """As of any state."""
-        # The columns are compared by themselves; a new function over the same columns is a release, not a break.
-        return "update"
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        """As of any state."""
-        values = self.state()
+class Update(Kind, frozen=True, tag="update"):
+    """A declared update."""
+
+    due: str = ""
+    """The value column at whose time rows fall due; empty where they never do."""
+    due_by: DueBy = "watermark"
+    code: Any = None
+    """`Code`; None of an update as it is stored."""
+    past: ClassVar[Literal["function"]] = "function"
+    not_final: ClassVar[tuple[str, str]] = (
+        "update(...), whose function says itself what it emits",
+        'keep the end of the window in a column of the state, and say update(..., due="that column")',
+    )
+
+    def __str__(self) -> str:
+        return f"update({self.due_text})" if self.due else "update"
+
+    @property
+    def declaration(self) -> Update:
+        """As of any kind."""
+        return Update(self.due, self.due_by)
+
+    @property
+    def function(self) -> Function | None:
+        """As of any kind."""
+        return self.code.function if self.code is not None else None
+
+    @property
+    def due_text(self) -> str:
+        """As of any kind."""
+        return f"due={self.due}{', due_by=clock' if self.due_by == 'clock' else ''}" if self.due else ""
+
+    def renamed(self, names: Mapping[str, str]) -> Update:
+        """As of any kind."""
+        return replace(self, due=names.get(self.due, self.due))
+
+    def goes_on_as(self, now: Kind) -> bool:
+        """As of any kind: rows may fall due by another column from then on."""
+        return self.tag == now.tag
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """As of any kind. Raises as well `NotFound` and `Usage` where `due` is no column, or no time."""
+        values = self.code.state()
         check_value_names(values.names, key)
         for schema in rows:
-            for column in self.order_by:
+            for column in self.code.order_by:
                 field_of(schema, column)
-        emits = tuple(schema() for schema in self.emitted) or (pa.schema([]),)
+        emits = tuple(schema() for schema in self.code.emits) or (pa.schema([]),)
         needs = multi_input.columns(rows, key)
-        return _BoundUpdate(self.function, key, tuple(rows), values, needs, emits, self.order_by)
+        bound = _BoundUpdate(self.code.function, key, tuple(rows), values, needs, emits, self.code.order_by)
+        if not self.due:
+            return bound
+        check_time(self.due, values)
+        return BoundDue(bound, self.due, self.due_by)
 
 
 @dataclass(frozen=True, slots=True)
-class _BoundUpdate:
+class _BoundUpdate(Bound):
     function: Function
     key: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,10 @@ import pyarrow.compute as pc
 
 from ...errors import Usage
 from ...store.sst.hashing import digests
-from .kind import BoundState, Groups, Merged, State, check_value_names, field_of, only
+from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
 
 
-def upsert(*, by: str, delete_when: str | None = None) -> State:
+def upsert(*, by: str, delete_when: str | None = None) -> Upsert:
     """Declare a table that holds, for each key, the row with the largest `by`.
 
     A row that comes late (its `by` is smaller than the stored one) or has no `by` changes nothing. A stage with
@@ -26,18 +27,22 @@ def upsert(*, by: str, delete_when: str | None = None) -> State:
         delete_when: Boolean column; true in the latest row deletes the key. It is not stored, and a deleted key
             forgets its `by`.
     """
-    return _Upsert(by, delete_when)
+    return Upsert(by, delete_when)
 
 
-@dataclass(frozen=True, slots=True)
-class _Upsert:
+class Upsert(Kind, frozen=True, tag="upsert"):
+    """A declared upsert."""
+
     by: str
-    delete_when: str | None
+    delete_when: str | None = None
+    past: ClassVar[Literal["rows"]] = "rows"
 
-    def describe(self) -> str:
-        return f"upsert(by={self.by}{f', delete_when={self.delete_when}' if self.delete_when else ''})"
+    def renamed(self, names: Mapping[str, str]) -> Upsert:
+        """As of any kind."""
+        return Upsert(names.get(self.by, self.by), self.delete_when)
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """As of any kind."""
         schema = only(rows, "upsert(...)")
         by = field_of(schema, self.by)
         if self.by in key or pa.types.is_nested(by.type):
@@ -52,7 +57,7 @@ class _Upsert:
 
 
 @dataclass(frozen=True, slots=True)
-class _BoundUpsert:
+class _BoundUpsert(Bound):
     by: str
     delete_when: str | None
     values: pa.Schema

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ...durations import parse_ms
 from ...errors import NotFound
-from ...fold.kinds.due import Final
-from ...fold.kinds.kind import State
+from ...fold.kinds.final import Final
+from ...fold.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...validation import whole
 from . import graph
@@ -50,7 +50,7 @@ class App:
         *,
         reads: Topic | Repartition | str | Sequence[Topic | Repartition | str],
         writes: Repartition | Sink | Sequence[Repartition | Sink] = (),
-        state: State | None = None,
+        state: Kind | None = None,
         key: Sequence[str] | str | None = None,
         table: TableOptions | None = None,
         max_records: int | None = None,

@@ -9,9 +9,8 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from ...errors import Usage
-from ...fold.kinds.due import Due, DueBy
-from ...fold.kinds.kind import State
-from ...fold.kinds.update import Function, Update
+from ...fold.kinds.kind import DueBy
+from ...fold.kinds.update import Code, Function, Update
 
 Columns: TypeAlias = "str | pa.Schema"
 """As a DDL string, or an Arrow schema."""
@@ -25,7 +24,7 @@ def update(
     order_by: Sequence[str] | str = (),
     due: str | None = None,
     due_by: DueBy = "watermark",
-) -> State:
+) -> Update:
     """Declare a table that a function of yours keeps, called once per batch and state partition.
 
     `function(rows, state)` gets Arrow tables and returns the new state, or `(state, emitted)` with `emits=`:
@@ -58,8 +57,8 @@ def update(
         raise Usage(f"update: due_by is {due_by!r}; expected 'watermark' or 'clock'")
     columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     each = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
-    made = Update(function, partial(schema_of, state), tuple(partial(schema_of, one) for one in each), columns)
-    return made if due is None else Due(made, due, due_by)
+    code = Code(function, partial(schema_of, state), tuple(partial(schema_of, one) for one in each), columns)
+    return Update(due or "", due_by if due else "watermark", code)
 
 
 def schema_of(columns: Columns) -> pa.Schema:

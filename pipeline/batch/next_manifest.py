@@ -12,7 +12,7 @@ from ...fold import event_time as progress
 from ...fold.due import after
 from ...fold.event_time import Watermark
 from ...fold.falling import Falling
-from ...fold.kinds.due import DueBy
+from ...fold.kinds.kind import DueBy
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.versions import commit

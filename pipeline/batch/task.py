@@ -22,11 +22,11 @@ from pyspark.sql.types import BinaryType, StructType
 from ...fold.event_time import Seen, Times
 from ...fold.failing import StateFailed, Told
 from ...fold.falling import Fallen, Falling, merge_falling
-from ...fold.kinds.kind import BoundState
+from ...fold.kinds.kind import Bound
+from ...fold.kinds.per_key import num_partials, num_rows
 from ...fold.late import Lateness
 from ...fold.merge import Base, merge
 from ...fold.multi_input import apart
-from ...fold.partial_rows import num_partials, num_rows
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
@@ -196,7 +196,7 @@ class WriteTask(Task):
 class StateTask(Task):
     """A stage with state. Rows come with `_hash`, all rows of a state partition in one task."""
 
-    state: BoundState
+    state: Bound
     table: Table
     ssts: tuple[Sst, ...]
     clock_ms: int = 0

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from ...fold.kinds.aggregate import narrowed
 from ...snapshot.backfill.targets import Target
 from ..api.app import App
 from ..api.ddl import parse_ddl
@@ -60,7 +59,7 @@ def scratch_program(
         reads=tuple(read.values()),
         writes=(),
         key=app.key_of(stage),
-        state=narrowed(stage.state, target.columns),
+        state=stage.state.narrowed(target.columns) if stage.state is not None else None,
         table=table(partitions=stage.table.partitions, compaction=stage.table.compaction),
         max_records=stage.max_records or _MAX_RECORDS,
         trigger=None,

@@ -8,6 +8,7 @@ import pyarrow as pa
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
+from ...fold.kinds.kind import kind_of
 from ...fold.records import unread
 from ...store.sst.arrow_types import arrow_type
 from ...store.sst.evolution import fits
@@ -19,7 +20,6 @@ from ..cut.graph import order
 from . import stage_names
 from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
 from .declared import Declared, DeclaredStage
-from .kinds import meaning_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _is_other(before: Table | None, after: Table | None) -> bool:
 def _due(before: Table | None, after: Table | None, renames: Mapping[str, str]) -> tuple[str, str] | None:
     if before is None or after is None:
         return None
-    was, now = meaning_of(before.state, renames).due_text, meaning_of(after.state, {}).due_text
+    was, now = kind_of(before.state).renamed(renames).due_text, kind_of(after.state).due_text
     return (was, now) if was != now else None
 
 

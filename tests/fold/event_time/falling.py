@@ -10,10 +10,8 @@ from msgspec.structs import replace
 from slackwater.fold import due
 from slackwater.fold.event_time import Times, Watermark
 from slackwater.fold.falling import Fallen
-from slackwater.fold.kinds.due import BoundDue
-from slackwater.fold.kinds.kind import BoundState, State
-from slackwater.fold.kinds.session import BoundSessions
-from slackwater.fold.kinds.window import window_of
+from slackwater.fold.kinds.due import window_of
+from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.late import Lateness
 from slackwater.pipeline.batch.task import MARK, Result, StateTask
 from slackwater.pipeline.spark.places import Places
@@ -28,7 +26,7 @@ from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
-from slackwater.store.versions.manifest import Column, Table
+from slackwater.store.versions.manifest import Column, Declaration, Table
 
 from tests.fold.event_time.committing import Committing
 
@@ -65,10 +63,10 @@ class InMemory(Places):
 class Stage(Committing):
     """A stage at work: batches as tasks make them, without Spark."""
 
-    bound: BoundState
+    bound: Bound
     key: tuple[str, ...]
     rows: pa.Schema
-    state: str = "s"
+    state: Declaration = field(default_factory=dict)
     jobs: int = 0
 
     def __post_init__(self) -> None:
@@ -76,15 +74,15 @@ class Stage(Committing):
         self.places = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
         self.begin(self.places.memory, self.table)
 
-    def declared(self, bound: BoundState, state: str) -> Table:
+    def declared(self, bound: Bound, state: Declaration) -> Table:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
         columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
         return Table(columns, values, 3, state)
 
-    def migrate(self, state: State) -> tuple[str, ...]:
+    def migrate(self, state: Kind) -> tuple[str, ...]:
         """Go on with another state; what is said of that."""
         self.bound = state.bind([self.rows], self.key)
-        stages = {"s": DeclaredStage("s", {"t": ""}, {}, self.declared(self.bound, state.describe()))}
+        stages = {"s": DeclaredStage("s", {"t": ""}, {}, self.declared(self.bound, state.stored))}
         found = find_plan(self.store, Declared("a", stages), {})
         done = migrate(self.store, found, {}, by="ada@host", now_ms=self.head.time_ms + 1)
         self.head = history.read(self.store, "a", "s", done.versions["s"])
@@ -94,7 +92,7 @@ class Stage(Committing):
 
     def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
         """Commit a version, and give what it emits."""
-        by = self.bound.by if isinstance(self.bound, BoundDue | BoundSessions) else None
+        by = self.bound.due_by
         falling = due.falling(self.head.event_time, by, clock_ms) if by is not None else None
         made = pa.Table.from_pylist(rows, schema=self.rows)
         made = made.append_column("_hash", pa.array(hash_keys(made, self.key)))

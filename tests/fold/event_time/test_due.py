@@ -9,7 +9,8 @@ import slackwater as sw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
-from slackwater.fold.kinds.due import BoundDue, Final
+from slackwater.fold.kinds.due import BoundDue
+from slackwater.fold.kinds.final import Final
 from slackwater.store.versions.manifest import EventTime
 
 from tests.fold.event_time.falling import DELAY, MINUTE_MS, Stage
@@ -168,7 +169,7 @@ def at(key: str, minute: int) -> dict[str, object]:
 
 def test_due_is_added_to_a_table_taken_from_it_and_comes_again() -> None:
     plain, waiting = (sw.update(waits, state=VALUES, emits=EMITS, due=each) for each in (None, "until"))
-    stage = Stage(plain.bind([ROWS], ("key",)), ("key",), ROWS, plain.describe())
+    stage = Stage(plain.bind([ROWS], ("key",)), ("key",), ROWS, plain.stored)
     stage.batch([at("b", 0), at("c", 0), at("d", 0)])
     assert stage.migrate(waiting) == (
         "+ due=until: rows fall due from here on; those from before once they are written again",
@@ -196,7 +197,7 @@ def test_what_passes_the_time_of_rows_may_change_and_they_keep_it() -> None:
         sw.update(waits, state=VALUES, emits=EMITS, due="until", due_by=by)  # type: ignore[arg-type]
         for by in ("watermark", "clock")
     )
-    stage = Stage(by_event.bind([ROWS], ("key",)), ("key",), ROWS, by_event.describe())
+    stage = Stage(by_event.bind([ROWS], ("key",)), ("key",), ROWS, by_event.stored)
     stage.batch([at("c", 60)])
     assert stage.migrate(by_clock) == (
         "~ due=until, due_by=clock, until now due=until; rows from before fall due at the times that they have",

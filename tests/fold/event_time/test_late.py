@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.fold.event_time import Times, Watermark
-from slackwater.fold.kinds.window import window_of
+from slackwater.fold.kinds.due import window_of
 from slackwater.fold.late import Lateness
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
@@ -37,7 +37,6 @@ TABLE = Table(
     tuple(Column(name, from_arrow(ROWS.field(name).type)) for name in KEY),
     tuple(Column(column.name, from_arrow(column.type)) for column in BOUND.values),
     3,
-    "aggregate",
 )
 WATERMARK = Watermark(("at",), DELAY * MINUTE_MS, ("t",))
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
-from slackwater.fold.kinds.due import Final
-from slackwater.fold.kinds.kind import Groups, State
-from slackwater.fold.kinds.session import BoundSessions, Sessions, key_of_table
+from slackwater.fold.kinds.final import Final, Sessions
+from slackwater.fold.kinds.kind import Groups, Kind, key_of_table
+from slackwater.fold.kinds.session import BoundSessions
 from slackwater.snapshot.migrate.columns import evolve
 from slackwater.store.read.multi_get import point_get
 from slackwater.store.sst.arrow_types import from_arrow
@@ -45,7 +45,7 @@ steps = st.lists(
 schedules = st.lists(steps | st.sampled_from(["restart", "clone"]), min_size=1, max_size=8)
 
 
-def bound(state: State = EVERY, key: tuple[str, ...] = ("session", "user")) -> BoundSessions:
+def bound(state: Kind = EVERY, key: tuple[str, ...] = ("session", "user")) -> BoundSessions:
     return Sessions(Final(state), "session").bind([ROWS], key)
 
 
@@ -203,7 +203,7 @@ def test_the_table_has_the_key_without_the_session() -> None:
 
 def test_a_migration_gives_sessions_another_name_and_other_aggregates_are_refused() -> None:
     values = [Column(one.name, from_arrow(one.type)) for one in bound().values]
-    said = Sessions(Final(EVERY), "session").describe()
+    said = Sessions(Final(EVERY), "session").stored
     stored = Table((Column("user", "string"),), tuple(values), 3, said)
     renamed = replace(stored, values=(replace(values[0], name="visit"), *values[1:]))
     after, _ = evolve("visits", stored, renamed, {"session": "visit"})
@@ -216,7 +216,7 @@ def test_a_migration_gives_sessions_another_name_and_other_aggregates_are_refuse
     with pytest.raises(Refused, match=r"its sessions are 'visit' now, and those that are open .* 'session'") as refused:
         evolve("visits", stored, renamed, {})
     assert "--rename session=visit" in refused.value.hint
-    more = Sessions(Final(sw.aggregate(clicks=sw.count())), "session").describe()
+    more = Sessions(Final(sw.aggregate(clicks=sw.count())), "session").stored
     with pytest.raises(Refused, match="its state is sessions"):
         evolve("visits", stored, replace(stored, state=more), {})
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold import due
 from slackwater.fold.event_time import Times, Watermark
-from slackwater.fold.kinds.due import Final
+from slackwater.fold.kinds.final import Final
 from slackwater.fold.kinds.join import BoundJoin, How
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.late import Lateness
@@ -67,13 +67,13 @@ class Stage(Committing):
 
     def __post_init__(self) -> None:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in self.bound.values)
-        self.table = Table((Column("number", "string"),), values, 3, "s")
+        self.table = Table((Column("number", "string"),), values, 3)
         self.places = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
         self.begin(self.places.memory, self.table, *SIDES)
 
     def batch(self, batch: list[Row]) -> list[tuple[int, int | None]]:
         """Commit a version, and give the pairs that it emits, by number."""
-        falling = due.falling(self.head.event_time, self.bound.by, None)
+        falling = due.falling(self.head.event_time, self.bound.due_by, None)
         fields = [pa.field(TAG, pa.int32()), pa.field("number", pa.string()), pa.field("_0_at", TIME)]
         more = [("_0_o", pa.int64()), ("_1_paid", TIME), ("_1_lines", pa.list_(pa.int64())), ("_1_p", pa.int64())]
         made = pa.Table.from_pylist([self._row(*one) for one in batch], schema=pa.schema([*fields, *more]))
@@ -103,7 +103,7 @@ class Stage(Committing):
             results = [replace(task._run(made, "w.1"), seen=times.seen(made))]
         behind_ms = self.bound.behind_ms
         self.batch_done(
-            len(batch), results, *WATERMARKS, due_by=self.bound.by, falling=falling, behind_ms=behind_ms, bound_ms=1
+            len(batch), results, *WATERMARKS, due_by=self.bound.due_by, falling=falling, behind_ms=behind_ms, bound_ms=1
         )
         assert all(one["number"] == self.of[number_of(one)][1] for one in task.noted)
         assert all(one["lines"] in (None, [one["p"]]) for one in task.noted)
@@ -279,4 +279,4 @@ def test_the_sides_are_named_whatever_the_order_in_which_they_are_read() -> None
     assert join.values.names == ["payments", "orders", "_matched", "_due_at"]
     assert join.emits[0].names == ["number", "paid", "lines", "p", "at", "o"]
     assert join.times == ("_1_paid", "_0_at")
-    assert HOURLY.describe() == "join(orders, payments, within=3600000 ms, how=inner)"
+    assert str(HOURLY) == "join(orders, payments, within=1h, how=inner)"

@@ -12,7 +12,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.fold.kinds.kind import BoundState, Groups, Merged
+from slackwater.fold.kinds.kind import Bound, Groups, Merged
 
 ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("t", pa.int64())])
 
@@ -31,9 +31,9 @@ batches = st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=
 
 
 class Model:
-    """A table as a dict from key to value row, driven through `BoundState.merge`."""
+    """A table as a dict from key to value row, driven through `Bound.merge`."""
 
-    def __init__(self, state: BoundState) -> None:
+    def __init__(self, state: Bound) -> None:
         self.state = state
         self.rows: dict[int, dict[str, object]] = {}
 

@@ -6,9 +6,8 @@ import slackwater as sw
 from msgspec import structs
 from pyspark.sql import DataFrame
 from slackwater.errors import Refused
-from slackwater.fold.kinds.due import Final
+from slackwater.fold.kinds.final import Final, Sessions
 from slackwater.fold.kinds.kind import of_input
-from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Checked, Claimer, _agreed
 from slackwater.pipeline.maintain.first_version import check_takes_rows
@@ -53,7 +52,7 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     kept = Sessions(state, "visit")
     bound = kept.bind([pa.schema([("user", pa.string()), ("visit", session)])], ("visit", "user"))
     values = tuple(Column(field.name, from_arrow(field.type)) for field in bound.values)
-    stored = Table((Column("user", "string"),), values, 2, kept.describe())
+    stored = Table((Column("user", "string"),), values, 2, kept.stored)
     head = Manifest("app", "stage", 1, 1, "w", 1, "claim", {}, table=stored)
     app, once = sw.App("app"), sw.event_time(emits="final")
 
@@ -65,7 +64,7 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     compacted = structs.replace(stored, partitions=5, compaction=sw.leveled())
     assert agreed("a", ["visit", "user"], compacted) == structs.replace(compacted, partitions=2)
     windows = structs.replace(
-        stored, state=state.describe(), key=(Column("visit", from_arrow(session)), *stored.key), values=values[1:]
+        stored, state=state.stored, key=(Column("visit", from_arrow(session)), *stored.key), values=values[1:]
     )
     for name, key, said, way in (
         ("b", ["visit", "user"], "state is", "give the changed stage a new name"),

@@ -62,8 +62,7 @@ def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark
         (Column("k", from_arrow(arrow.field("k").type)),),
         tuple(Column(field.name, from_arrow(field.type)) for field in bound.values),
         2,
-        "test",
-        Ttl(86_400_000, "at"),
+        ttl=Ttl(86_400_000, "at"),
     )
     places = Places("app", "stage", str(tmp_path / "store"), {}, (tmp_path / "cache", 1 << 30), 10)
     store, cache = open_store(places.store), SstCache(tmp_path / "mine", 1 << 30)

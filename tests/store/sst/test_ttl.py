@@ -33,7 +33,7 @@ from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Ta
 from tests.support.state_rows import Hashes, Key, Values, columns, manifest_of, write_version
 
 DAY_MS = 86_400_000
-TABLE = Table((Column("k", "string"),), (Column("v", "int64"),), 1, "test", Ttl(100))
+TABLE = Table((Column("k", "string"),), (Column("v", "int64"),), 1, ttl=Ttl(100))
 FOR_EVER = replace(TABLE, ttl=None)
 
 
