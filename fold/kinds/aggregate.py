@@ -81,15 +81,12 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
 
     @property
     def columns(self) -> dict[str, str]:
-        """As of any kind."""
         return {name: str(made) for name, made in self.made}
 
     def narrowed(self, columns: Collection[str]) -> Aggregates:
-        """As of any kind."""
         return Aggregates(tuple(each for each in self.made if each[0] in columns))
 
     def renamed(self, names: Mapping[str, str]) -> Aggregates:
-        """As of any kind."""
         return Aggregates(tuple((names.get(name, name), made) for name, made in self.made))
 
     def internal(self, names: Mapping[str, str]) -> dict[str, str]:
@@ -101,7 +98,6 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
         return self.tag == now.tag
 
     def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
-        """As of any kind."""
         return merged(dict(self.made)[name].function, name, earlier, later)
 
     def is_neutral(self, name: str, default: object) -> bool:
@@ -110,7 +106,6 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
         return function in ("mean", "first", "last") or (function in ("count", "sum") and default == 0)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """As of any kind."""
         schema = only(rows, "aggregate(...)")
         check_value_names([name for name, _ in self.made], key)
         fields: list[pa.Field] = []
@@ -163,7 +158,6 @@ class BoundAggregates(Bound):
     emits: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """As of any state."""
         values = self.added(rows, groups, old)
         visible = values.select([field.name for field in self.values if not field.name.startswith("_")])
         emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits[0])
@@ -171,11 +165,9 @@ class BoundAggregates(Bound):
 
     @property
     def added_up(self) -> tuple[tuple[str, Aggregate], ...]:
-        """As of any state."""
         return self.columns
 
     def over_partials(self, columns: tuple[str, ...]) -> Bound:
-        """As of any state."""
         return replace(self, needs=columns)
 
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:

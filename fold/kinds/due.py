@@ -46,31 +46,25 @@ class BoundDue(Bound):
 
     @property
     def due_by(self) -> DueBy:
-        """As of any state."""
         return self.by
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
-        """As of any state."""
         return self.inner.added_up if self.final else ()
 
     def over_partials(self, columns: tuple[str, ...]) -> Bound:
-        """As of any state."""
         return replace(self, inner=self.inner.over_partials(columns))
 
     @property
     def values(self) -> pa.Schema:
-        """As of any state."""
         return self.inner.values.append(pa.field(DUE, pa.int64()))
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """As of any state."""
         return self.inner.needs
 
     @property
     def emits(self) -> tuple[pa.Schema, ...]:
-        """As of any state."""
         return self.inner.emits
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:

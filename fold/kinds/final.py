@@ -30,55 +30,43 @@ class Final(Kind, frozen=True, tag="final"):
 
     @property
     def core(self) -> Kind:
-        """As of any kind."""
         kind: Kind = self.state
         return kind
 
     @property
     def past(self) -> Literal["", "rows", "parts", "function"]:  # type: ignore[override]
-        """As of any kind."""
         return self.core.past
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """As of any kind."""
         return self.core.columns
 
     @property
     def declaration(self) -> Kind:
-        """As of any kind."""
         return Final(self.core.declaration)
 
     def narrowed(self, columns: Collection[str]) -> Kind:
-        """As of any kind."""
         return Final(self.core.narrowed(columns))
 
     def renamed(self, names: Mapping[str, str]) -> Kind:
-        """As of any kind."""
         return Final(self.core.renamed(names))
 
     def internal(self, names: Mapping[str, str]) -> dict[str, str]:
-        """As of any kind."""
         return self.core.internal(names)
 
     def goes_on_as(self, now: Kind) -> bool:
-        """As of any kind."""
         return self.tag == now.tag and self.core.goes_on_as(now.core)
 
     def may_become(self, now: Kind) -> bool:
-        """As of any kind."""
         return self.tag == now.tag and self.core.may_become(now.core)
 
     def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Any]:
-        """As of any kind."""
         return self.core.join_parts(name, earlier, later)
 
     def is_neutral(self, name: str, default: object) -> bool:
-        """As of any kind."""
         return self.core.is_neutral(name, default)
 
     def by_session(self, column: str) -> Kind:
-        """As of any kind."""
         return Sessions(self, column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
@@ -111,12 +99,10 @@ class Sessions(Kind, frozen=True, tag="sessions"):
 
     @property
     def declaration(self) -> Kind:
-        """As of any kind."""
         return Sessions(self.state.declaration)
 
     @property
     def key_column(self) -> bool:
-        """As of any kind."""
         return True
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:

@@ -172,29 +172,24 @@ class BoundJoin(Bound):
 
     @property
     def values(self) -> pa.Schema:
-        """As of any state."""
         lists = [pa.field(side.name, pa.list_(pa.struct(list(side.columns)))) for side in (self.left, self.right)]
         matched = [pa.field(_MATCHED, pa.list_(pa.bool_()))] if self.outer else []
         return pa.schema([*lists, *matched, pa.field(DUE, pa.int64())])
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """As of any state."""
         return multi_input.columns(self.inputs, self.key)
 
     @property
     def emits(self) -> tuple[pa.Schema, ...]:
-        """As of any state."""
         return (self.emitted,)
 
     @property
     def due_by(self) -> DueBy:
-        """As of any state."""
         return "watermark"
 
     @property
     def behind_ms(self) -> int:
-        """As of any state."""
         return self.within_ms + 1
 
     @property
@@ -203,7 +198,6 @@ class BoundJoin(Bound):
         return tuple(multi_input.name_of(side.part, side.time) for side in (self.left, self.right))
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
-        """As of any state."""
         return self.times
 
     @property

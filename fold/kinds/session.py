@@ -64,22 +64,18 @@ class BoundSessions(Bound):
 
     @property
     def due_by(self) -> DueBy:
-        """As of any state."""
         return "watermark"
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
-        """As of any state."""
         return (self.column,)
 
     @property
     def values(self) -> pa.Schema:
-        """As of any state."""
         lists = [pa.field(name, pa.list_(pa.struct(fields))) for name, fields in self._lists.items()]
         return pa.schema([*lists, pa.field(DUE, pa.int64())])
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """As of any state."""
         return (self.column, *self.inner.needs)
 
     @property
@@ -90,7 +86,6 @@ class BoundSessions(Bound):
         return (schema.set(at, schema.field(at).remove_metadata()),)
 
     def until(self, watermark_ms: int | None) -> Bound:
-        """As of any state."""
         return replace(self, until_ms=watermark_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:

@@ -56,21 +56,17 @@ class Update(Kind, frozen=True, tag="update"):
 
     @property
     def declaration(self) -> Update:
-        """As of any kind."""
         return Update(self.due, self.due_by)
 
     @property
     def function(self) -> Function | None:
-        """As of any kind."""
         return self.code.function if self.code is not None else None
 
     @property
     def due_text(self) -> str:
-        """As of any kind."""
         return f"due={self.due}{', due_by=clock' if self.due_by == 'clock' else ''}" if self.due else ""
 
     def renamed(self, names: Mapping[str, str]) -> Update:
-        """As of any kind."""
         return replace(self, due=names.get(self.due, self.due))
 
     def goes_on_as(self, now: Kind) -> bool:

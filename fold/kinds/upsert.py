@@ -38,11 +38,9 @@ class Upsert(Kind, frozen=True, tag="upsert"):
     past: ClassVar[Literal["rows"]] = "rows"
 
     def renamed(self, names: Mapping[str, str]) -> Upsert:
-        """As of any kind."""
         return Upsert(names.get(self.by, self.by), self.delete_when)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """As of any kind."""
         schema = only(rows, "upsert(...)")
         by = field_of(schema, self.by)
         if self.by in key or pa.types.is_nested(by.type):
