@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
 from ...errors import Usage
 from ...fold.kinds.kind import DueBy
 from ...fold.kinds.update import Code, Function, Update
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 Columns: TypeAlias = "str | pa.Schema"
 """As a DDL string, or an Arrow schema."""
@@ -69,9 +72,16 @@ def schema_of(columns: Columns) -> pa.Schema:
     from pyspark.errors import ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from .ddl import parse_ddl
-
     try:
         return to_arrow_schema(parse_ddl(columns), timezone="UTC")
     except ParseException as error:
         raise Usage(f"columns {columns!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
+
+
+def parse_ddl(ddl: str) -> StructType:
+    """The columns of a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""
+    from pyspark.sql.types import StructType
+
+    columns = StructType.fromDDL(ddl)
+    assert isinstance(columns, StructType)  # noqa: S101  a list of columns is nothing else
+    return columns

@@ -27,10 +27,10 @@ from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App
-from ..api.ddl import parse_ddl
 from ..api.sink import Sink
 from ..api.stage import Stage
 from ..api.topic import Repartition, Topic
+from ..api.update import parse_ddl
 from ..messages import outgoing
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA

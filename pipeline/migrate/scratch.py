@@ -14,12 +14,12 @@ from pyspark.sql import functions as F
 
 from ...snapshot.backfill.targets import Target
 from ..api.app import App
-from ..api.ddl import parse_ddl
 from ..api.event_time import DEFAULT_EVENT_TIME
 from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
 from ..api.table import table
 from ..api.topic import Topic
+from ..api.update import parse_ddl
 from ..batch.applied import over
 from .left_out import Offsets, without
 

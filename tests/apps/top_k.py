@@ -58,12 +58,10 @@ class BoundTopK(Bound):
         ids, values = ids[order], values[order]
         kept = np.arange(len(ids)) - np.searchsorted(ids, ids) < self.k
         offsets = np.searchsorted(ids[kept], np.arange(groups.num + 1)).astype(np.int32)
-        top = pa.ListArray.from_arrays(
-            pa.array(offsets), pa.array(values[kept], self.values.field("top").type.value_type)
-        )
-        return Merged(
-            pa.table([top], schema=self.values), emitted=(pa.table([*keys.columns, top], schema=self.emits[0]),)
-        )
+        made = pa.array(values[kept], before.type.value_type)
+        top = pa.ListArray.from_arrays(pa.array(offsets), made)
+        emitted = pa.table([*keys.columns, top], schema=self.emits[0])
+        return Merged(pa.table([top], schema=self.values), emitted=(emitted,))
 
 
 @app.stage(

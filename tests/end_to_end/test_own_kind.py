@@ -65,15 +65,8 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
             replay = StageReplay.of(program, history.read(store, app.app, "tops", version))
             assert compare(replay, sent_rows(replay)).same
 
-    found = app.slackwater(
-        "bisect",
-        app.app,
-        "--where",
-        "SELECT * FROM tops WHERE top[1] > 500000000",
-        "--code",
-        str(app.program),
-        "--json",
-    )
+    where = "SELECT * FROM tops WHERE top[1] > 500000000"
+    found = app.slackwater("bisect", app.app, "--where", where, "--code", str(app.program), "--json")
     assert "tops" in found.stdout
     assert huge.decode() in found.stdout.replace("\\", "")
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from slackwater.fold.kinds.upsert import upsert
-from slackwater.pipeline.api.ddl import parse_ddl
+from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from slackwater.pipeline.api.ddl import parse_ddl
+from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, SourceOptions
