@@ -38,24 +38,24 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .client import open
+    from .fold.kinds.aggregate import aggregate, count, first, last, max, mean, min, sum
+    from .fold.kinds.join import join
+    from .fold.kinds.upsert import upsert
     from .pipeline.api.app import App
     from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.api.event_time import event_time
     from .pipeline.api.sink import foreach_version, sink
     from .pipeline.api.table import table
     from .pipeline.api.topic import repartition, topic
+    from .pipeline.api.update import update
     from .pipeline.messages.decode import decode
-    from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
-    from .pipeline.state.join import join
-    from .pipeline.state.update import update
-    from .pipeline.state.upsert import upsert
 
 _HOMES = {
     "App": "pipeline.api.app",
     "decode": "pipeline.messages.decode",
     "event_time": "pipeline.api.event_time",
     "foreach_version": "pipeline.api.sink",
-    "join": "pipeline.state.join",
+    "join": "fold.kinds.join",
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",
     "repartition": "pipeline.api.topic",
@@ -63,9 +63,9 @@ _HOMES = {
     "table": "pipeline.api.table",
     "topic": "pipeline.api.topic",
     "universal": "pipeline.api.compaction_policy",
-    "update": "pipeline.state.update",
-    "upsert": "pipeline.state.upsert",
-    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "pipeline.state.aggregate"),
+    "update": "pipeline.api.update",
+    "upsert": "fold.kinds.upsert",
+    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "fold.kinds.aggregate"),
 }
 
 

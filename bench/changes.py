@@ -36,7 +36,7 @@ VERSIONS = 1_000
 BATCH = 4_000
 EVERY = {"often": 3, "now and then": 20, "seldom": 150}
 """In every which batch the keys are written whose history is asked for. Compactions make versions too, of no batch."""
-TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4, "bench")
+TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4)
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:

@@ -46,9 +46,7 @@ FEW = 100
 LIMITS = {FEW: 6_000_000, 1: 100_000}
 """Bytes that so many keys may cost, cold."""
 TRIES = 20
-TABLE = Table(
-    (Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), partitions=4, state="bench"
-)
+TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), partitions=4)
 RUNS_L0 = 8
 L0_ROWS = 70_000
 ROUNDS = 9

@@ -41,7 +41,7 @@ def requests(folder: Path, num_keys: int) -> dict[str, int]:
     from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 
     store = CountingStore(open_store(str(folder / f"requests-{num_keys}")))
-    table = Table((Column("k", "int64"),), (Column("n", "int64"),), PARTITIONS, "bench")
+    table = Table((Column("k", "int64"),), (Column("n", "int64"),), PARTITIONS)
     apps.create_app(store, AppInfo("bench", 1))
     keys = pa.table({"k": pa.array(np.arange(num_keys))})
     hashes = hash_keys(keys, ["k"])

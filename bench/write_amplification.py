@@ -144,7 +144,7 @@ def _load(folder: Path) -> tuple[_Base, float]:
     from slackwater.store.read.cache import SstCache
     from slackwater.store.versions.manifest import Column, Table
 
-    table = Table((Column("k", "int64"),), (Column("n", "int64"), Column("x", "double")), PARTITIONS, "bench")
+    table = Table((Column("k", "int64"),), (Column("n", "int64"), Column("x", "double")), PARTITIONS)
     # Bytes are counted, not seconds: in memory nothing waits for a disk.
     base = _Base(MemoryStore(), SstCache(folder / "cache", 1 << 30), table, ())
     # As the result of a merge: level 2 is what leveled compaction would call it.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ...durations import parse_ms
 from ...errors import NotFound
+from ...fold.kinds.final import Final
+from ...fold.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...validation import whole
-from ..state.due import Final
-from ..state.protocol import State
 from . import graph
 from .checks import check_beside, check_rejects, check_stage
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
@@ -50,7 +50,7 @@ class App:
         *,
         reads: Topic | Repartition | str | Sequence[Topic | Repartition | str],
         writes: Repartition | Sink | Sequence[Repartition | Sink] = (),
-        state: State | None = None,
+        state: Kind | None = None,
         key: Sequence[str] | str | None = None,
         table: TableOptions | None = None,
         max_records: int | None = None,

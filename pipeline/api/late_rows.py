@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...errors import Usage
-from ..state.join import Join
-from ..state.protocol import State
+from ...fold.kinds.kind import Kind
 from .topic import Repartition, repartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def late_channel(stage: str, key: tuple[str, ...], state: State | None) -> Repartition:
+def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repartition:
     """The channel to the table of a stage's late rows. Raises `Usage` where there can be no such table."""
-    if isinstance(state, Join):
+    if state is not None and state.no_late_table:
         raise Usage(
-            f"stage {stage!r} has a table of late rows, which would be a join of one stream",
+            f"stage {stage!r} has a table of late rows, which would be {state.no_late_table}",
             hint='say late=slackwater.repartition(...), and keep what comes there in a stage of yours; or late="drop"',
         )
     if not key or state is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..state.protocol import State
+from ...fold.kinds.kind import Kind
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
 from .sink import Sink
 from .table import TableOptions
@@ -28,7 +28,7 @@ class Stage:
     reads: tuple[Topic | str, ...]
     writes: tuple[Repartition | Sink, ...]
     """In the order in which the function, or the state, gives each its rows."""
-    state: State | None
+    state: Kind | None
     key: tuple[str, ...]
     """As declared; empty when it is that of the channels that are read. `App.key_of` tells."""
     table: TableOptions

@@ -8,19 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from ...errors import Refused
+from ...fold.multi_input import TAG, name_of
 from ..api.stage import Stage
 from ..api.topic import Topic
-from ..event_time.watermarks import Declared, declared
 from ..messages.decode import reading
 from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
-from ..state.multi_input import tag
+from ..spark.watermarks import Declared, declared
 
 # Operators of Spark's plans that keep state between the batches of a streaming query, and what to say instead.
 _STATEFUL = {
@@ -167,3 +169,19 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
 
 def _streams(plan: Any) -> list[Any]:
     return [node for node in nodes(plan) if not children(node) and node.isStreaming()]
+
+
+def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
+    """All rows of these DataFrames, each of which has the key columns with the same types."""
+    if len(frames) == 1:
+        return frames[0]
+    tagged = []
+    for position, frame in enumerate(frames):
+        mine = [F.col(f"`{name}`") for name in key]
+        for other, schema in enumerate(one.schema for one in frames):
+            for field in schema:
+                if field.name not in key:
+                    value = F.col(f"`{field.name}`") if other == position else F.lit(None)
+                    mine.append(value.cast(field.dataType).alias(name_of(other, field.name)))
+        tagged.append(frame.select(F.lit(position).alias(TAG), *mine))
+    return reduce(lambda above, below: above.union(below), tagged)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Self
 
+from ...fold.records import windows
 from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
@@ -120,12 +120,9 @@ class BatchReport:
             rows_out=sum(output.rows for output in manifest.outputs.values())
             + sum(sink.rows for sink in manifest.sinks.values()),
             windows=tuple(
-                f"{read.topic}[{partition}] {first}..{last}"
+                window
                 for name, read in manifest.inputs.items()
-                for partition, (first, last) in enumerate(
-                    zip_longest(before.inputs[name].offsets, read.offsets, fillvalue=0)
-                )
-                if first < last
+                for window in windows(read.topic, before.inputs[name].offsets, read.offsets)
             ),
             snapshots=tuple(name for name, at in manifest.recorded.items() if at == manifest.version),
             seconds=committed.seconds,

@@ -10,6 +10,8 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from ...fold.failing import RECORD, StateFailed
+from ...fold.multi_input import TAG, name_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
@@ -17,8 +19,6 @@ from ...store.versions.manifest import Aside, Manifest, Sst
 from ..api.topic import Repartition
 from ..source.planner import Position
 from ..spark.homes import Homes
-from ..state.failing import RECORD, StateFailed
-from ..state.multi_input import TAG, name_of
 from .pre_aggregation import Expected, added_up, can_add_up, settings
 from .task import MARK, RESULT_SCHEMA, Result, StateTask, Task, ToSink, WriteTask
 

@@ -8,16 +8,16 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from ...fold import event_time as progress
+from ...fold.due import after
+from ...fold.event_time import Watermark
+from ...fold.falling import Falling
+from ...fold.kinds.kind import DueBy
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.versions import commit
 from ...store.versions.manifest import Aside, Input, Manifest, Output, Sink
-from ..event_time import progress
-from ..event_time.due import after
-from ..event_time.watermarks import Watermark
 from ..source.planner import Position
-from ..state.due import DueBy
-from ..state.falling import Falling
 from .snapshot_events import Outcome
 from .task import Result
 

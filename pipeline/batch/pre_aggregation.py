@@ -31,10 +31,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..event_time.progress import AHEAD, AT
+from ...fold.event_time import AHEAD, AT
+from ...fold.kinds.per_key import MOST_TASKS, ROWS, TASKS, Aggregate, part
 from ..spark.session import with_settings
-from ..state.aggregate import ROWS, Aggregate, part
-from ..state.partial_rows import MOST_TASKS, TASKS, aggregates_of, over_partials
 from .task import Result, StateTask
 
 if TYPE_CHECKING:
@@ -108,16 +107,16 @@ class Forecast:
 
 def can_add_up(task: StateTask, schema: StructType) -> bool:
     """Whether rows of this schema may come to a task added up."""
-    aggregates = aggregates_of(task.state)
+    aggregates = task.state.added_up
     key = [column.name for column in task.table.key]
-    if aggregates is None or task.late_to is not None or len(task.times.watermarks) > 1:
+    if not aggregates or task.late_to is not None or len(task.times.watermarks) > 1:
         # Late rows go on as they are.
         return False
     if task.lateness is not None and not {*task.lateness.columns} <= {*key}:
         return False
-    if any(_has_collation(schema[name].dataType) for name in (*key, *aggregates.needs)):
+    if any(_has_collation(schema[name].dataType) for name in (*key, *task.state.needs)):
         return False
-    return all(_can_add_up(made, schema) for _, made in aggregates.columns)
+    return all(_can_add_up(made, schema) for _, made in aggregates)
 
 
 def _can_add_up(made: Aggregate, schema: StructType) -> bool:
@@ -143,11 +142,10 @@ def _has_collation(kind: DataType) -> bool:
 def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     """One row for each key of these rows, with its `_hash`, and the task for such rows. To be asked of what can be."""
     schema, key = rows.schema, [column.name for column in task.table.key]
-    aggregates = aggregates_of(task.state)
-    assert aggregates is not None  # noqa: S101  see `can_add_up`
+    aggregates = task.state.added_up
     made = {ROWS: "count(1)", TASKS: f"bit_or({TASKS})"}
     picked: dict[str, str] = {}
-    for name, one in aggregates.columns:
+    for name, one in aggregates:
         if one.function in ("first", "last"):
             made[part("picked", name)] = _picked(one, schema)
             picked |= {part(what, name): f"{_name(part('picked', name))}.{what}" for what in ("value", "by")}
@@ -166,7 +164,7 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
         times = replace(times, watermarks=(replace(watermark, columns=(AT,)),))
     columns = tuple(name for name in made if not name.startswith(part("picked", "")))
     keys = ", ".join(map(_name, key))
-    needed = ", ".join(map(_name, dict.fromkeys((*key, *aggregates.needs, *task.times.names))))
+    needed = ", ".join(map(_name, dict.fromkeys((*key, *task.state.needs, *task.times.names))))
     # One statement: made of Spark's functions, one by one, it would take as long as a small batch.
     parts = rows.sparkSession.sql(
         f"SELECT {keys}, {_listed({name: _name(name) for name in columns} | picked)}, xxhash64({keys}) AS _hash FROM ("
@@ -174,7 +172,7 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
         f"SELECT {needed}, {_listed(asked)} FROM {{rows}}) GROUP BY {keys})",
         rows=rows,
     )
-    return parts, replace(task, state=over_partials(task.state, (*columns, *picked)), times=times)
+    return parts, replace(task, state=task.state.over_partials((*columns, *picked)), times=times)
 
 
 def _name(column: str) -> str:

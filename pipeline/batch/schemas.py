@@ -16,6 +16,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
+from ...fold.event_time import Watermark
+from ...fold.kinds.due import window_of
+from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
+from ...fold.multi_input import name_of
 from ...snapshot.migrate.columns import check_default
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
@@ -26,17 +30,10 @@ from ..api.app import App
 from ..api.sink import Sink
 from ..api.stage import Stage
 from ..api.topic import Repartition, Topic
-from ..event_time.watermarks import Watermark
+from ..api.update import parse_ddl
 from ..messages import outgoing
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
-from ..state.ddl import parse_ddl
-from ..state.due import BoundDue, DueBy, Final
-from ..state.join import BoundJoin
-from ..state.multi_input import name_of
-from ..state.protocol import BoundState, State, of_input
-from ..state.session import BoundSessions, Sessions, key_of_table
-from ..state.window import window_of
 from .applied import Applied, apply, each_output
 
 if TYPE_CHECKING:
@@ -67,7 +64,7 @@ class Shape:
     emits: dict[str, StructType]
     key: tuple[str, ...]
     table: Table | None
-    bound: BoundState | None
+    bound: Bound | None
     rows: tuple[pa.Schema, ...] = ()
     watermarks: tuple[Watermark, ...] = ()
     timed: frozenset[str] = frozenset()
@@ -77,12 +74,12 @@ class Shape:
     @property
     def due_by(self) -> DueBy | None:
         """What passes the time at which rows of the table fall due; None where they never do."""
-        return self.bound.by if isinstance(self.bound, BoundDue | BoundSessions | BoundJoin) else None
+        return self.bound.due_by if self.bound is not None else None
 
     @property
     def behind_ms(self) -> int:
         """How much earlier than the watermark the times may be of what the stage still emits."""
-        return self.bound.behind_ms if isinstance(self.bound, BoundJoin) else 0
+        return self.bound.behind_ms if self.bound is not None else 0
 
     @property
     def own(self) -> frozenset[str]:
@@ -129,26 +126,19 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
 
 
 def _late_by(shape: Shape) -> tuple[str, ...]:
-    """The times of a join's rows, or the column of the stage's key that is a window."""
-    if isinstance(shape.bound, BoundJoin):
-        return shape.bound.times
-    if shape.table is None:
+    """The columns by which the kind of state says that rows are late."""
+    if shape.table is None or shape.bound is None:
         return ()
-    if isinstance(shape.bound, BoundSessions):
-        return (shape.bound.column,)
-    window = window_of(pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key]))
-    return (window,) if window else ()
+    return shape.bound.late_by(window_of(pa.schema([(each.name, to_arrow(each.type)) for each in shape.table.key])))
 
 
 def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
     """The schemas with that of late rows, where these go somewhere. Raises `Refused` where no row is ever late."""
     if stage.late is None:
         return shape
-    if isinstance(shape.bound, BoundJoin) and shape.late_by:
-        # Rows of either side, with what a pair has of it.
-        _check_output(stage.late, shape.bound.emitted)
-        rows = from_arrow_schema(shape.bound.emitted)
-        return replace(shape, emits=shape.emits | {stage.late.name: rows}, late=shape.bound.called)
+    if shape.bound is not None and shape.late_by and (late := shape.bound.late_rows) is not None:
+        _check_output(stage.late, late[0])
+        return replace(shape, emits=shape.emits | {stage.late.name: from_arrow_schema(late[0])}, late=late[1])
     if not shape.late_by:
         lacks = "a window (F.window) in the key of a table" if shape.timed else "a watermark (withWatermark)"
         raise Refused(
@@ -222,25 +212,23 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
-    if stage.table.ttl is not None and isinstance(bound, BoundJoin):
-        raise Refused(
-            f"stage {stage.name!r} has a ttl, and keeps what waits for a join, which would be gone too soon",
-            hint="leave ttl= out of its table(...): rows leave when the watermark has passed them",
-        )
+    if stage.table.ttl is not None and state.no_ttl[0]:
+        why, instead = state.no_ttl
+        raise Refused(f"stage {stage.name!r} has a ttl, and {why}", hint=f"leave ttl= out of its table(...): {instead}")
     ttl.check_column(stage.name, stage.table.ttl, bound.values)
     _check_defaults(stage, bound.values)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
         values=tuple(_value(stage, field) for field in bound.values),
         partitions=stage.table.partitions,
-        state=state.describe(),
+        state=state.stored,
         compaction=stage.table.compaction,
         ttl=stage.table.ttl,
     )
     return Shape(inputs, emits, key, table, bound)
 
 
-def _state(stage: Stage, state: State, key: Sequence[str], rows: Sequence[StructType]) -> State:
+def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:
     """What a stage keeps, where its key has a session: that is no part of what identifies a row, for it grows.
 
     Raises:
@@ -254,13 +242,13 @@ def _state(stage: Stage, state: State, key: Sequence[str], rows: Sequence[Struct
         raise Refused(f"{what}, and {found[1]!r}", hint="leave one of them out")
     if len(key) == 1:
         raise Refused(f"{what}, and nothing else", hint="add what the sessions are of, such as a user")
-    if not isinstance(state, Final):
+    if (by_session := state.by_session(session)) is None:
         raise Refused(
             f"{what}, and does not emit sessions when they have ended: nobody could take back one that was emitted "
             "before, when it becomes part of another",
             hint='say writes=... and event_time=slackwater.event_time(emits="final"); a later stage keeps what it gets',
         )
-    return Sessions(state, session)
+    return by_session
 
 
 def _check_defaults(stage: Stage, values: pa.Schema) -> None:
@@ -278,7 +266,7 @@ def _value(stage: Stage, field: pa.Field) -> Column:
     return Column(field.name, kind, default=check_default(stage.name, field.name, default, to_arrow(kind)))
 
 
-def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
+def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
     """What the state gives each output. Raises `Refused` where that is not one for all, or one for each."""
     if len(bound.emits) > 1 and len(bound.emits) != len(stage.emits_to):
         raise Refused(

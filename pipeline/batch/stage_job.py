@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import instants
+from ...fold import due
+from ...fold.event_time import Times
+from ...fold.falling import Falling
+from ...fold.late import Lateness
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import ttl
 from ...store.versions.manifest import Manifest
-from ..event_time import due
-from ..event_time.late import Lateness
-from ..event_time.progress import Times
 from ..source.planner import Position
 from ..spark.homes import Homes
-from ..state.falling import Falling
 from .job import Batch, Computed, run_state, run_write
 from .pre_aggregation import Expected, Forecast
 from .stage_config import StageConfig

@@ -19,6 +19,14 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
+from ...fold.event_time import Seen, Times
+from ...fold.failing import StateFailed, Told
+from ...fold.falling import Fallen, Falling, merge_falling
+from ...fold.kinds.kind import Bound
+from ...fold.kinds.per_key import num_partials, num_rows
+from ...fold.late import Lateness
+from ...fold.merge import Base, merge
+from ...fold.multi_input import apart
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
@@ -29,20 +37,12 @@ from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..api.sink import Encoding, Sink
 from ..api.topic import Repartition
-from ..event_time.late import Lateness
-from ..event_time.progress import Seen, Times
 from ..kafka.messages import split
 from ..kafka.records import send
 from ..messages import outgoing
 from ..source.own_errors import ERROR_MARK, ErrorMark
 from ..source.worker import configure_worker
 from ..spark.places import Places
-from ..state.failing import StateFailed, Told
-from ..state.falling import Fallen, Falling, merge_falling
-from ..state.merge import Base, merge
-from ..state.multi_input import apart
-from ..state.partial_rows import num_partials, num_rows
-from ..state.protocol import BoundState
 
 RESULT_SCHEMA = StructType().add("result", BinaryType())
 MARK = "_is_mark"
@@ -196,7 +196,7 @@ class WriteTask(Task):
 class StateTask(Task):
     """A stage with state. Rows come with `_hash`, all rows of a state partition in one task."""
 
-    state: BoundState
+    state: Bound
     table: Table
     ssts: tuple[Sst, ...]
     clock_ms: int = 0

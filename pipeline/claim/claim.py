@@ -11,11 +11,11 @@ import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
+from ...fold.kinds.kind import key_of_table, kind_of
 from ...snapshot.clone.channels import channel_topic
 from ...snapshot.cut.in_flight import left_at
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.maintain.retire import bring_back
-from ...snapshot.migrate import kinds
 from ...snapshot.migrate.columns import ANOTHER_STAGE, evolve
 from ...snapshot.migrate.words import of_column
 from ...snapshot.rejected.columns import TABLE as REJECTED_RECORDS
@@ -31,7 +31,6 @@ from ..api.topic import Repartition, Topic
 from ..batch.schemas import Shape, ddl_of
 from ..kafka import topics
 from ..publish import claimed as sinks
-from ..state.session import described, key_of_table
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
 _log = logging.getLogger("slackwater")
@@ -315,24 +314,21 @@ def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
     if stored is None or stage.state is None:
         return
     names, declared = tuple(column.name for column in stored.key), app.key_of(stage)
-    key = key_of_table(declared, (column.name for column in stored.values))
-    state = stage.state.describe() if key == declared else described(stage.state.describe())
+    key, kept = key_of_table(declared, [column.name for column in stored.values]), kind_of(stored.state)
+    state = (stage.state if key == declared else stage.state.by_session("")) or stage.state
     if names != key:
         # Of sessions, the one that a stage's key has is among the values.
         values = (column.name for column in stored.values if not column.name.startswith("_"))
-        sessions = values if stored.state.startswith(kinds.SESSIONS) else ()
+        sessions = values if kept.key_column else ()
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
             f"({', '.join((*names, *sessions))})",
             hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
         )
-    if stored.state != state:
+    if stored.state != state.stored:
         raise Refused(
-            f"stage {stage.name!r}: state is {kinds.as_declared(state)}, but was stored as "
-            f"{kinds.as_declared(stored.state)}",
-            hint=_keep(app, kinds.differences(stored.state, state))
-            if kinds.may_become(stored.state, state)
-            else ANOTHER_STAGE,
+            f"stage {stage.name!r}: state is {state}, but was stored as {kept}",
+            hint=_keep(app, kept.differences(state)) if kept.may_become(state) else ANOTHER_STAGE,
         )
     ttl.agree(stage.name, stored.ttl, stage.table.ttl)
 

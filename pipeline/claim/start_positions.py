@@ -7,12 +7,13 @@ and says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from ...errors import Gone, Refused
+from ...fold.records import windows
 from ...snapshot.cut import losses, requests
 from ...snapshot.take import audit_log
 from ...store.objects.protocol import ObjectStore
@@ -71,7 +72,7 @@ class StartFinder:
         if self.head is None:
             if begin is not None:
                 return self._begun(topic, begin(earliest, ends), earliest)
-            unseen = _windows(topic, (0,) * len(earliest), earliest)
+            unseen = windows(topic, (0,) * len(earliest), earliest)
             return StartPosition(
                 Input(topic, earliest), unseen=f"{', '.join(unseen)}, gone from Kafka" if unseen else ""
             )
@@ -80,7 +81,7 @@ class StartFinder:
         offsets = tuple(map(max, at, earliest))
         if offsets == at:
             return StartPosition(replace(known, offsets=at))
-        gone = _windows(topic, at, earliest)
+        gone = windows(topic, at, earliest)
         self._refuse(
             f"would go on at offsets that are gone from Kafka: {', '.join(gone)}",
             "restore the topic with these records, or go on without them by --accept-loss; "
@@ -93,7 +94,7 @@ class StartFinder:
 
     def _begun(self, topic: str, at: tuple[int, ...], earliest: tuple[int, ...]) -> StartPosition:
         """The start of a new stage at offsets that were chosen, perhaps long ago."""
-        gone = _windows(topic, at, earliest)
+        gone = windows(topic, at, earliest)
         if not gone:
             return StartPosition(Input(topic, at))
         self._refuse(
@@ -174,7 +175,7 @@ class StartFinder:
                 hint=way_out,
             )
         at = offsets + (0,) * (len(ends) - len(offsets))
-        beyond = _windows(topic, ends, at)
+        beyond = windows(topic, ends, at)
         if beyond:
             raise Refused(
                 f"stage {self.stage!r} has read further than the topic goes: {', '.join(beyond)} "
@@ -216,17 +217,11 @@ def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
     """Say what a stage will not see, before it starts."""
     for name, start in starts.items():
         if start.lost is not None:
-            skipped = _windows(start.lost.topic, start.lost.starts, start.lost.ends)
+            skipped = windows(start.lost.topic, start.lost.starts, start.lost.ends)
             rows = f" ({_rows(start.lost)})" if start.lost.rows else ""
             _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, ", ".join(skipped), rows)
         elif start.unseen:
             _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, start.unseen)
-
-
-def _windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> list[str]:
-    """What lies between two offsets of each partition, where anything does."""
-    windows = enumerate(zip(starts, ends, strict=True))
-    return [_window(topic, partition, start, end) for partition, (start, end) in windows if start < end]
 
 
 def _window(topic: str, partition: int, start: int, end: int) -> str:

@@ -9,11 +9,12 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound, Refused
+from ...fold.kinds.kind import kind_of
 from ...snapshot.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps, migrations
-from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
+from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output, Table
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
@@ -23,9 +24,6 @@ from ..kafka import topics
 from ..kafka.clients import Kafka
 from ..run.program import load_app
 from ..spark.session import spark_session
-from ..state.join import BoundJoin
-from ..state.protocol import BoundState
-from ..state.session import BoundSessions
 
 _CONF = {
     "spark.ui.enabled": "false",
@@ -135,7 +133,7 @@ def first_version(
         raise begun_elsewhere(info)
     with spark_session(f"slackwater init {app.name}", master="local[1]", conf=_CONF) as spark:
         shape = shapes(app, spark)[name]
-    check_takes_rows(f"{app.name}/{name}", shape.bound)
+    check_takes_rows(f"{app.name}/{name}", shape.table)
     manifest = Manifest(
         app.name,
         name,
@@ -155,12 +153,11 @@ def first_version(
     return FirstVersion(manifest, info, others, claimer, stage, shape)
 
 
-def check_takes_rows(stage: str, bound: BoundState | None) -> None:
+def check_takes_rows(stage: str, table: Table | None) -> None:
     """See that a table may begin with rows from elsewhere. Raises `Refused` where it has what waits for others."""
-    kept = {BoundJoin: "rows that wait for a join", BoundSessions: "sessions that are open"}
-    if (what := kept.get(type(bound))) is not None:
+    if table is not None and (waiting := kind_of(table.state).waiting):
         raise Refused(
-            f"the table of stage {stage} has {what}, which the stage makes of the records that it reads",
+            f"the table of stage {stage} has {waiting}, which the stage makes of the records that it reads",
             hint="have it read those that may still wait: starting_timestamp=... of its topic(...), and no init",
         )
 

@@ -19,9 +19,8 @@ from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
 from ..api.table import table
 from ..api.topic import Topic
+from ..api.update import parse_ddl
 from ..batch.applied import over
-from ..state.aggregate import narrowed
-from ..state.ddl import parse_ddl
 from .left_out import Offsets, without
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def scratch_program(
         reads=tuple(read.values()),
         writes=(),
         key=app.key_of(stage),
-        state=narrowed(stage.state, target.columns),
+        state=stage.state.narrowed(target.columns) if stage.state is not None else None,
         table=table(partitions=stage.table.partitions, compaction=stage.table.compaction),
         max_records=stage.max_records or _MAX_RECORDS,
         trigger=None,

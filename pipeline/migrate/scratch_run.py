@@ -151,7 +151,7 @@ class ScratchRun:
         head = history.head(self.store, info.name, stage.name)
         if head is None:
             return True
-        state = stage.state.describe() if stage.state is not None else ""
+        state = stage.state.stored if stage.state is not None else None
         if head.table is None or head.table.state != state or _checksum(head.program) != _checksum(program_of(made)):
             return False
         if any(at > end for at, end in self._pairs(head, target)):

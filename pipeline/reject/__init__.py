@@ -1,6 +1,6 @@
 """Poison records: whose fault an error is, which records are to blame, and the batch without them.
 
-Which records to try next is decided without Spark, in `snapshot/bisect/poison.py`. A stage runner knows this room by
+Which records to try next is decided without Spark, in `fold/culprit.py`. A stage runner knows this room by
 the Protocol `batch.job.Rejecter`.
 """
 

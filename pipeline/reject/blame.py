@@ -10,8 +10,8 @@ from pyspark import errors
 from pyspark.errors import AnalysisException, PySparkException
 
 from ...errors import BadRecord
+from ...fold.failing import Failure, StateFailed
 from ..source.own_errors import ERROR_MARK
-from ..state.failing import Failure, StateFailed
 
 _OF_SPARK = re.compile(
     r"ExecutorLostFailure|FetchFailed|OutOfMemoryError|TaskKilled|TaskCommitDenied|Python worker exited unexpectedly"

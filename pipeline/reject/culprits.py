@@ -12,10 +12,10 @@ from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame
 
 from ...errors import Refused
-from ...snapshot.bisect.poison import Items, TooMany
+from ...fold.culprit import Items, TooMany
+from ...fold.failing import Failure, StateFailed, failing
 from ..batch.job import Batch
 from ..batch.task import Result
-from ..state.failing import Failure, StateFailed, failing
 from .blame import blamed
 from .kept_records import KeptRecords
 from .operators import Operators, Told

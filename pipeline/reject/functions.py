@@ -21,10 +21,10 @@ from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CPickleSerializer
 from pyspark.util import PythonEvalType
 
-from ...snapshot.bisect.poison import Items
+from ...fold.culprit import Items
+from ...fold.failing import RECORD, Failure, NoItems, failing, one_by_one
 from ..source.own_errors import ERROR_MARK, ErrorMark
 from ..source.worker import configure_worker
-from ..state.failing import RECORD, Failure, NoItems, failing, one_by_one
 
 RECORDS = f"`{RECORD}` long, why string"
 """What a function of whole batches is replaced by gives."""

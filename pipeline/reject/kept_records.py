@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql import functions as F
 
+from ...fold.failing import RECORD
 from ..api.stage import Stage
-from ..batch.applied import over
+from ..batch.applied import over, tag
 from ..batch.schemas import Shape
 from ..spark.plans import frame_of, plan_of, rebuilt
 from ..spark.provenance import hidden, with_records
-from ..state.failing import RECORD
-from ..state.multi_input import tag
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

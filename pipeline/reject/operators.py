@@ -16,10 +16,10 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructType, _parse_datatype_string
 
-from ...snapshot.bisect.poison import TooMany
+from ...fold.culprit import TooMany
+from ...fold.failing import Failure
 from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, plan_of, sequence
 from ..spark.provenance import number_of, numbered
-from ..state.failing import Failure
 from .blame import blamed_of_java
 from .functions import RECORDS, STANDS_IN, decoded
 from .java_errors import raised, shown

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 
+from ...fold.records import ranges
 from ...store.versions.manifest import Input
 from ..source.planner import Position
 
@@ -50,19 +51,13 @@ class Places:
 
 def places_of(before: Mapping[str, Input], after: Mapping[str, Position]) -> Places:
     """What a batch reads between where the version before it stood and where it ends, by the inputs' names."""
-    found = []
-    for name, end in after.items():
-        at = before[name]
-        counts = (
-            [to - since for since, to in zip_longest(at.passed, end.consumed, fillvalue=0)]
-            if at.upstream and at.passed and end.consumed
-            else [None] * len(end.offsets)
+    return Places(
+        tuple(
+            Stretch(name, one.partition, one.first, one.last, one.rows)
+            for name, end in after.items()
+            for one in ranges(before[name].offsets, end.offsets, before[name].passed, end.consumed)
         )
-        for partition, (first, last) in enumerate(zip_longest(at.offsets, end.offsets, fillvalue=0)):
-            # Where there are only markers, and what failed attempts left, nothing is read.
-            if first < last and counts[partition] != 0:
-                found.append(Stretch(name, partition, first, last, counts[partition]))
-    return Places(tuple(found))
+    )
 
 
 def record_number(place: int, row: int) -> int:

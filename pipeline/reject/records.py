@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ...errors import Gone
+from ...fold.failing import Failure
 from ...snapshot.cut.stored import ADDRESS
 from ..kafka.clients import Kafka
 from ..kafka.messages import decode_addressed, encode
 from ..kafka.records import Message, read_range
 from ..kafka.rejects import DeadLetter
-from ..state.failing import Failure
 from .places import Places, place_of
 
 _GAP = 2_000

@@ -17,7 +17,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from ... import instants
 from ...errors import Refused
-from ...snapshot.bisect.poison import TooMany
+from ...fold.culprit import TooMany
+from ...fold.failing import RECORD, Failure
+from ...fold.records import sent
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
@@ -27,7 +29,6 @@ from ..batch.task import Result
 from ..kafka.rejects import send_rejects
 from ..source.own_errors import ERROR_MARK
 from ..spark.places import Places as Whereabouts
-from ..state.failing import RECORD, Failure
 from .blame import blamed
 from .culprits import Culprits
 from .feed import KafkaFeed
@@ -121,10 +122,8 @@ class BatchRejecter:
             attempts = None
             if at.upstream:
                 versions = range(at.version + 1, batch.after[name].version + 1)
-                sent = (history.read(batch.store, batch.base.app, at.upstream, version) for version in versions)
-                attempts = frozenset(
-                    attempt for each in sent if name in each.outputs for attempt in each.outputs[name].attempts
-                )
+                senders = (history.read(batch.store, batch.base.app, at.upstream, version) for version in versions)
+                attempts = frozenset(sent(name, senders).attempts)
             found[name] = Source(at.topic, attempts)
         return found
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from ...errors import Refused
+from ...fold.failing import RECORD
 from ..api.stage import Stage
-from ..state.failing import RECORD
 
 
 def inputs_of(

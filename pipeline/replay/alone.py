@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import SlackwaterError
+from ...fold.failing import RECORD
+from ...fold.kinds.kind import Groups
 from ...snapshot.bisect.predicate import Predicate
 from ...snapshot.query.row_local import ROW, numbers_of, row_local
 from ...store.read.multi_get import multi_get
 from ...store.read.read_stats import Reads
 from ...store.sst.hashing import normalise_keys
-from ..state.failing import RECORD
-from ..state.protocol import Groups, as_of
 from .stage_replay import Numbers, StageReplay
 
 
@@ -36,7 +36,7 @@ def _each_alone(replay: StageReplay) -> pa.Table:
     """The table's rows as each record by itself would leave those of its keys, with the record's number as `ROW`."""
     bound, table, program, falling = replay.shape.bound, replay.table, replay.program, replay.falling
     assert bound is not None  # noqa: S101  a stage with a table has one
-    bound = as_of(bound, falling.until_ms if falling else None)
+    bound = bound.until(falling.until_ms if falling else None)
     key = [column.name for column in table.key]
     rows = normalise_keys(replay.in_time(replay.rows()), key)
     order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))

@@ -23,7 +23,7 @@ def stop_in(stage: Stage) -> tuple[str, ...]:
     Raises:
         Refused: A function's source cannot be read.
     """
-    updates = getattr(stage.state, "function", None)
+    updates = stage.state.function if stage.state is not None else None
     functions = [stage.transform, *([updates] if updates is not None else [])]
     return tuple(_stop_in(function) for function in functions)
 

@@ -12,14 +12,15 @@ from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import Gone, Refused
+from ...fold.failing import RECORD
+from ...fold.records import behind
 from ...snapshot.bisect.changed_keys import changed_keys
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.query.same_rows import differing, only_in
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
-from ...store.versions.manifest import Input, Manifest
+from ...store.versions.manifest import Input, Manifest, Output
 from ..spark.user_errors import as_user_error
-from ..state.failing import RECORD
 from .inputs import read_inputs
 from .stage_replay import StageReplay
 
@@ -142,9 +143,9 @@ def _sent(replay: StageReplay, name: str) -> Sent:
     if after is None:
         return Sent(None, f"{replay.after.stage}@v{replay.after.version} wrote no such channel")
     # As a reader takes it that has consumed all before this version, and then this one.
-    start = Input(after.topic, before.ends if before else (), replay.after.stage, replay.before.version)
-    start = replace(start, consumed=before.sent if before else ())
-    end = Input(after.topic, after.ends, replay.after.stage, replay.after.version, consumed=after.sent)
+    nothing = (0,) * len(after.ends)
+    start = behind(before or Output(after.topic, nothing, nothing), replay.after.stage, replay.before.version)
+    end = behind(after, replay.after.stage, replay.after.version)
     schema = to_arrow_schema(replay.shape.emits[name], timezone="UTC")
     try:
         found = read_inputs(

@@ -15,12 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField
 
+from ...fold.failing import RECORD
 from ..api.stage import Stage
-from ..batch.applied import over
+from ..batch.applied import over, tag
 from ..batch.schemas import Shape
 from ..spark.provenance import hidden, with_records
-from ..state.failing import RECORD
-from ..state.multi_input import tag
 
 _BATCH_ROWS = 10_000
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Refused
+from ...fold import records
+from ...fold.records import Range
 from ...snapshot.cut.stored import ADDRESS
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
@@ -117,8 +118,10 @@ class _Reader:
         """The records of a user's topic."""
         chunks = [
             pa.Table.from_arrays(topic_columns(messages), schema=self.schema)
-            for where in self._ranges()
-            for messages in read_range(self.kafka, self.end.topic, *where, patience_s=self.patience_s)
+            for one in self._ranges()
+            for messages in read_range(
+                self.kafka, self.end.topic, one.partition, one.first, one.last, patience_s=self.patience_s
+            )
         ]
         rows = pa.concat_tables(chunks) if chunks else self.schema.empty_table()
         nothing = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
@@ -129,12 +132,10 @@ class _Reader:
     def channel(self, store: ObjectStore, app: str) -> Records:
         """The rows of a repartition topic."""
         after = self.start.version if self.start is not None else 0
-        senders = {
-            attempt: version
-            for version in range(after + 1, self.end.version + 1)
-            if (output := history.read(store, app, self.end.upstream, version).outputs.get(self.name))
-            for attempt in output.attempts
-        }
+        versions = range(after + 1, self.end.version + 1)
+        senders = records.sent(
+            self.name, (history.read(store, app, self.end.upstream, version) for version in versions)
+        ).attempts
 
         def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:
             for message in messages:
@@ -143,13 +144,19 @@ class _Reader:
                         rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.int64()), rows.num_rows))
                     yield rows
 
-        passed = zip_longest(self.start.passed if self.start is not None else (), self.end.passed, fillvalue=0)
-        counts = [to - at for at, to in passed] if self.end.passed else None
         chunks = [
             rows
-            for where in self._ranges()
-            for sent in (counts[where[0]] if counts else None,)
-            for rows in read_rows(self.kafka, self.end.topic, *where, sent, decoded, patience_s=self.patience_s)
+            for one in self._ranges()
+            for rows in read_rows(
+                self.kafka,
+                self.end.topic,
+                one.partition,
+                one.first,
+                one.last,
+                one.rows,
+                decoded,
+                patience_s=self.patience_s,
+            )
         ]
         found = pa.concat_tables(chunks) if chunks else pa.schema([*self.schema, *PLACE]).empty_table()
         rows = found.drop_columns(PLACE.names)
@@ -161,9 +168,8 @@ class _Reader:
             )
         return Records(self.end.topic, self.end.upstream, rows.cast(self.schema), found.select(PLACE.names))
 
-    def _ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Partition, first offset, and the offset after the last, where there is anything."""
-        starts = self.start.offsets if self.start is not None else ()
-        for partition, (first, last) in enumerate(zip_longest(starts, self.end.offsets, fillvalue=0)):
-            if first < last:
-                yield partition, first, last
+    def _ranges(self) -> Iterator[Range]:
+        """Where there is anything."""
+        start, nothing = self.start, (0,) * len(self.end.offsets)
+        starts, passed = (start.offsets, start.passed) if start is not None else (nothing, nothing)
+        return records.ranges(starts, self.end.offsets, passed, self.end.passed)

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Corruption, NotFound, Refused
+from ...fold.delta import smallest, turning_point
 from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys
-from ...snapshot.bisect.delta import smallest, turning_point
 from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.record import Address, CannotProve, Guilty, Hop, Message
 from ...snapshot.bisect.verdict import MAX_ROWS, Verdict

@@ -14,6 +14,11 @@ from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import NotFound, Refused
+from ...fold import due
+from ...fold.failing import RECORD
+from ...fold.falling import EVERY_HASH, Falling, merge_falling
+from ...fold.late import Lateness
+from ...fold.merge import Base, merge
 from ...snapshot.bisect.record import Address
 from ...snapshot.diff.side import Side
 from ...store.read.due_rows import due_rows
@@ -26,11 +31,6 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
 from ..api.stage import Stage
 from ..batch.schemas import Shape
-from ..event_time import due
-from ..event_time.late import Lateness
-from ..state.failing import RECORD
-from ..state.falling import EVERY_HASH, Falling, merge_falling
-from ..state.merge import Base, merge
 from .function import function_rows
 from .inputs import Records, read_inputs
 from .program import Program

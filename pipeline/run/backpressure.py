@@ -13,7 +13,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ...store.versions.manifest import Input, Manifest, Output
+from ...fold.records import unread
+from ...store.versions.manifest import Manifest
 
 
 class Backpressure:
@@ -60,10 +61,9 @@ class Backpressure:
             for name, at in inputs.items():
                 writer = self._heads.get(at.upstream)
                 # Who wrote the channel may not do so any more.
-                if writer is not None and name in writer.outputs and _backlog(writer.outputs[name], at) > max_records:
+                if (
+                    writer is not None
+                    and name in writer.outputs
+                    and (unread(writer.outputs[name], at) or 0) > max_records
+                ):
                     yield at.upstream
-
-
-def _backlog(sent: Output, read: Input) -> int:
-    """Rows sent to a channel that wait to be consumed; 0 where that is not known."""
-    return sum(sent.sent) - sum(read.passed) if read.passed else 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import islice
 
+from ...fold import event_time as progress
+from ...fold.records import ranges
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
-from ..event_time import progress
 
 
 class CatchUp:
@@ -58,7 +59,7 @@ class CatchUp:
 
     def _has_read(self, stage: str, name: str, at: Input) -> bool:
         if not at.upstream:
-            return all(read >= end for read, end in zip_longest(at.offsets, self._ends[at.topic], fillvalue=0))
+            return not any(ranges(at.offsets, self._ends[at.topic]))
         if at.upstream not in self._done:
             return False
         left = max(0, self._done[at.upstream] - at.version)

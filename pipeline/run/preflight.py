@@ -15,6 +15,7 @@ from ulid import ULID
 from ... import instants
 from ...durations import parse_ms
 from ...errors import NotFound, Refused
+from ...fold.kinds.kind import key_of_table
 from ...snapshot.clone.channels import channel_topic
 from ...snapshot.clone.first_versions import check_finished
 from ...snapshot.cut.moments import heads_of
@@ -36,7 +37,6 @@ from ..kafka import topics
 from ..kafka.clients import server
 from ..publish.check import check_targets
 from ..publish.publishers import publishes
-from ..state.session import key_of_table
 from ..upkeep.write_stall import Triggers
 from .news import News
 from .options import Options
@@ -206,7 +206,7 @@ def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
     """Whether a stage of the program may be this one of the app, by what needs no Spark."""
     if head.table is None or stage.state is None or head.inputs.keys() != stage.inputs.keys():
         return False
-    key = key_of_table(app.key_of(stage), (column.name for column in head.table.values))
+    key = key_of_table(app.key_of(stage), [column.name for column in head.table.values])
     return tuple(column.name for column in head.table.key) == key
 
 

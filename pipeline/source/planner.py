@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ...errors import Unavailable
+from ...fold.records import sent
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
@@ -233,12 +234,8 @@ class ChannelPlanner:
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
         """The attempts whose messages count in the upstream versions start + 1 to end."""
-        names: set[str] = set()
-        for version in range(start + 1, end + 1):
-            # A stage that was changed may not have written the channel before.
-            if output := history.read(self.store, self.app, self.upstream, version).outputs.get(self.channel):
-                names.update(output.attempts)
-        return frozenset(names)
+        versions = (history.read(self.store, self.app, self.upstream, each) for each in range(start + 1, end + 1))
+        return frozenset(sent(self.channel, versions).attempts)
 
     def _refresh(self, consumed: int) -> None:
         self._known = [manifest for manifest in self._known if manifest.version > consumed]

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ... import instants
+from ...fold.records import ranges
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -49,16 +50,9 @@ class _Range(InputPartition):
 
 
 def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()) -> list[_Range]:
-    known = start.offsets + (0,) * (len(end.offsets) - len(start.offsets))
-    counts: Sequence[int | None] = [None] * len(end.offsets)
-    # Not known where a reader began in the middle of a channel.
-    if end.consumed and start.consumed:
-        counts = [sent - read for sent, read in zip(end.consumed, start.consumed, strict=True)]
     return [
-        _Range(topic, partition, first, last, attempts, rows)
-        for partition, (first, last, rows) in enumerate(zip(known, end.offsets, counts, strict=True))
-        # Where there are only markers, and what failed attempts left, nothing is read.
-        if first < last and rows != 0
+        _Range(topic, one.partition, one.first, one.last, attempts, one.rows)
+        for one in ranges(start.offsets, end.offsets, start.consumed, end.consumed)
     ]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
-from ..state.failing import RECORD
+from ...fold.failing import RECORD
 from .plans import children, frame_of, kind, listed, nodes, plan_of, rebuilt, sequence
 
 if TYPE_CHECKING:

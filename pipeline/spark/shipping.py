@@ -20,7 +20,7 @@ import slackwater
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_PACKAGES = ("chandy_lamport", "pipeline", "snapshot", "store")
+_PACKAGES = ("chandy_lamport", "fold", "pipeline", "snapshot", "store")
 """Of slackwater; no task needs the command line."""
 
 

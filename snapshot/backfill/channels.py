@@ -12,6 +12,7 @@ from itertools import takewhile, zip_longest
 
 from msgspec import structs
 
+from ...fold import records
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import Input, Manifest, Output
@@ -59,8 +60,8 @@ def channel(store: ObjectStore, app: str, name: str, begun: Input | None, end: I
     output = history.read(store, app, end.upstream, first).outputs.get(name)
     if output is None:
         return Channel(end, end), False
-    behind = Input(end.topic, output.ends, end.upstream, first, consumed=output.sent)
-    return Channel(behind, end), begun is not None and not begun.version and not output.rows and first == 1
+    begins_there = begun is not None and not begun.version and not output.rows and first == 1
+    return Channel(records.behind(output, end.upstream, first), end), begins_there
 
 
 def _with_counts(store: ObjectStore, app: str, name: str, at: Input) -> Input:

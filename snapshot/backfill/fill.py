@@ -12,9 +12,10 @@ their order, and their `_seq`.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
+from ...fold.kinds.kind import Kind, kind_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
@@ -31,8 +33,6 @@ from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, completed, sst_schem
 from ...store.sst.writer import ROW_GROUP_ROWS, SstWriter
 from ...store.versions import history
 from ...store.versions.manifest import Backfill, Manifest, Sst, Table
-from ..migrate.kinds import meaning_of
-from .partials import Array, merged
 
 _SLICE_ROWS = ROW_GROUP_ROWS
 """Rows filled at once: bounds memory."""
@@ -48,7 +48,7 @@ class Fill:
         table: The table whose rows are filled.
         source: The version of the backfill's app that has the values.
         since: The version of the table's stage from which on it has the columns.
-        functions: Of an aggregate, by its name: `sum`. Empty for an upsert.
+        parts: Of these, the columns whose values join with those of the past. Empty where a row is of one record.
         names: The columns that get values, internal ones included.
     """
 
@@ -57,12 +57,12 @@ class Fill:
     table: Table
     source: Manifest
     since: int
-    functions: Mapping[str, str]
+    parts: tuple[str, ...]
     names: tuple[str, ...]
 
     def changes(self, sst: Sst) -> bool:
         """Whether any row of the SST can get a value."""
-        return bool(self.functions) or sst.seq_min < self.since
+        return bool(self.parts) or sst.seq_min < self.since
 
     def rows(self, rows: pa.Table) -> pa.Table:
         """These rows of an SST of the table, which have all its columns, with the backfill's values in them.
@@ -75,12 +75,13 @@ class Fill:
         assert self.source.table is not None  # noqa: S101  it was made for its table
         values, found = multi_get(self.store, self.cache, ssts, self.source.table, hashes, rows.select(key))
         takes = found & (rows.column(OP).to_numpy() == PUT)
-        if self.functions:
+        if self.parts:
+            kind = kind_of(self.table.state)
             later = rows.select(self.names).cast(values.select(self.names).schema)
             made = {
                 column: filled
-                for name, function in self.functions.items()
-                for column, filled in self._merged(function, name, values, later).items()
+                for name in self.parts
+                for column, filled in self._joined(kind, name, values, later).items()
             }
         else:
             made = {name: values.column(name) for name in self.names}
@@ -91,9 +92,9 @@ class Fill:
             rows = rows.set_column(at, field, pc.if_else(pa.array(takes), filled.cast(field.type), rows.column(at)))
         return rows
 
-    def _merged(self, function: str, name: str, values: pa.Table, later: pa.Table) -> dict[str, Array]:
+    def _joined(self, kind: Kind, name: str, values: pa.Table, later: pa.Table) -> dict[str, Any]:
         try:
-            return merged(function, name, values, later)
+            return kind.join_parts(name, values, later)
         except pa.ArrowInvalid as error:
             raise Refused(
                 f"{name} of {self.source.stage} cannot be computed over the past: {error}",
@@ -123,13 +124,9 @@ def fill_of(store: ObjectStore, cache: SstCache, table: Table, backfill: Backfil
             hint="nothing committed is lost; start again: it goes on with the columns as they are filled",
         )
     names = [column.name for column, number in zip(table.columns, table.ids, strict=True) if number in backfill.columns]
-    return Fill(store, cache, table, source, backfill.since, functions_of(table, names), tuple(names))
-
-
-def functions_of(table: Table, names: Iterable[str]) -> dict[str, str]:
-    """The function of each aggregate among these columns; nothing for a table of another kind."""
-    columns = meaning_of(table.state, {}).columns
-    return {name: columns[name].partition("(")[0] for name in names if name in columns}
+    columns = kind_of(table.state).columns
+    parts = tuple(name for name in names if name in columns)
+    return Fill(store, cache, table, source, backfill.since, parts, tuple(names))
 
 
 def fill_ssts(

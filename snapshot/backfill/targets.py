@@ -13,6 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from ...errors import Refused
+from ...fold.kinds.kind import kind_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.arrow_types import arrow_type
 from ...store.sst.evolution import default_of
@@ -24,14 +25,10 @@ from ..cut.graph import Cut, order
 from ..cut.names import version_of
 from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
-from ..migrate.kinds import FINAL, meaning_of
 from .channels import Channel, channel
-from .fill import functions_of
 from .windows import Places, beginnings, positions, read_through
 
 _LONGEST_NAME = 63
-_NEUTRAL = ("count", "sum")
-"""Aggregates whose default may be 0: that adds nothing."""
 _WITHOUT_PAST = (
     "migrate without --backfill: rows from before have null, or the default with which a column is added "
     "(table(defaults={…})); or run the program under a new app name, which reads its topics from the start "
@@ -216,15 +213,14 @@ def _padded(offsets: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 def _check_table(table: Table, columns: list[Column]) -> None:
     """See that what the past gives can be brought together with what the rows have since."""
-    meaning = meaning_of(table.state, {})
-    functions = functions_of(table, [column.name for column in columns])
-    if meaning.kind.removeprefix(FINAL).startswith("upsert("):
+    kind = kind_of(table.state)
+    if kind.past == "rows":
         return
-    if meaning.kind.removeprefix(FINAL) == "update":
+    if kind.past == "function":
         raise Refused("only a function of the program could tell the values of the past", hint=_WITHOUT_PAST)
-    if not functions:
+    if kind.past != "parts" or not any(column.name in kind.columns for column in columns):
         raise Refused(
-            f"its state is {table.state}: what it keeps of earlier records cannot be brought together with what it "
+            f"its state is {kind}: what it keeps of earlier records cannot be brought together with what it "
             "keeps of later ones",
             hint=ANOTHER_STAGE,
         )
@@ -234,8 +230,7 @@ def _check_table(table: Table, columns: list[Column]) -> None:
         )
     for column in columns:
         default = default_of(column).as_py()
-        function = functions.get(column.name)
-        if default is None or function in ("mean", "first", "last") or (function in _NEUTRAL and default == 0):
+        if default is None or (column.name in kind.columns and kind.is_neutral(column.name, default)):
             continue
         raise Refused(
             f"rows from before the migration have {column.default} in {column.name}, which went into what came later",

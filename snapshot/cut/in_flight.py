@@ -7,6 +7,7 @@ between.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...fold import records
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
@@ -74,11 +75,8 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
         # Two readers of a clone may stand within its sender's first version, at what was copied for each of them.
         within = until.version == after and until.offsets != starts
         up_to, ends, sent = until.version + within, until.offsets, until.passed
-    written = [
-        part
-        for version in range(after + 1, up_to + 1)
-        if (part := history.read(store, cut.app, channel.sender, version).outputs.get(channel.name))
-    ]
+    versions = (history.read(store, cut.app, channel.sender, version) for version in range(after + 1, up_to + 1))
+    written = records.sent(channel.name, versions)
     return InFlight(
         channel=channel.name,
         topic=output.topic,
@@ -86,9 +84,9 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
         receiver=channel.receiver,
         starts=starts,
         ends=ends,
-        attempts=tuple(attempt for part in written for attempt in part.attempts),
-        rows=sum(part.rows for part in written),
-        counts=tuple(to - at for to, at in zip(sent, passed, strict=True)) if sent and passed else (),
+        attempts=tuple(written.attempts),
+        rows=written.rows,
+        counts=records.difference(passed, sent),
         after=after,
         up_to=up_to,
         schema=output.schema,

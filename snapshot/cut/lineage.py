@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 
+from ...fold.records import ranges
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
@@ -95,11 +95,7 @@ def _moved(low: Manifest, high: Manifest) -> list[Window]:
         earlier = low.inputs.get(name)
         starts = earlier.offsets if earlier else ()
         # Partitions that a topic got since are read from their beginning.
-        found += (
-            Window(source.topic, partition, start, end)
-            for partition, (start, end) in enumerate(zip_longest(starts, source.offsets, fillvalue=0))
-            if end > start
-        )
+        found += (Window(source.topic, one.partition, one.first, one.last) for one in ranges(starts, source.offsets))
     return found
 
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
+from ...fold.kinds.kind import Kind, kind_of
 from ...store.sst import ttl
 from ...store.sst.arrow_types import to_arrow
 from ...store.sst.evolution import default_of, default_text, widens
 from ...store.versions.manifest import Column, Table, Ttl
-from .kinds import FINAL, JOIN, SESSIONS, Meaning, as_declared, meaning_of, with_internal
 
 ANOTHER_STAGE = (
     "give the changed stage a new name: it begins anew, and the old one is retired; or run the program as another app "
@@ -53,13 +53,14 @@ def evolve(
         Refused: what is stored means something else under the new declaration, or does not fit it.
     """
     _check_renames(stage, stored, declared, renames)
-    renamed = with_internal(stored.state, renames)
-    was, now = meaning_of(stored.state, renamed), meaning_of(declared.state, {})
-    _check_kind(stage, stored, declared, was, now)
+    kept, now = kind_of(stored.state), kind_of(declared.state)
+    renamed = {**kept.internal(renames), **renames}
+    was = kept.renamed(renamed)
+    _check_kind(stage, kept, was, now)
     had = tuple(replace(column, id=number) for number, column in zip(stored.ids, stored.columns, strict=True))
     known = {name: replace(each, name=name) for each in had for name in (renamed.get(each.name, each.name),)}
     keys = _keys(stage, stored, declared, known)
-    _check_sessions(stage, stored, declared, known)
+    _check_sessions(stage, kept, stored, declared, known)
     next_id = stored.next_id or len(stored.columns) + 1
     values = []
     for column in declared.values:
@@ -85,7 +86,7 @@ def evolve(
     return table, tuple(changes(stored, table, was, now))
 
 
-def changes(before: Table, after: Table, was_meant: Meaning, is_meant: Meaning) -> Iterator[ColumnChange]:
+def changes(before: Table, after: Table, was_meant: Kind, is_meant: Kind) -> Iterator[ColumnChange]:
     """What users see of a migration of a table, of these meanings before and after: internal columns are left out."""
     had = dict(zip(before.ids, before.columns, strict=True))
     for number, column in zip(after.ids, after.columns, strict=True):
@@ -93,7 +94,7 @@ def changes(before: Table, after: Table, was_meant: Meaning, is_meant: Meaning) 
             continue
         was = had.get(number)
         if was is None:
-            told = is_meant.of(column.name)
+            told = is_meant.columns.get(column.name, "")
             yield ColumnChange("added", column.name, type=column.type, default=column.default, meaning=told)
             continue
         if was.name != column.name:
@@ -102,22 +103,21 @@ def changes(before: Table, after: Table, was_meant: Meaning, is_meant: Meaning) 
             yield ColumnChange("widened", column.name, was.type, column.type)
     for number, column in had.items():
         if number not in after.ids and not column.name.startswith("_"):
-            yield ColumnChange("removed", column.name, type=column.type, meaning=was_meant.of(column.name))
+            yield ColumnChange("removed", column.name, type=column.type, meaning=was_meant.columns.get(column.name, ""))
 
 
-def _check_kind(stage: str, stored: Table, declared: Table, was: Meaning, now: Meaning) -> None:
-    if was.kind == now.kind:
+def _check_kind(stage: str, kept: Kind, was: Kind, now: Kind) -> None:
+    if was.goes_on_as(now):
         return
-    if was.kind.removeprefix(FINAL) == now.kind.removeprefix(FINAL):
-        told = "now, and had not" if now.kind.startswith(FINAL) else "no more, and had"
+    if was.once != now.once and was.core.goes_on_as(now.core):
+        told = "now, and had not" if now.once else "no more, and had"
         raise Refused(
             f'stage {stage!r} has event_time(emits="final") {told}: the rows of windows that are open would never be '
             "emitted",
             hint=ANOTHER_STAGE,
         )
     raise Refused(
-        f"stage {stage!r}: its state is {as_declared(declared.state)} now, and what is stored is of "
-        f"{as_declared(stored.state)}",
+        f"stage {stage!r}: its state is {now} now, and what is stored is of {kept}",
         hint=ANOTHER_STAGE,
     )
 
@@ -164,9 +164,9 @@ def _keys(stage: str, stored: Table, declared: Table, known: Mapping[str, Column
     return keys
 
 
-def _check_sessions(stage: str, stored: Table, declared: Table, known: Mapping[str, Column]) -> None:
+def _check_sessions(stage: str, kept: Kind, stored: Table, declared: Table, known: Mapping[str, Column]) -> None:
     """See that sessions stay in their column: they are still to be emitted, with what is kept of them beside it."""
-    if not stored.state.startswith(SESSIONS):
+    if not kept.key_column:
         return
     (before,), (now,) = (
         [column.name for column in table.values if not column.name.startswith("_")] for table in (stored, declared)
@@ -178,20 +178,19 @@ def _check_sessions(stage: str, stored: Table, declared: Table, known: Mapping[s
         )
 
 
-def _check_same(stage: str, column: Column, before: Column, was: Meaning, now: Meaning) -> None:
+def _check_same(stage: str, column: Column, before: Column, was: Kind, now: Kind) -> None:
     """See that what is stored in a column is what the program takes it for."""
-    if was.of(column.name) != now.of(column.name):
+    meant, means = (each.columns.get(column.name, "") for each in (was, now))
+    if meant != means:
         raise Refused(
-            f"stage {stage!r}: column {column.name!r} is {now.of(column.name)} now, and what is stored is "
-            f"{was.of(column.name)}",
+            f"stage {stage!r}: column {column.name!r} is {means} now, and what is stored is {meant}",
             hint="give it another name: that is a new column, which counts from the migration on, and the old one goes",
         )
     if not widens(to_arrow(before.type), to_arrow(column.type)):
         # Their columns are those of inputs and of the key, which have no other name.
-        in_lists = was.kind.startswith((JOIN, SESSIONS))
         way = (
             "keep the fields that there are, and rename or cast them in the stage that reads what this one sends"
-            if in_lists
+            if was.waiting
             else "anything else is a new column, under another name"
         )
         raise Refused(

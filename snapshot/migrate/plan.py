@@ -8,6 +8,8 @@ import pyarrow as pa
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
+from ...fold.kinds.kind import kind_of
+from ...fold.records import unread
 from ...store.sst.arrow_types import arrow_type
 from ...store.sst.evolution import fits
 from ...store.versions.column_types import parse_ddl
@@ -18,7 +20,6 @@ from ..cut.graph import order
 from . import stage_names
 from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
 from .declared import Declared, DeclaredStage
-from .kinds import meaning_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +207,8 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
 
 
 def _is_behind(source: Input, output: Output) -> bool:
-    if source.passed:
-        return sum(source.passed) < sum(output.sent)
-    return source.offsets != output.ends
+    left = unread(output, source)
+    return left > 0 if left is not None else source.offsets != output.ends
 
 
 def _columns(ddl: str) -> pa.Schema:
@@ -223,7 +223,7 @@ def _is_other(before: Table | None, after: Table | None) -> bool:
 def _due(before: Table | None, after: Table | None, renames: Mapping[str, str]) -> tuple[str, str] | None:
     if before is None or after is None:
         return None
-    was, now = meaning_of(before.state, renames).due_text, meaning_of(after.state, {}).due_text
+    was, now = kind_of(before.state).renamed(renames).due_text, kind_of(after.state).due_text
     return (was, now) if was != now else None
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import CommitConflict, Refused
+from ...fold import records
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import Former, Input, Manifest, Output
@@ -133,6 +134,5 @@ def _read_up_to(channel: str, sender: str, heads: Iterable[Manifest]) -> int | N
 
 def _unread(channel: str, output: Output, read: int | None, sent: list[Manifest]) -> Output:
     """What versions sent that not everybody has read, as one version would have sent it."""
-    parts = [part for each in sent if read is not None and each.version > read and (part := each.outputs.get(channel))]
-    attempts = tuple(attempt for part in parts for attempt in part.attempts)
-    return replace(output, attempts=attempts, rows=sum(part.rows for part in parts), markers={})
+    left = records.sent(channel, (each for each in sent if read is not None and each.version > read))
+    return replace(output, attempts=tuple(left.attempts), rows=left.rows, markers={})

@@ -3,11 +3,11 @@
 from msgspec.structs import replace
 
 from ...errors import Refused
+from ...fold.kinds.kind import kind_of
 from ...store.sst import ttl
 from ...store.sst.types import DUE
 from ...store.versions.manifest import EventTime, Manifest, Table
 from ...store.versions.migrations import Step
-from .kinds import meaning_of
 
 
 def applied(draft: Manifest, step: Step, number: int) -> Manifest:
@@ -46,7 +46,7 @@ def _event_time(known: EventTime | None, before: Table, after: Table) -> EventTi
     if known is None or not _falls_due(before):
         return known
     if _falls_due(after):
-        return replace(known, by_clock=meaning_of(after.state, {}).by_clock)
+        return replace(known, by_clock=kind_of(after.state).due_by == "clock")
     return replace(known, next_due_ms=None, by_clock=False)
 
 

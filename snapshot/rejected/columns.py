@@ -25,7 +25,6 @@ TABLE = Table(
         Column("retried", "int64"),
     ),
     partitions=1,
-    state="rejected",
 )
 """`input` is the declared name of the topic or channel, `time` the record's own. `key`, `value` and `headers` are the
 message's; of a channel's row, `value` is an Arrow stream of that row. `error` is the class of what was raised,

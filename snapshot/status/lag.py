@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from ...fold.records import ranges, unread
 from ...store.versions import published
 from ...store.versions.manifest import Manifest
 from ...store.versions.published import Place
@@ -101,15 +102,11 @@ def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of:
     if messages == 0:
         # Versions that sent nothing are not read: claims, compactions, batches whose rows went elsewhere.
         return lag(output.ends, 0, 0, 0)
-    counted = len(source.passed) == len(output.sent)
-    rows = max(0, sum(output.sent) - sum(source.passed)) if counted else None
+    left = unread(output, source)
+    rows = max(0, left) if left is not None else None
     versions = max(0, sender.version - source.version)
     return lag(output.ends, messages, rows, versions)
 
 
 def _behind(offsets: tuple[int, ...], ends: tuple[int, ...] | None) -> int | None:
-    if ends is None:
-        return None
-    # A partition added since the last commit has not been read at all.
-    read = offsets + (0,) * (len(ends) - len(offsets))
-    return sum(max(0, end - offset) for end, offset in zip(ends, read, strict=False))
+    return None if ends is None else sum(one.last - one.first for one in ranges(offsets, ends))

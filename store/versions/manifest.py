@@ -5,12 +5,15 @@ replaces it under the next number.
 """
 
 from itertools import zip_longest
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from ..objects.stats import Stats
 from . import limits as fits
+
+Declaration: TypeAlias = dict[str, Any]
+"""A kind of state as it was declared: a JSON object, whose `kind` says which; `fold.kinds` has them."""
 
 Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
@@ -81,8 +84,8 @@ class Table(Struct, frozen=True):
     partitions: fits.StatePartitions
     """Number of state partitions; partition p holds the p-th equal range of `_hash`. SSTs from before it was changed
     keep to the ranges that there were then."""
-    state: fits.Text
-    """How the state was declared, in one line; a change of meaning is refused at start."""
+    state: Declaration = {}
+    """How the state was declared: a change of meaning is refused at start."""
     ttl: Ttl | None = None
     """None for a table whose rows never had a time to live: then its SSTs have no `_expires_at`."""
     compaction: Policy = Policy()
@@ -91,6 +94,9 @@ class Table(Struct, frozen=True):
     """How often its columns were changed since it was born. SSTs from before are read through `sst.evolution`."""
     next_id: fits.Seq = 0
     """The id of the next column that is added: none is given twice. 0 in a table that was never migrated."""
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.values, self.partitions, self.ttl, self.schema))
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 FAR = "55840-11-08 22:13:20"
 SECONDS = 1_700_000_000
-TABLE = Table((Column("seen", "timestamp[us]"),), (Column("last", "timestamp[us]"),), 1, "test")
+TABLE = Table((Column("seen", "timestamp[us]"),), (Column("last", "timestamp[us]"),), 1)
 
 
 def slackwater(*words: str) -> str:

@@ -54,7 +54,6 @@ TYPES = Table(
     key=(Column("s", "string"), Column("x", "double"), Column("at", "timestamp[us, tz=UTC]")),
     values=tuple(Column(f"v{number}", name) for number, name in enumerate(_VALUES)),
     partitions=2,
-    state="every type",
 )
 
 

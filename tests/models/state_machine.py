@@ -80,7 +80,7 @@ class StateMachine(RuleBasedStateMachine):
         """A table of these keys, and its writer; `column` is what any time to live counts from, empty for the write."""
         key, self.keys = TABLES[name]
         self.column = column
-        self.table = Table(key, VALUES, partitions, "test", lifetime)
+        self.table = Table(key, VALUES, partitions, ttl=lifetime)
         """As all programs declare it that start from now on."""
         self.hashes = hashes
         self.folder = Path(tempfile.mkdtemp())

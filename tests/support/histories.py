@@ -42,8 +42,8 @@ STATE_PARTITIONS = 2
 TOTALS = (Column("flights", "int64"), Column("delay", "int64"), Column("_squares", "int64"))
 """Value columns of both tables; the last is internal."""
 TABLES = {
-    "aircraft": Table((Column("tail", "string"),), TOTALS, STATE_PARTITIONS, "totals by tail"),
-    "carriers": Table((Column("carrier", "string"),), TOTALS, STATE_PARTITIONS, "totals by carrier"),
+    "aircraft": Table((Column("tail", "string"),), TOTALS, STATE_PARTITIONS),
+    "carriers": Table((Column("carrier", "string"),), TOTALS, STATE_PARTITIONS),
 }
 
 SCHEMA = "`tail` string, `carrier` string, `delay` bigint"

@@ -48,6 +48,7 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
         str: st.text(min_size=limits.min_length or 0, max_size=8),
         bool: st.booleans(),
         type(None): st.none(),
+        Any: st.recursive(st.text(max_size=8) | st.integers(0, 9), st.lists, max_leaves=3),
     }
     return plain[kind]
 
@@ -55,7 +56,7 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
 def _that_can_be(value: Manifest) -> Manifest:
     """The manifest with what its fields say of each other made true."""
     version = value.version
-    table = value.table or Table((Column("k", "int64"),), (), 1, "any")
+    table = value.table or Table((Column("k", "int64"),), (), 1)
     return replace(
         value,
         seq=min(value.seq, version),

@@ -13,7 +13,7 @@ from slackwater.store.versions.manifest import AppInfo, Column, Kind, Manifest, 
 
 from tests.support.state_rows import Key, Values, write_version
 
-TABLE = Table((Column("k", "int64"),), (Column("v", "int64"), Column("w", "string")), 1, "test")
+TABLE = Table((Column("k", "int64"),), (Column("v", "int64"), Column("w", "string")), 1)
 
 
 class Stage:

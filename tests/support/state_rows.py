@@ -20,7 +20,6 @@ ROUTES = Table(
     key=(Column("origin", "string"), Column("dest", "string")),
     values=(Column("flights", "int64"), Column("delay", "double"), Column("_sum", "decimal128(38, 2)")),
     partitions=1,
-    state="test",
 )
 
 _NO_FOLDER = SstCache(Path(os.devnull) / "cache", 0)

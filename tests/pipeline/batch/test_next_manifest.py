@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused
+from slackwater.fold.event_time import Seen, Watermark
 from slackwater.pipeline.batch.next_manifest import has_rows, next_manifest
 from slackwater.pipeline.batch.snapshot_events import Outcome
 from slackwater.pipeline.batch.task import Result, Sent
-from slackwater.pipeline.event_time.progress import Seen
-from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.source.planner import Position
 from slackwater.store.compaction.plan import Compaction, Done
 from slackwater.store.versions.manifest import Input, Manifest, Output, Span, Sst

@@ -16,21 +16,20 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from slackwater.fold.event_time import Times, Watermark
+from slackwater.fold.falling import Falling
+from slackwater.fold.kinds.aggregate import Aggregate
+from slackwater.fold.kinds.final import Final
+from slackwater.fold.kinds.kind import Bound, Kind
+from slackwater.fold.late import Lateness
+from slackwater.fold.merge import group
 from slackwater.pipeline.batch import pre_aggregation
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import Expected, Forecast, added_up, can_add_up
 from slackwater.pipeline.batch.query import planned_at_once
 from slackwater.pipeline.batch.task import Result, StateTask
-from slackwater.pipeline.event_time.late import Lateness
-from slackwater.pipeline.event_time.progress import Times
-from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.plans import listed
-from slackwater.pipeline.state.aggregate import Aggregate
-from slackwater.pipeline.state.due import Final
-from slackwater.pipeline.state.falling import Falling
-from slackwater.pipeline.state.merge import group
-from slackwater.pipeline.state.protocol import BoundState, State
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -76,14 +75,12 @@ def everything() -> dict[str, Aggregate]:
     return made
 
 
-def table_of(bound: BoundState, key: tuple[str, ...], rows: pa.Schema) -> Table:
+def table_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema) -> Table:
     keys = tuple(Column(name, from_arrow(rows.field(name).type)) for name in key)
-    return Table(keys, tuple(Column(field.name, from_arrow(field.type)) for field in bound.values), 2, "test")
+    return Table(keys, tuple(Column(field.name, from_arrow(field.type)) for field in bound.values), 2)
 
 
-def task_of(
-    bound: BoundState, key: tuple[str, ...], rows: pa.Schema, folder: str = "/nowhere", **more: Any
-) -> StateTask:
+def task_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema, folder: str = "/nowhere", **more: Any) -> StateTask:
     places = Places("app", "stage", folder, {}, (Path(folder, "cache"), 1 << 30), 10)
     return StateTask(
         places, "w", more.pop("version", 1), (), bound, table_of(bound, key, rows), more.pop("ssts", ()), **more
@@ -105,7 +102,7 @@ def plain(value: object) -> object:
     return "NaN" if isinstance(value, float) and isnan(value) else value
 
 
-def merged(rows: pa.Table, state: BoundState) -> dict[tuple[object, ...], dict[str, object]] | str:
+def merged(rows: pa.Table, state: Bound) -> dict[tuple[object, ...], dict[str, object]] | str:
     """What a state makes of rows with `_hash` and nothing else, by key; or that a sum has no room."""
     rows, groups = group(rows, KEY)
     keys = rows.select(list(KEY)).take(pa.array(groups.starts))
@@ -122,7 +119,7 @@ def merged(rows: pa.Table, state: BoundState) -> dict[tuple[object, ...], dict[s
     }
 
 
-def both(rows: list[dict[str, object]], state: State) -> tuple[object, object]:
+def both(rows: list[dict[str, object]], state: Kind) -> tuple[object, object]:
     """What a state makes of rows, and of them added up."""
     table = pa.Table.from_pylist(rows, schema=ROWS)
     bound = state.bind([ROWS], KEY)
@@ -262,7 +259,7 @@ def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp
 def test_only_what_spark_adds_up_alike_is_added_up() -> None:
     rows = ROWS.append(pa.field("d38", pa.decimal128(38, 2)))
 
-    def adds_up(state: State, **more: Any) -> bool:
+    def adds_up(state: Kind, **more: Any) -> bool:
         bound = state.bind([rows], KEY)
         return can_add_up(task_of(bound, KEY, rows, **more), from_arrow_schema(rows))
 

@@ -265,7 +265,7 @@ def test_what_was_not_committed_is_named_by_no_manifest(joined: Running) -> None
 
 
 def expiring(column: str) -> Table:
-    return Table((Column("k", "int64"),), (Column("at", "timestamp[us]"),), 1, "test", Ttl(1_000, column))
+    return Table((Column("k", "int64"),), (Column("at", "timestamp[us]"),), 1, ttl=Ttl(1_000, column))
 
 
 def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(kafka: EmbeddedKafka, tmp_path: Path) -> None:

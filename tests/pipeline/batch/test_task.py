@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
+from slackwater.fold.merge import group
 from slackwater.pipeline.api.topic import Repartition
 from slackwater.pipeline.batch.task import WriteTask
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
 from slackwater.pipeline.spark.places import Places
-from slackwater.pipeline.state.merge import group
 
 keys = st.none() | st.sampled_from(["", "a", "b", "é", "é"])
 numbers = st.none() | st.sampled_from([0.0, -0.0, 1.5, float("nan")])

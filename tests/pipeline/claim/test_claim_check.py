@@ -6,12 +6,11 @@ import slackwater as sw
 from msgspec import structs
 from pyspark.sql import DataFrame
 from slackwater.errors import Refused
+from slackwater.fold.kinds.final import Final, Sessions
+from slackwater.fold.kinds.kind import of_input
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Checked, Claimer, _agreed
 from slackwater.pipeline.maintain.first_version import check_takes_rows
-from slackwater.pipeline.state.due import Final
-from slackwater.pipeline.state.protocol import of_input
-from slackwater.pipeline.state.session import Sessions
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.versions.commit import commit
@@ -53,7 +52,7 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     kept = Sessions(state, "visit")
     bound = kept.bind([pa.schema([("user", pa.string()), ("visit", session)])], ("visit", "user"))
     values = tuple(Column(field.name, from_arrow(field.type)) for field in bound.values)
-    stored = Table((Column("user", "string"),), values, 2, kept.describe())
+    stored = Table((Column("user", "string"),), values, 2, kept.stored)
     head = Manifest("app", "stage", 1, 1, "w", 1, "claim", {}, table=stored)
     app, once = sw.App("app"), sw.event_time(emits="final")
 
@@ -65,7 +64,7 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     compacted = structs.replace(stored, partitions=5, compaction=sw.leveled())
     assert agreed("a", ["visit", "user"], compacted) == structs.replace(compacted, partitions=2)
     windows = structs.replace(
-        stored, state=state.describe(), key=(Column("visit", from_arrow(session)), *stored.key), values=values[1:]
+        stored, state=state.stored, key=(Column("visit", from_arrow(session)), *stored.key), values=values[1:]
     )
     for name, key, said, way in (
         ("b", ["visit", "user"], "state is", "give the changed stage a new name"),

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import slackwater as sw
 from msgspec.structs import replace
+from slackwater.fold.kinds.kind import Bound, Kind
+from slackwater.fold.kinds.upsert import Upsert
+from slackwater.fold.merge import Base, group, merge
 from slackwater.pipeline.batch.change import Change
 from slackwater.pipeline.batch.committer import Committer
-from slackwater.pipeline.state.aggregate import narrowed
-from slackwater.pipeline.state.merge import Base, group, merge
-from slackwater.pipeline.state.protocol import BoundState, State
 from slackwater.snapshot.backfill.fill import fill_changes
 from slackwater.snapshot.backfill.swap import Swap
 from slackwater.snapshot.backfill.targets import Target, backfillable
@@ -55,16 +55,16 @@ NEW = {
 DEFAULTS = {"amounts": 0, "opened": "nobody"}
 
 
-def bound(state: State) -> BoundState:
+def bound(state: Kind) -> Bound:
     return state.bind([RECORDS], ("k",))
 
 
-def table_of(state: State) -> Table:
+def table_of(state: Kind) -> Table:
     values = (
         Column(each.name, from_arrow(each.type), default=str(DEFAULTS[each.name]) if each.name in DEFAULTS else None)
         for each in bound(state).values
     )
-    return Table((Column("k", "int64"),), tuple(values), 2, state.describe())
+    return Table((Column("k", "int64"),), tuple(values), 2, state.stored)
 
 
 class Mortal(Wrapper):
@@ -87,8 +87,8 @@ class App:
 
     folder: Path
     records: pa.Table
-    state: State
-    then: State
+    state: Kind
+    then: Kind
     store: AgingStore = field(default_factory=AgingStore)
     max_unflushed: int = 0
 
@@ -141,7 +141,7 @@ class App:
         assert found is not None
         return found
 
-    def begin(self, count: int, state: State | None = None) -> Change:
+    def begin(self, count: int, state: Kind | None = None) -> Change:
         """What a batch of so many records makes of what it finds when it begins."""
         base = self.committer.tip
         (start,) = base.inputs["t"].offsets
@@ -152,7 +152,7 @@ class App:
         made = replace(draft, inputs={"t": read}, ssts=(*base.ssts, *ssts))
         return Change(base, made, (), time.monotonic(), lambda _committed: None)
 
-    def _ssts(self, base: Manifest, rows: pa.Table, state: State) -> tuple[Sst, ...]:
+    def _ssts(self, base: Manifest, rows: pa.Table, state: Kind) -> tuple[Sst, ...]:
         assert base.table is not None
         hashes = hash_keys(rows, ["k"])
         rows = rows.append_column("_hash", pa.array(hashes))
@@ -193,7 +193,7 @@ class App:
 
     def compute(self, target: Target, batches: Sequence[int]) -> Backfill:
         """The past in an app of its own, in batches of its own, from where that stands."""
-        runner, state = self.committer, narrowed(self.state, target.columns)
+        runner, state = self.committer, self.state.narrowed(target.columns)
         self.claim(target.scratch, table_of(state))
         (end,) = target.ends["t"]
         for count in (*batches, end):
@@ -273,17 +273,15 @@ AGGREGATES = sw.aggregate(**OLD), sw.aggregate(**OLD, **NEW)
 UPSERT = sw.upsert(by="by")
 
 
-class _Narrow:
+class _Narrow(Upsert, frozen=True, tag="narrow"):
     """An upsert of fewer columns."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        return UPSERT.bind([pa.schema([each for each in rows[0] if each.name in ("k", "by", "amount")])], key)
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        return UPSERT.bind([pa.schema([each for each in rows[0] if each.name in self._columns])], key)
-
-    def describe(self) -> str:
-        return UPSERT.describe()
+    @property
+    def declaration(self) -> Kind:
+        return UPSERT
 
 
-UPSERTS = _Narrow(["k", "by", "amount"]), UPSERT
+UPSERTS = _Narrow("by"), UPSERT

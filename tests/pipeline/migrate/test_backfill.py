@@ -10,11 +10,12 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused
+from slackwater.fold.kinds.kind import Kind
+from slackwater.fold.kinds.update import Update
 from slackwater.pipeline.kafka import records as kafka_records
 from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.migrate.backfilled import Filled
 from slackwater.pipeline.migrate.reach import reach
-from slackwater.pipeline.state.protocol import State
 from slackwater.snapshot.backfill.scratch import discard, is_needed, sweep
 from slackwater.snapshot.backfill.targets import Left, Target, backfillable, nothing
 from slackwater.snapshot.bisect.flips import scan
@@ -60,7 +61,7 @@ def test_a_batch_that_was_under_way_gets_the_values_too(app: App) -> None:
 
 @pytest.mark.parametrize("programs", [AGGREGATES, UPSERTS])
 def test_killed_at_any_request_the_table_is_as_before_or_as_after_and_the_same_goes_on(
-    tmp_path: Path, programs: tuple[State, State]
+    tmp_path: Path, programs: tuple[Kind, Kind]
 ) -> None:
     """From the first request of computing it to the last of removing what computed it."""
 
@@ -173,7 +174,7 @@ def test_what_cannot_be_computed_says_why(app: App) -> None:
         assert "another name" in refused.hint or "new name" in refused.hint, "the way out"
         return refused.message
 
-    assert "its state is join" in why(state="join(how=inner)")
+    assert "its state is join" in why(state=sw.join("a", "b", within="1 hour").stored)
     assert "its rows expire" in why(ttl=Ttl(1_000))
     values = tuple(replace(each, default="3") if each.name == "high" else each for each in head.table.values)
     assert "rows from before the migration have 3 in high" in why(values=values)
@@ -186,13 +187,13 @@ def test_what_cannot_be_computed_says_why(app: App) -> None:
     assert "name an earlier moment" in left.hint
 
 
-@pytest.mark.parametrize("state", ["update", "update(due=high)", "update(due=high, due_by=clock)"])
-def test_what_only_a_function_of_the_program_could_tell_is_refused(app: App, state: str) -> None:
+@pytest.mark.parametrize("state", [Update(), Update("high"), Update("high", "clock")])
+def test_what_only_a_function_of_the_program_could_tell_is_refused(app: App, state: Update) -> None:
     app.migrate()
     head = app.head
     assert head.table is not None
     values = tuple(each for each in head.table.values if not each.since or each.name in ("amounts", "high"))
-    head = replace(head, table=replace(head.table, state=state, values=values))
+    head = replace(head, table=replace(head.table, state=state.stored, values=values))
     declared = Declared("app", {"stage": DeclaredStage("stage", {"t": ""}, {}, head.table)})
     found = backfillable(app.store, {"stage": head}, declared)
     assert found.targets == ()

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.pipeline.state.protocol import State
+from slackwater.fold.kinds.kind import Kind
 from slackwater.store.versions import history
 
 from tests.pipeline.migrate.past import AGGREGATES, NAMES, UPSERTS, App, records
@@ -25,7 +25,7 @@ STEPS = st.lists(st.sampled_from(["batch", "begin", "land", "compact", "swap"]),
 )
 def test_a_backfilled_table_is_that_of_all_records(
     tmp_path_factory: pytest.TempPathFactory,
-    kind: tuple[State, State],
+    kind: tuple[Kind, Kind],
     seed: int,
     before: list[int],
     again: list[int],

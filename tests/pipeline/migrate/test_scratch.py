@@ -38,5 +38,5 @@ def test_what_a_stage_with_state_sends_is_read_and_stages_without_are_part_of_it
     assert list(kept_alone.inputs) == ["totals", "rates-elsewhere"]
     assert (kept_alone.channels, kept_alone.writes) == (("totals",), ())
     assert kept_alone.state is not None
-    assert kept_alone.state.describe() == "aggregate(m=count())"
+    assert str(kept_alone.state) == "aggregate(m=count())"
     assert target.records == 6

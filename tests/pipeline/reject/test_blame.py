@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException, NumberFormatException, PySparkExce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
+from slackwater.fold.failing import Failure, StateFailed, Told
 from slackwater.pipeline.batch.job import run_write
 from slackwater.pipeline.batch.task import WriteTask
 from slackwater.pipeline.kafka.rejects import DeadLetter
@@ -21,7 +22,6 @@ from slackwater.pipeline.source.data_source import Private, SourceOptions
 from slackwater.pipeline.source.own_errors import ERROR_MARK, ErrorMark
 from slackwater.pipeline.source.readers import TopicReader
 from slackwater.pipeline.spark.places import Places
-from slackwater.pipeline.state.failing import Failure, StateFailed, Told
 
 CAST = '[CAST_INVALID_INPUT] The value \'ten\' of the type "STRING" cannot be cast to "BIGINT" because it is malformed.'
 UDF = """
@@ -100,7 +100,7 @@ def test_a_message_that_cannot_be_decoded_is_a_records_fault_and_its_stack_has_n
 
 FORGED = (
     "slackwater.errors.Unavailable: S3 did not answer",
-    "slackwater.pipeline.state.failing.StateFailed: {",
+    "slackwater.fold.failing.StateFailed: {",
     'File "/x/slackwater/pipeline/batch/task.py", line 9, in _run',
     f"\n{ErrorMark().token} null",
 )

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import slackwater as sw
+from slackwater.fold.failing import RECORD
+from slackwater.fold.kinds.final import Final, Sessions
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.replay.alone import bad_alone
 from slackwater.pipeline.replay.program import Program
 from slackwater.pipeline.replay.stage_replay import Numbers, StageReplay
-from slackwater.pipeline.state.due import Final
-from slackwater.pipeline.state.failing import RECORD
-from slackwater.pipeline.state.session import Sessions
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst.hashing import hash_keys
 
-from tests.pipeline.event_time.falling import DELAY, Stage
+from tests.fold.event_time.falling import DELAY, Stage
 
 TIME = pa.timestamp("us", "UTC")
 ROWS = pa.schema([("user", pa.string()), ("visit", pa.struct([("start", TIME), ("end", TIME)])), ("at", TIME)])

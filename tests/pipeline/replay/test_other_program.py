@@ -14,7 +14,7 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import manifest
 
-from tests.pipeline.event_time.falling import Stage
+from tests.fold.event_time.falling import Stage
 
 ROWS = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 CHECKSUM = "0123456789abcdef" * 2
@@ -23,7 +23,7 @@ CHECKSUM = "0123456789abcdef" * 2
 @pytest.mark.parametrize("name", ["s", "renamed"])
 def test_a_commit_of_before_a_migration_says_which_file_ran_then(tmp_path: Path, name: str) -> None:
     state = sw.aggregate(n=sw.count())
-    stage = Stage(state.bind([ROWS], ("user",)), ("user",), ROWS, state.describe())
+    stage = Stage(state.bind([ROWS], ("user",)), ("user",), ROWS, state.stored)
     stage.head = replace(stage.head, program=manifest.Program("/home/ada/shop.py", CHECKSUM))
     stage.batch([{"user": "a", "amount": 1, "at": 0}])
     stage.batch([{"user": "b", "amount": 7, "at": 1}])
@@ -32,7 +32,7 @@ def test_a_commit_of_before_a_migration_says_which_file_ran_then(tmp_path: Path,
     # The program is another now: its table has one column more, or its stage another name.
     changed = sw.aggregate(n=sw.count(), most=sw.max("amount"))
     bound = changed.bind([ROWS], ("user",))
-    shape = Shape({}, {}, ("user",), stage.declared(bound, changed.describe()), bound)
+    shape = Shape({}, {}, ("user",), stage.declared(bound, changed.stored), bound)
     app = sw.App("a")
     app.stage(name=name, reads=sw.topic("t"), key="user", state=changed)(lambda rows: rows)
     program = Program(app, None, {name: shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]

@@ -29,7 +29,6 @@ ROUTES = Table(
     key=(Column("origin", "string"), Column("number", "int32")),
     values=(Column("flights", "int64"), Column("_sum", "decimal128(38, 2)"), Column("at", "timestamp[us, tz=UTC]")),
     partitions=4,
-    state="test",
 )
 TOPIC = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64())])
 SENT = pa.schema([("origin", pa.string()), ("delays", pa.list_(pa.float64()))])
@@ -100,7 +99,7 @@ def some_bundles(draw: st.DrawFn) -> Bundle:
 
 
 def with_ttl() -> Table:
-    return Table(ROUTES.key, ROUTES.values, 2, "test", ttl=Ttl(1_000, "at"))
+    return Table(ROUTES.key, ROUTES.values, 2, ttl=Ttl(1_000, "at"))
 
 
 def one(**index: object) -> Bundle:

@@ -26,7 +26,7 @@ from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("no_spark")]
 
 ROWS = StructType([StructField("account", StringType()), StructField("amount", LongType())])
-TABLE = Table((Column("account", "string"),), (Column("n", "int64"),), 2, "aggregate(n=count())")
+TABLE = Table((Column("account", "string"),), (Column("n", "int64"),), 2, sw.aggregate(n=sw.count()).stored)
 
 
 def same(rows: DataFrame) -> DataFrame:

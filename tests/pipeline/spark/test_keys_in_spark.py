@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from slackwater.fold.kinds.upsert import upsert
+from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
-from slackwater.pipeline.state.ddl import parse_ddl
-from slackwater.pipeline.state.upsert import upsert
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
@@ -62,8 +62,7 @@ def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark
         (Column("k", from_arrow(arrow.field("k").type)),),
         tuple(Column(field.name, from_arrow(field.type)) for field in bound.values),
         2,
-        "test",
-        Ttl(86_400_000, "at"),
+        ttl=Ttl(86_400_000, "at"),
     )
     places = Places("app", "stage", str(tmp_path / "store"), {}, (tmp_path / "cache", 1 << 30), 10)
     store, cache = open_store(places.store), SstCache(tmp_path / "mine", 1 << 30)

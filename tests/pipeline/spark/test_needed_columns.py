@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
+from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, SourceOptions
@@ -18,7 +19,6 @@ from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.readers import TopicReader
 from slackwater.pipeline.source.wake import Needed
 from slackwater.pipeline.spark.plans import first_column, needed_columns, plan_of
-from slackwater.pipeline.state.ddl import parse_ddl
 
 ALL = frozenset(column.split()[0] for column in TOPIC_SCHEMA.split(", "))
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -257,7 +257,7 @@ def test_a_fanout_that_would_not_end_is_refused() -> None:
 def test_another_policy_in_the_program_is_taken_and_changes_nothing_else() -> None:
     app = App("flights")
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key=["origin", "dest"], name="a")(lambda rows: rows)
-    stage, stored = app.stages["a"], replace(ROUTES, partitions=7, state="upsert(by=n)")
+    stage, stored = app.stages["a"], replace(ROUTES, partitions=7, state=sw.upsert(by="n").stored)
     declared = replace(stored, partitions=ROUTES.partitions, compaction=sw.leveled())
     assert _agreed(app, stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
     with pytest.raises(Refused, match=r"was stored as upsert\(by=n\)"):

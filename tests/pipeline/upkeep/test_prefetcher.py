@@ -163,7 +163,7 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
     context._taskAttemptId = 7
     monkeypatch.setattr(TaskContext, "_taskContext", context)
     state = sw.aggregate(n=sw.count()).bind([pa.schema([("k", pa.int64())])], ("k",))
-    table = Table((Column("k", "int64"),), (Column("n", "int64"),), 1, "count")
+    table = Table((Column("k", "int64"),), (Column("n", "int64"),), 1)
     local = LocalStore(tmp_path / "store")
     keys = pa.table({"k": np.arange(60_000)})
     rows = (

@@ -1,6 +1,7 @@
 """What a stage with state had sent is read once more: which rows, and which attempts count."""
 
 import pytest
+import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,7 +15,8 @@ from slackwater.store.versions import commit, history, keys
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Table
 
 COLUMNS = Column("k", "int64", 1), Column("n", "int64", 2), Column("m", "int64", 3, since=3)
-TABLE = Table(COLUMNS[:1], COLUMNS[1:], 1, "aggregate(n=count(), m=sum(x))", schema=1, next_id=4)
+STATE = sw.aggregate(n=sw.count(), m=sw.sum("x")).stored
+TABLE = Table(COLUMNS[:1], COLUMNS[1:], 1, STATE, schema=1, next_id=4)
 TOPIC = "app-c-repartition"
 
 

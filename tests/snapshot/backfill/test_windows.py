@@ -1,6 +1,7 @@
 """What a stage had read, through the stages before it."""
 
 import pytest
+import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.snapshot.backfill.targets import backfillable
@@ -13,7 +14,8 @@ from slackwater.store.versions.aside import REJECTED
 from slackwater.store.versions.manifest import Aside, Column, Input, Kind, Manifest, Output, Table
 
 COLUMNS = Column("k", "int64", 1), Column("n", "int64", 2), Column("m", "int64", 3, since=3)
-TABLE = Table(COLUMNS[:1], COLUMNS[1:], 1, "aggregate(n=count(), m=sum(x))", schema=1, next_id=4)
+STATE = sw.aggregate(n=sw.count(), m=sw.sum("x")).stored
+TABLE = Table(COLUMNS[:1], COLUMNS[1:], 1, STATE, schema=1, next_id=4)
 
 
 def write(store: ObjectStore, stage: str, version: int, kind: Kind, **content: object) -> Manifest:

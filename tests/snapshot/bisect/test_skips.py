@@ -57,7 +57,7 @@ def linear(versions: int = VERSIONS, *, since: int = 0) -> MemoryStore:
     for version in range(1, versions + 1):
         inputs = {"t": Input("t", (version,), rows=1)}
         names = ("n", "extra") if version >= since else ("n",)
-        table = Table((Column("key", "string"),), tuple(Column(name, "int64") for name in names), 1, "n by key")
+        table = Table((Column("key", "string"),), tuple(Column(name, "int64") for name in names), 1)
         commit(store, Manifest("app", "s", version, 1, "w", 1_000 * version, "batch", inputs=inputs, table=table))
     return store
 
@@ -173,7 +173,7 @@ def test_a_column_that_came_late_costs_no_evaluation_of_each_version_before_it(c
 def test_1024_versions_take_at_most_11_evaluations(cache: SstCache, first_bad: int) -> None:
     app, store = "app", MemoryStore()
     apps.create_app(store, AppInfo(app, 1))
-    table = Table((Column("key", "string"),), (Column("n", "int64"),), 1, "n by key")
+    table = Table((Column("key", "string"),), (Column("n", "int64"),), 1)
     ssts: tuple[object, ...] = ()
     for version in range(1, 1_025):
         if version in (2, first_bad):
@@ -218,7 +218,7 @@ def test_versions_before_a_column_came_are_skips_that_say_so(cache: SstCache) ->
     apps.create_app(store, AppInfo("app", 1))
     for version in range(1, 13):
         names = ("n", "extra") if version >= 5 else ("n",)
-        table = Table((Column("key", "string"),), tuple(Column(name, "int64") for name in names), 1, "n by key")
+        table = Table((Column("key", "string"),), tuple(Column(name, "int64") for name in names), 1)
         columns = dict.fromkeys(names, pa.array([version]).to_numpy())
         ssts = write_columns(store, "app", "s", version, pa.array(["k"]), columns, table=table)
         inputs = {"t": Input("t", (version,), rows=1)}

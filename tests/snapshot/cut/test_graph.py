@@ -22,7 +22,7 @@ from tests.support.histories import write_columns
 
 PARTITIONS = 2
 NONE = (0,) * PARTITIONS
-TABLE = Table((Column("key", "string"),), (Column("n", "int64"),), 1, "versions by key")
+TABLE = Table((Column("key", "string"),), (Column("n", "int64"),), 1)
 
 
 @dataclass

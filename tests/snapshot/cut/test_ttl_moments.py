@@ -42,7 +42,7 @@ class Hourly:
     ) -> None:
         self.store, self.cache = store or MemoryStore(), cache
         values = (Column("v", "int64"), Column("at", "timestamp[us]"))
-        self.table = Table((Column("k", "string"),), values, 1, "test", Ttl(2 * HOUR_MS, column))
+        self.table = Table((Column("k", "string"),), values, 1, ttl=Ttl(2 * HOUR_MS, column))
         apps.ensure_app(self.store, AppInfo("app", start_ms))
         self.now_ms = start_ms
         self.head = claim(

@@ -29,7 +29,7 @@ from slackwater.store.versions.manifest import Column, Input, Manifest, Table, T
 from tests.models.profiles import PROFILE
 from tests.support.collecting import AgingStore, Killed, keys_of
 
-TABLE = Table((Column("carrier", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4, "totals")
+TABLE = Table((Column("carrier", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4)
 FIRST = Manifest(
     "flights", "carriers", 1, 1, "w", 1, "init", inputs={"t": Input("t", (3, 4))}, table=TABLE, by="ada@host"
 )
@@ -95,7 +95,6 @@ def test_whatever_the_rows_are_the_table_has_them(
         (Column("k", kind), Column("n", "int32")),
         (Column("v", "list<int64>"),),
         partitions,
-        "x",
     )
     wanted = {(key, number % 3): data.draw(VALUES) for number, key in enumerate(keys)}
     schema = arrow_schema((*table.key, *table.values))
@@ -264,7 +263,7 @@ def test_rows_expire_by_the_tables_ttl_and_its_clock_has_seen_them(tmp_path: Pat
     at = [1_000_000, 2_000_000, 9_000_000]
     rows = pa.table({"k": ["a", "b", "c"], "at": pa.array([ms * 1000 for ms in at], pa.timestamp("us", "UTC"))})
     columns = (Column("at", "timestamp[us, tz=UTC]"),)
-    by_event = Table((Column("k", "string"),), columns, 1, "x", ttl=Ttl(5_000_000, "at"))
+    by_event = Table((Column("k", "string"),), columns, 1, ttl=Ttl(5_000_000, "at"))
     store = MemoryStore()
     initialise(store, replace(FIRST, table=by_event), file_of(rows, tmp_path))
     head = history.head(store, "flights", "carriers")

@@ -2,12 +2,16 @@
 
 import pyarrow as pa
 import pytest
+import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError
+from slackwater.fold.kinds.aggregate import Aggregates
+from slackwater.fold.kinds.final import Final, Sessions
+from slackwater.fold.kinds.kind import Kind, kind_of
+from slackwater.fold.kinds.update import Update
 from slackwater.snapshot.migrate.columns import check_default, evolve, likely_renames
-from slackwater.snapshot.migrate.kinds import differences, may_become, meaning_of, with_internal
 from slackwater.snapshot.migrate.words import of_column
 from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.sst.evolution import default_of
@@ -23,17 +27,17 @@ AGGREGATES = Table(
         Column("largest", "int32"),
     ),
     4,
-    "aggregate(orders=count(), price=mean(cents), largest=max(cents))",
+    sw.aggregate(orders=sw.count(), price=sw.mean("cents"), largest=sw.max("cents")).stored,
 )
 
 
-def aggregates(state: str, *values: Column) -> Table:
-    return replace(AGGREGATES, state=f"aggregate({state})", values=values)
+def aggregates(state: Kind, *values: Column) -> Table:
+    return replace(AGGREGATES, state=state.stored, values=values)
 
 
 def test_an_aggregate_that_is_renamed_takes_its_internal_columns_along() -> None:
     declared = aggregates(
-        "orders=count(), mean_price=mean(cents), largest=max(cents), late=count(late)",
+        sw.aggregate(orders=sw.count(), mean_price=sw.mean("cents"), largest=sw.max("cents"), late=sw.count("late")),
         Column("orders", "int64"),
         Column("mean_price", "double"),
         Column("_mean_price_sum", "decimal128(38, 2)"),
@@ -64,7 +68,7 @@ def test_what_is_declared_as_it_is_stored_changes_nothing() -> None:
     declared = replace(AGGREGATES, partitions=9)
     assert evolve("countries", AGGREGATES, declared, {}) == (AGGREGATES, ())
     migrated, _ = evolve(
-        "countries", AGGREGATES, replace(declared, values=AGGREGATES.values[:1], state="aggregate(orders=count())"), {}
+        "countries", AGGREGATES, aggregates(sw.aggregate(orders=sw.count()), *AGGREGATES.values[:1]), {}
     )
     again = replace(
         migrated, values=tuple(Column(each.name, each.type) for each in migrated.values), key=AGGREGATES.key
@@ -84,14 +88,16 @@ def test_what_is_declared_as_it_is_stored_changes_nothing() -> None:
         ),
         (replace(AGGREGATES, key=(Column("country", "int64"),)), {}, Refused, "its key is .country int64.", "new name"),
         (
-            replace(AGGREGATES, state="update"),
+            replace(AGGREGATES, state=Update().stored),
             {},
             Refused,
             "its state is update now",
             "give the changed stage a new name",
         ),
         (
-            replace(AGGREGATES, state="aggregate(orders=count(), price=mean(euros), largest=max(cents))"),
+            aggregates(
+                sw.aggregate(orders=sw.count(), price=sw.mean("euros"), largest=sw.max("cents")), *AGGREGATES.values
+            ),
             {},
             Refused,
             "column 'price' is mean.euros. now, and what is stored is mean.cents.",
@@ -128,7 +134,7 @@ def test_the_column_by_which_rows_expire_takes_its_ttl_along() -> None:
         (Column("k", "int64"),),
         (Column("at", "timestamp[us, tz=UTC]"), Column("n", "int64")),
         1,
-        "update",
+        Update().stored,
         Ttl(5, "at"),
     )
     declared = replace(
@@ -148,7 +154,7 @@ def test_the_column_by_which_rows_expire_takes_its_ttl_along() -> None:
 
 @given(st.sampled_from(["int8", "int16", "int32"]), st.integers(-128, 127), st.sampled_from(["int32", "int64"]))
 def test_a_default_stays_the_same_value_when_its_column_is_widened(kind: str, value: int, wider: str) -> None:
-    stored = Table((Column("k", "int64"),), (), 1, "update")
+    stored = Table((Column("k", "int64"),), (), 1, Update().stored)
     text = check_default("t", "n", value, to_arrow(kind))
     first, _ = evolve("t", stored, replace(stored, values=(Column("n", kind, default=text),)), {})
     if kind != wider:
@@ -157,7 +163,7 @@ def test_a_default_stays_the_same_value_when_its_column_is_widened(kind: str, va
 
 
 def test_a_float_default_keeps_what_a_float_had_of_it() -> None:
-    stored = Table((Column("k", "int64"),), (), 1, "update")
+    stored = Table((Column("k", "int64"),), (), 1, Update().stored)
     text = check_default("t", "n", 0.1, pa.float32())
     first, _ = evolve("t", stored, replace(stored, values=(Column("n", "float", default=text),)), {})
     second, _ = evolve("t", first, replace(stored, values=(Column("n", "double"),)), {})
@@ -182,11 +188,12 @@ def test_a_default_of_the_wrong_type_is_refused(value: object, kind: pa.DataType
 
 def test_aggregates_that_are_emitted_when_their_window_ends_change_as_others_do() -> None:
     due = Column("_due_at", "int64")
-    stored = replace(AGGREGATES, values=(*AGGREGATES.values, due), state=f"final({AGGREGATES.state})")
+    kept = kind_of(AGGREGATES.state)
+    assert isinstance(kept, Aggregates)
+    more = Aggregates((*kept.made, ("late", sw.count("late"))))
+    stored = replace(AGGREGATES, values=(*AGGREGATES.values, due), state=Final(kept).stored)
     late = Column("late", "int64")
-    declared = replace(
-        stored, values=(*AGGREGATES.values, late, due), state=f"final({AGGREGATES.state[:-1]}, late=count(late)))"
-    )
+    declared = replace(stored, values=(*AGGREGATES.values, late, due), state=Final(more).stored)
     table, changes = evolve("countries", stored, declared, {})
     assert [of_column(each) for each in changes] == [
         "+ late int64 = count(late), from here on; rows from before have null"
@@ -195,7 +202,7 @@ def test_aggregates_that_are_emitted_when_their_window_ends_change_as_others_do(
     renamed = replace(
         stored,
         values=tuple(replace(each, name=each.name.replace("price", "mean")) for each in stored.values),
-        state=stored.state.replace("price=", "mean="),
+        state=Final(kept.renamed({"price": "mean"})).stored,
     )
     assert [each.kind for each in evolve("countries", stored, renamed, {"price": "mean"})[1]] == ["renamed"]
     for one, other, said in ((AGGREGATES, stored, "now, and had not"), (stored, AGGREGATES, "no more, and had")):
@@ -206,22 +213,23 @@ def test_aggregates_that_are_emitted_when_their_window_ends_change_as_others_do(
 
 def test_the_column_by_which_rows_fall_due_is_renamed_with_it() -> None:
     due = Column("_due_at", "int64")
-    stored = Table((Column("k", "int64"),), (Column("until", "timestamp[us]"), due), 1, "update(due=until)")
-    declared = replace(stored, values=(Column("ends", "timestamp[us]"), due), state="update(due=ends)")
+    stored = Table((Column("k", "int64"),), (Column("until", "timestamp[us]"), due), 1, Update("until").stored)
+    declared = replace(stored, values=(Column("ends", "timestamp[us]"), due), state=Update("ends").stored)
     table, changes = evolve("t", stored, declared, {"until": "ends"})
     assert ([each.kind for each in changes], table.ids) == (["renamed"], (1, 2, 3))
     # Without a word about the name, rows keep the time that they had, and get the next by the new column.
     table, changes = evolve("t", stored, declared, {})
     assert ([each.kind for each in changes], table.ids) == (["added", "removed"], (1, 4, 3))
-    assert list(differences(stored.state, declared.state)) == ["- due=until", "+ due=ends"]
-    assert meaning_of("update(due=a, due_by=clock)", {"a": "b"}).due_text == "due=b, due_by=clock"
+    assert list(kind_of(stored.state).differences(kind_of(declared.state))) == ["- due=until", "+ due=ends"]
+    assert Update("a", "clock").renamed({"a": "b"}).due_text == "due=b, due_by=clock"
 
 
 def test_a_join_gets_columns_and_stays_the_join_that_it_is() -> None:
-    def joined(right: str = "list<struct<paid: int64>>", state: str = "") -> Table:
+    stored = sw.join("orders", "payments", within="1 hour")
+
+    def joined(right: str = "list<struct<paid: int64>>", state: Kind = stored) -> Table:
         values = (Column("orders", "list<struct<at: int64>>"), Column("payments", right), Column("_due_at", "int64"))
-        stored = "join(orders, payments, within=3600000 ms, how=inner)"
-        return Table((Column("number", "int64"),), values, 2, state or stored)
+        return Table((Column("number", "int64"),), values, 2, state.stored)
 
     table, changes = evolve("till", joined(), joined("list<struct<paid: int64, cents: int64>>"), {})
     assert ([each.kind for each in changes], table.ids) == (["widened"], (1, 2, 3, 4))
@@ -229,12 +237,12 @@ def test_a_join_gets_columns_and_stays_the_join_that_it_is() -> None:
         evolve("till", joined(), joined("list<struct<at: int64>>"), {})
     assert "rename or cast them in the stage that reads" in refused.value.hint
     for other in (
-        "join(orders, payments, within=5400000 ms, how=inner)",
-        "join(orders, payments, within=3600000 ms, how=left)",
-        "join(orders, refunds, within=3600000 ms, how=inner)",
-        "join(payments, orders, within=3600000 ms, how=inner)",
+        sw.join("orders", "payments", within="90 minutes"),
+        sw.join("orders", "payments", within="1 hour", how="left"),
+        sw.join("orders", "refunds", within="1 hour"),
+        sw.join("payments", "orders", within="1 hour"),
     ):
-        assert not may_become(joined().state, other)
+        assert not stored.may_become(other)
         with pytest.raises(Refused, match=r"its state is join.* now, and what is stored is of join") as refused:
             evolve("till", joined(), joined(state=other), {})
         assert "orders, payments, within=1h, how=inner)" in refused.value.message
@@ -242,23 +250,50 @@ def test_a_join_gets_columns_and_stays_the_join_that_it_is() -> None:
 
 
 def test_what_may_become_something_else_is_told_from_what_may_not() -> None:
-    assert may_become("upsert(by=at)", "upsert(by=seen)")
-    assert may_become("update", "update(due=until)")
-    assert may_become("final(aggregate(n=count()))", "final(aggregate(m=count()))")
-    assert not may_become("aggregate(n=count())", "final(aggregate(n=count()))")
-    assert not may_become("aggregate(n=count())", "update")
-    assert not may_become("sessions(final(aggregate(n=count())))", "sessions(final(aggregate(m=count())))")
+    n, m = sw.aggregate(n=sw.count()), sw.aggregate(m=sw.count())
+    assert sw.upsert(by="at").may_become(sw.upsert(by="seen"))
+    assert Update().may_become(Update("until"))
+    assert Final(n).may_become(Final(m))
+    assert not n.may_become(Final(n))
+    assert not n.may_become(Update())
+    assert not Sessions(Final(n)).may_become(Sessions(Final(m)))
 
 
 def test_how_a_state_was_declared_says_what_its_columns_mean() -> None:
-    state = "aggregate(n=count(), last_price=last(price, by=at), m=mean(a b))"
-    assert meaning_of(state, {"m": "mm"}).columns == {
+    state = sw.aggregate(n=sw.count(), last_price=sw.last("price", by="at"), m=sw.mean("a b"))
+    assert kind_of(state.stored).renamed({"m": "mm"}).columns == {
         "n": "count()",
         "last_price": "last(price, by=at)",
         "mm": "mean(a b)",
     }
-    assert meaning_of("upsert(by=at, delete_when=gone)", {"at": "seen"}).kind == "upsert(by=seen, delete_when=gone)"
-    # Text that no aggregate writes is nothing but itself.
-    assert meaning_of("aggregate(a=b=count())x", {}).kind == "aggregate(a=b=count())x"
-    assert with_internal("update", {"a": "b"}) == {"a": "b"}
-    assert list(differences("aggregate(n=count())", "aggregate(n=count(), m=max(x))")) == ["+ m = max(x)"]
+    upsert = sw.upsert(by="at", delete_when="gone")
+    assert str(kind_of(upsert.stored).renamed({"at": "seen"})) == "upsert(by=seen, delete_when=gone)"
+    assert Update().internal({"a": "b"}) == {}
+    more = sw.aggregate(n=sw.count(), m=sw.max("x"))
+    assert list(sw.aggregate(n=sw.count()).differences(more)) == ["+ m = max(x)"]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        sw.aggregate(n=sw.count(), m=sw.last("x", by="at")),
+        sw.upsert(by="at"),
+        sw.join("a", "b", within="1 hour", how="left"),
+        Update("until", "clock"),
+        Sessions(Final(sw.aggregate(n=sw.count()))),
+    ],
+)
+def test_a_declaration_is_the_same_when_it_was_stored(state: Kind) -> None:
+    assert kind_of(state.stored) == state
+    assert str(kind_of(state.stored)) == str(state)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [{}, {"kind": "of old"}, {"kind": "upsert"}, {"kind": ["upsert"]}, {"kind": "final", "state": 5}, {"kind": ""}],
+)
+def test_what_no_kind_declares_is_nothing_but_itself(stored: dict[str, object]) -> None:
+    found = kind_of(stored)
+    assert found.stored == stored
+    assert not found.may_become(found)
+    assert not found.goes_on_as(Update())

@@ -97,7 +97,7 @@ KEYS = {
 
 def one_row(store: ObjectStore, kind: str, value: object) -> Cut:
     """A table with a single key column of this type and one row."""
-    table = Table((Column("k", kind),), (Column("n", "int64"),), 1, "one row")
+    table = Table((Column("k", kind),), (Column("n", "int64"),), 1)
     schema = parse_key("t", table, [None]).schema
     keys = pa.table({"k": pa.array([value], schema.field("k").type)})
     rows = pa.table({"_hash": hash_keys(keys, ["k"]), "k": keys.column("k"), "n": [7], "_seq": [1], "_op": [0]})
@@ -189,7 +189,7 @@ def test_how_a_struct_is_written_is_told() -> None:
 @settings(max_examples=30)
 @given(kind=st.sampled_from(sorted(KEYS)), text=st.text(max_size=12))
 def test_any_text_is_a_key_or_a_usage_error(kind: str, text: str) -> None:
-    table = Table((Column("k", kind),), (), 1, "keys")
+    table = Table((Column("k", kind),), (), 1)
     with suppress(Usage):
         assert parse_key("t", table, [text]).num_rows == 1
 

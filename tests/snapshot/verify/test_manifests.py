@@ -12,7 +12,7 @@ from slackwater.store.versions.manifest import Aside, Column, EventTime, Manifes
 from tests.snapshot.verify.damaging import Change, change, of_input, of_output, only, report
 from tests.support.fan_in import FanIn
 
-TABLE = Table((Column("at", "int64"),), (), 1, "rejected")
+TABLE = Table((Column("at", "int64"),), (), 1)
 
 
 def unmarked(manifest: Manifest) -> Manifest:

@@ -385,7 +385,7 @@ def test_what_an_sst_says_of_its_partition_does_not_matter_but_its_hashes_do() -
     assert placed(replace(sst, hash_max=quarter), frozenset({1, 4}))
 
 
-NUMBERS = Table((Column("n", "int64"),), (Column("v", "int64"),), 1, "numbers")
+NUMBERS = Table((Column("n", "int64"),), (Column("v", "int64"),), 1)
 
 
 def numbers(values: list[int]) -> pa.Table:

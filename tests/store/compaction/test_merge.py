@@ -22,7 +22,7 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.sorted_runs import bounds, by_partition, sorted_runs, touched
 from slackwater.store.versions.manifest import Column, Sst, Table
 
-TABLE = Table((Column("n", "int64"),), (Column("v", "int64"), Column("w", "int64")), partitions=1, state="test")
+TABLE = Table((Column("n", "int64"),), (Column("v", "int64"), Column("w", "int64")), partitions=1)
 RANDOM = np.random.default_rng(7)
 
 

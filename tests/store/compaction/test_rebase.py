@@ -15,7 +15,7 @@ from slackwater.store.versions.manifest import Column, Input, Kind, Manifest, Ss
 
 from tests.support.manifests import manifest as plain
 
-TABLE = Table((Column("k", "int64"),), (Column("v", "int64"),), 2, "test")
+TABLE = Table((Column("k", "int64"),), (Column("v", "int64"),), 2)
 KEYS = range(6)
 
 Rows = dict[int, int]

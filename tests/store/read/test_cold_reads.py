@@ -23,7 +23,7 @@ from slackwater.store.versions.manifest import Column, Sst, Table
 from tests.support.s3_servers import BUCKET
 
 LARGE = 1 << 40
-NUMBERED = Table((Column("k", "int64"),), (Column("v", "int64"),), partitions=1, state="test")
+NUMBERED = Table((Column("k", "int64"),), (Column("v", "int64"),), partitions=1)
 GROUP_ROWS = 16_384
 BASE_ROWS = 40 * GROUP_ROWS
 NEWER_ROWS = 20_000

@@ -29,7 +29,7 @@ from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 from tests.support.manifests import manifest as plain
 from tests.support.state_rows import manifest_of, write_version
 
-TABLE = Table((Column("n", "int64"),), (Column("v", "int64"),), 1, "test")
+TABLE = Table((Column("n", "int64"),), (Column("v", "int64"),), 1)
 NUM_KEYS = 60
 ASKED = pa.table({"n": pa.array(range(NUM_KEYS), pa.int64())})
 

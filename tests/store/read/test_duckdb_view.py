@@ -110,7 +110,7 @@ def test_keys_with_one_hash_do_not_shadow_each_other(
 def test_null_and_nan_keys_are_shadowed_like_any_other(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
-    table = Table((Column("s", "string"), Column("x", "double")), (Column("v", "int64"),), 1, "test")
+    table = Table((Column("s", "string"), Column("x", "double")), (Column("v", "int64"),), 1)
     keys: list[Key] = [(s, x) for s in (None, "", "a") for x in (None, float("nan"), 0.0)]
     old = write_version(store, cache, table, dict.fromkeys(keys, (1,)), 1)
     new = write_version(store, cache, table, {(s, -x if x == 0 else x): (2,) for s, x in keys}, 2)  # type: ignore[operator]
@@ -137,7 +137,7 @@ def test_every_type_arrives_in_duckdb_as_it_was_written(
         "decimal128(10, 2)": Decimal("-0.01"),
         "decimal128(38, 10)": Decimal("9999999999999999999999999999.9999999999"),
     }
-    table = Table((Column("k", "string"),), tuple(Column(f"v{i}", name) for i, name in enumerate(values)), 1, "test")
+    table = Table((Column("k", "string"),), tuple(Column(f"v{i}", name) for i, name in enumerate(values)), 1)
     ssts = write_version(store, cache, table, {("a",): tuple(values.values())}, 1)
     register(con, "t", store, cache, manifest_of(table, ssts))
     con.execute("SET TimeZone = 'UTC'")
@@ -185,7 +185,7 @@ def test_a_cursor_sees_all_rows_or_says_that_it_does_not(
 def test_tables_and_columns_may_have_any_name(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache, name: str
 ) -> None:
-    table = Table((Column(name, "string"),), (Column(f"{name} 2", "int64"),), 1, "test")
+    table = Table((Column(name, "string"),), (Column(f"{name} 2", "int64"),), 1)
     old = write_version(store, cache, table, {("a",): (1,)}, 1)
     new = write_version(store, cache, table, {("a",): (2,)}, 2)
     register(con, name, store, cache, manifest_of(table, (*new, *old)))

@@ -15,7 +15,7 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import DUE
 from slackwater.store.versions.manifest import Column, Sst, Table
 
-TABLE = Table((Column("key", "int64"),), (Column("n", "int64"), Column(DUE, "int64")), 1, "test")
+TABLE = Table((Column("key", "int64"),), (Column("n", "int64"), Column(DUE, "int64")), 1)
 _OWN = ("_hash", "_seq", "_op")
 EVERY = (-(1 << 63), (1 << 63) - 1)
 ROWS = 5 * 16_384

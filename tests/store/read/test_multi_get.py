@@ -80,7 +80,7 @@ def test_no_keys_and_no_runs_find_nothing(store: CountingStore, cache: SstCache)
 
 
 def test_keys_that_look_alike_are_told_apart(store: CountingStore, cache: SstCache) -> None:
-    table = Table((Column("k", "string"), Column("x", "double")), (Column("v", "int64"),), 1, "test")
+    table = Table((Column("k", "string"), Column("x", "double")), (Column("v", "int64"),), 1)
     strings = [None, "", " ", "\0", "a", "A", "\u00c5", "A\u030a", "а", "null"]  # noqa: RUF001
     keys: list[Key] = [(s, x) for s in strings for x in (None, 0.0, NAN, float("inf"), 5e-324)]
     ssts = write_version(store, cache, table, {key: (i,) for i, key in enumerate(keys)}, 1)
@@ -238,7 +238,7 @@ def test_look_ups_equal_a_dictionary(
     partitions: int,
     random: Random,
 ) -> None:
-    table = Table((Column("k", "int64"),), (Column("v", "string"),), partitions, "test")
+    table = Table((Column("k", "int64"),), (Column("v", "string"),), partitions)
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path_factory.mktemp("cache"), LARGE)
     hashes = Hashes(modulus)
     ssts: tuple[Sst, ...] = ()

@@ -28,7 +28,7 @@ CASES = {
 
 def written(kind: str, values: list[object], piece: int) -> tuple[MemoryStore, Sst, Table, pa.Table]:
     """An SST of these values, by hash, whose first chunk has so many rows."""
-    table = Table((Column("k", "int64"),), (Column("v", kind),), partitions=1, state="test")
+    table = Table((Column("k", "int64"),), (Column("v", kind),), partitions=1)
     keys = pa.table({"k": np.arange(len(values))})
     hashes = hash_keys(keys, ["k"])
     order = np.argsort(hashes)

@@ -19,7 +19,7 @@ from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, manifest_of, write_version
 
 LARGE = 1 << 40
-NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1, state="test")
+NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1)
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:

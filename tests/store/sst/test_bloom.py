@@ -17,7 +17,7 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.parquet_pages import FileMetaData, decoded, index_ranges
 from slackwater.store.versions.manifest import Column, Sst, Table
 
-KEYED = Table((Column("k", "int64"),), (Column("v", "double"),), partitions=1, state="test")
+KEYED = Table((Column("k", "int64"),), (Column("v", "double"),), partitions=1)
 INT64 = np.iinfo(np.int64)
 
 

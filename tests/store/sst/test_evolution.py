@@ -93,7 +93,7 @@ class Evolving:
 
     def __post_init__(self) -> None:
         values = tuple(Column(f"c{n}", kind) for n, kind in enumerate(("int32", "float", "string", "struct<x: int32>")))
-        self.table = Table((Column("k", "int64"),), values, self.partitions, "update")
+        self.table = Table((Column("k", "int64"),), values, self.partitions)
 
     @property
     def ssts(self) -> Any:
@@ -233,7 +233,7 @@ def test_every_version_reads_as_the_dictionary_in_its_own_columns(
 
 def test_ssts_carry_the_ids_of_their_columns_also_in_the_cache(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path / "cache", 1 << 40)
-    before = Table((Column("k", "int64"),), (Column("a", "int32"), Column("b", "string")), 1, "update")
+    before = Table((Column("k", "int64"),), (Column("a", "int32"), Column("b", "string")), 1)
     after, _ = evolve("t", before, replace(before, values=(Column("b", "string"), Column("a", "string"))[:1]), {})
     again, _ = evolve("t", after, replace(after, values=(Column("b", "string"), Column("a", "string"))), {})
     assert again.ids == (1, 3, 4)
@@ -248,7 +248,7 @@ def test_ssts_carry_the_ids_of_their_columns_also_in_the_cache(tmp_path: Path) -
 
 
 def test_a_table_that_was_never_migrated_is_read_as_it_is() -> None:
-    table = Table((Column("k", "int64"),), (Column("a", "int32"),), 1, "update")
+    table = Table((Column("k", "int64"),), (Column("a", "int32"),), 1)
     assert reading(sst_schema(table), table) is None
     migrated, _ = evolve("t", table, replace(table, values=(Column("a", "int64"),)), {})
     assert reading(sst_schema(migrated), migrated) is None

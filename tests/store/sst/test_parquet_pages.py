@@ -49,7 +49,6 @@ def test_pages_give_the_same_rows_as_the_whole(data: st.DataObject) -> None:
         tuple(Column(f"k{at}", kind) for at, kind in enumerate(key)),
         tuple(Column(f"v{at}", kind) for at, kind in enumerate(values)),
         partitions=1,
-        state="test",
     )
     kinds = [*key, *values]
     listed = data.draw(
@@ -103,7 +102,7 @@ def test_pages_give_the_same_rows_as_the_whole(data: st.DataObject) -> None:
 
 
 def test_all_rows_of_a_row_group_are_read_without_its_index() -> None:
-    store, table = MemoryStore(), Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1, state="test")
+    store, table = MemoryStore(), Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1)
     keys = pa.table({"k": np.arange(5_000)})
     rows = keys.append_column("v", keys["k"].cast(pa.string())).append_column("_hash", pa.array(hash_keys(keys, ["k"])))
     rows = rows.append_column("_seq", pa.array(np.ones(5_000, np.int64)))

@@ -140,7 +140,7 @@ def newest(table: Table, ssts: tuple[Sst, ...], version: int = 1) -> Cut:
 def test_every_key_stays_itself_through_the_whole_store(kind: str, modulus: int, cache: SstCache) -> None:
     store, hashes, keys = MemoryStore(), Hashes(modulus), KEYS[kind]
     # The second column is the same for all: two key columns take other ways than one.
-    table = Table((Column("k", kind.removesuffix(" that looks alike")), Column("c", "int32")), NESTED, 1, "test")
+    table = Table((Column("k", kind.removesuffix(" that looks alike")), Column("c", "int32")), NESTED, 1)
     model: dict[int, Values] = {}
     ssts: tuple[Sst, ...] = ()
     versions = [range(len(keys)), range(0, len(keys), 2), range(1, len(keys), 3)]
@@ -195,7 +195,7 @@ class Changes:
 @pytest.mark.parametrize("kind", SAME)
 def test_two_ways_to_write_a_key_are_one_key(kind: str, cache: SstCache) -> None:
     store = MemoryStore()
-    table = Table((Column("k", kind),), (Column("v", "int64"),), 1, "test")
+    table = Table((Column("k", kind),), (Column("v", "int64"),), 1)
     for one, other in SAME[kind]:
         ssts = write_version(store, cache, table, Changes([((one,), (1,))]), 1)
         ssts = (*write_version(store, cache, table, Changes([((other,), (2,))]), 2), *ssts)
@@ -208,7 +208,7 @@ def test_two_ways_to_write_a_key_are_one_key(kind: str, cache: SstCache) -> None
 
 
 def test_keys_of_one_hash_are_told_apart_by_bisect(cache: SstCache) -> None:
-    store, table = MemoryStore(), Table((Column("k", "struct<s: string>"),), (Column("v", "int64"),), 1, "test")
+    store, table = MemoryStore(), Table((Column("k", "struct<s: string>"),), (Column("v", "int64"),), 1)
     keys = [None, {"s": None}]
     hashes = Hashes().of(table, columns(table.key, [(key,) for key in keys]))
     assert len(set(hashes.tolist())) == 1, "Spark gives a null struct and a struct of nulls one hash"

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
+from slackwater.fold.kinds.upsert import upsert
 from slackwater.pipeline.api.app import App
 from slackwater.pipeline.api.table import table
 from slackwater.pipeline.api.topic import topic
 from slackwater.pipeline.api.ttl import check_column, lifetime_ms
-from slackwater.pipeline.state.upsert import upsert
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
@@ -33,7 +33,7 @@ from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Ta
 from tests.support.state_rows import Hashes, Key, Values, columns, manifest_of, write_version
 
 DAY_MS = 86_400_000
-TABLE = Table((Column("k", "string"),), (Column("v", "int64"),), 1, "test", Ttl(100))
+TABLE = Table((Column("k", "string"),), (Column("v", "int64"),), 1, ttl=Ttl(100))
 FOR_EVER = replace(TABLE, ttl=None)
 
 

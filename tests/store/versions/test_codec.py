@@ -56,7 +56,7 @@ def test_equal_values_are_equal_bytes(recorded: dict[str, int], random: Any) -> 
 )
 def test_what_could_not_be_read_again_is_not_encoded(wrong: Policy) -> None:
     with pytest.raises(ValueError, match="this Manifest could not be read again"):
-        codec.encode(msgspec.structs.replace(manifest(1), table=Table((), (), 1, "s", compaction=wrong)))
+        codec.encode(msgspec.structs.replace(manifest(1), table=Table((), (), 1, compaction=wrong)))
 
 
 def test_what_would_be_read_as_something_else_is_not_encoded() -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from threading import Barrier
 
 import pytest
+import slackwater as sw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from slackwater.store.versions.manifest import Column, Input, Manifest, Output, 
 
 from tests.support.manifests import manifest
 
-TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 2, "aggregate(n=count())")
+TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 2, sw.aggregate(n=sw.count()).stored)
 SST = Sst("app/stages/stage/sst/x.parquet", 0, 0, 5, 900, "ab", -9, 9, 1, 1, 0, "", 0)
 
 

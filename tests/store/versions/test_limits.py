@@ -266,7 +266,7 @@ def test_a_value_that_could_not_be_read_again_is_refused_in_one_sentence_and_not
 def test_a_program_hears_of_a_column_at_once_that_a_store_would_refuse(name: str) -> None:
     with pytest.raises(Usage, match="stage 's'"):
         check_columns("stage 's'", [name])
-    head = msgspec.structs.replace(plain(1), table=Table((Column(name, "int64"),), (), 1, "t"))
+    head = msgspec.structs.replace(plain(1), table=Table((Column(name, "int64"),), (), 1))
     with pytest.raises(Refused):
         codec.encode(head)
 
@@ -279,7 +279,7 @@ def test_columns_that_differ_in_capitals_alone_are_refused_by_both() -> None:
 @pytest.mark.parametrize("name", ['a"b', "a'b", "a`b", "Å", "a b", "select", "a;--", "名前", "x" * 1024])
 def test_any_other_name_of_a_column_is_fine_for_both(name: str) -> None:
     check_columns("stage 's'", [name])
-    head = msgspec.structs.replace(plain(1), table=Table((Column(name, "int64"),), (), 1, "t"))
+    head = msgspec.structs.replace(plain(1), table=Table((Column(name, "int64"),), (), 1))
     assert codec.decode(codec.encode(head), Manifest, key="k") == head
 
 
@@ -297,6 +297,6 @@ def test_all_that_a_program_may_choose_can_be_stored() -> None:
     )
     smallest = Policy("leveled", l0_trigger=2, size_ratio=0, max_space_amplification=0, fanout=limits.FANOUT_LEAST)
     for policy in (largest, smallest):
-        table = Table((Column("k", "int64"),), (), limits.MAX_PARTITIONS, "t", compaction=policy)
+        table = Table((Column("k", "int64"),), (), limits.MAX_PARTITIONS, compaction=policy)
         head = msgspec.structs.replace(plain(1), table=table)
         assert codec.decode(codec.encode(head), Manifest, key="k") == head

@@ -27,7 +27,7 @@ from slackwater.store.versions.usage import hourly, recent, usage_since
 from typer.testing import CliRunner, Result
 
 HOUR_MS = 3_600_000
-TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 1, "test")
+TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 1)
 A_BATCH = Stats(ms=2_000, gets=3, puts=2, lists=8, bytes_read=500, keys=100, searched=180, filtered=60, cache_hits=2)
 
 

@@ -1,0 +1,134 @@
+"""How far event time has come: what tasks see of it in their rows, and what the next manifest says. Pure.
+
+A stage's watermark is the smallest of its inputs'. That of rows with `withWatermark` is the largest event time that was
+read, less the delay; that of another channel is the watermark of the upstream version that was read. None of them ever
+falls, and all are in the manifest: a restart, a clone and a replay go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from ..store.sst.expiry import event_ms
+from ..store.versions.limits import YEAR_1_MS
+from ..store.versions.manifest import EventTime, Input
+from .multi_input import TAG
+
+AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
+"""Columns of rows that stand for several: their largest event time within the bound, and how many are beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """A watermark as a batch has it.
+
+    Attributes:
+        columns: Of the batch's rows, tagged as they are (`multi_input`), those that are an event time.
+        delay_ms: How much later than the newest rows others may come.
+        inputs: Those whose rows these are.
+        part: The number of the DataFrame whose rows alone count, where others have the column, too; None elsewhere.
+    """
+
+    columns: tuple[str, ...]
+    delay_ms: int
+    inputs: tuple[str, ...]
+    part: int | None = None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a task saw of its rows' event times."""
+
+    latest_ms: tuple[int | None, ...] = ()
+    """Of each watermark, the largest event time that is not too far ahead of the clock; None where there is none."""
+    ahead: int = 0
+    """Rows whose event time is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a task looks for.
+
+    Attributes:
+        watermarks: Those that its rows may move.
+        bound_ms: What is later is too far ahead of the clock.
+    """
+
+    watermarks: tuple[Watermark, ...] = ()
+    bound_ms: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns that it takes, each once."""
+        tags = (TAG for one in self.watermarks if one.part is not None)
+        return tuple(dict.fromkeys(chain(*(one.columns for one in self.watermarks), tags)))
+
+    def seen(self, rows: pa.Table) -> Seen:
+        """What these rows show."""
+        wanted = [[(name, one.part) for name in one.columns] for one in self.watermarks]
+        each = {one: self._column(_column_of(rows, *one)) for one in dict.fromkeys(chain.from_iterable(wanted))}
+        latest = (max((at for one in ones if (at := each[one][0]) is not None), default=None) for ones in wanted)
+        ahead = sum(ahead for _, ahead in each.values())
+        return Seen(tuple(latest), ahead + (pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0))
+
+    def _column(self, column: pa.ChunkedArray) -> tuple[int | None, int]:
+        """The largest event time within the bound, and how many are beyond."""
+        times = event_ms(column)
+        latest: int | None = pc.max(times).as_py()
+        if latest is None or latest <= self.bound_ms:
+            return latest, 0
+        within = times.filter(pc.less_equal(times, self.bound_ms))
+        return pc.max(within).as_py(), len(times) - times.null_count - len(within)
+
+
+def _column_of(rows: pa.Table, name: str, part: int | None) -> pa.ChunkedArray:
+    """A column of these rows, or of those of one of the tagged DataFrames."""
+    return rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part))
+
+
+def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:
+    """The inputs after a batch in which tasks saw this; those of channels say already what upstream says."""
+    moved, found = dict(inputs), list(seen)
+    for number, watermark in enumerate(watermarks):
+        times = [at for one in found if (at := one.latest_ms[number]) is not None]
+        for name in watermark.inputs if times else ():
+            at_ms = max(YEAR_1_MS, max(times) - watermark.delay_ms)
+            moved[name] = replace(moved[name], watermark_ms=later(moved[name].watermark_ms, at_ms))
+    return moved
+
+
+def watermark_ms(inputs: Mapping[str, Input], timed: Collection[str], before_ms: int | None) -> int | None:
+    """The watermark of a stage whose inputs of these names have one, and which had another before."""
+    each = [inputs[name].watermark_ms for name in sorted(timed)]
+    known = [at for at in each if at is not None]
+    return later(before_ms, min(known)) if known and len(known) == len(each) else before_ms
+
+
+def later(before_ms: int | None, now_ms: int | None) -> int | None:
+    """The later of two times of which either may not be known."""
+    return max((at for at in (before_ms, now_ms) if at is not None), default=None)
+
+
+def after(
+    before: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
+) -> EventTime | None:
+    """What a version says, with this watermark; None where there never was any.
+
+    Args:
+        before: What the version before says.
+        at_ms: Its watermark.
+        seen: What its tasks saw.
+        late: Rows that were left out of the table.
+        bound_ms: Later times were too far ahead of the clock; None where it read no rows.
+    """
+    ahead = sum(one.ahead for one in seen)
+    if before is None and at_ms is None and not ahead and not late:
+        return None
+    known = before or EventTime()
+    return EventTime(at_ms, ahead, known.ahead_total + ahead, late, known.late_total + late, bound_ms)

@@ -1,0 +1,8 @@
+"""Kinds of state, one in each file: declaration, columns, merging, times, migration.
+
+Whole Arrow tables in, whole Arrow tables out. Nothing outside asks which kind it is.
+"""
+
+from . import aggregate, final, join, update, upsert
+
+__all__ = ["aggregate", "final", "join", "update", "upsert"]

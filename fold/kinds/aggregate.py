@@ -1,0 +1,230 @@
+"""State as running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
+
+Nulls count as SQL says: `count("x")`, `sum`, `min`, `max` and `mean` pass them over; a key without any value is null.
+NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide and an overflow is an error; sums of
+decimals keep their scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Usage
+from .kind import Bound, Columns, Groups, Kind, Merged, check_value_names, field_of, only
+from .per_key import Aggregate, Array, of_batch, per_key
+
+
+def count(column: str | None = None) -> Aggregate:
+    """Number of rows, or of rows in which `column` is not null."""
+    return Aggregate("count", column)
+
+
+def sum(column: str) -> Aggregate:  # noqa: A001  named as SQL and pyspark.sql.functions name it
+    """Sum of a numeric column."""
+    return Aggregate("sum", column)
+
+
+def min(column: str) -> Aggregate:  # noqa: A001
+    """Smallest value."""
+    return Aggregate("min", column)
+
+
+def max(column: str) -> Aggregate:  # noqa: A001
+    """Largest value."""
+    return Aggregate("max", column)
+
+
+def mean(column: str) -> Aggregate:
+    """Mean of a numeric column, a double."""
+    return Aggregate("mean", column)
+
+
+def first(column: str, *, by: str) -> Aggregate:
+    """The column's value in the row with the smallest `by`; of equals, the one that came first."""
+    return Aggregate("first", column, by)
+
+
+def last(column: str, *, by: str) -> Aggregate:
+    """The column's value in the row with the largest `by`; of equals, the one that came last."""
+    return Aggregate("last", column, by)
+
+
+def aggregate(**columns: Aggregate) -> Aggregates:
+    """Declare a table with one row per key and these aggregates as its columns.
+
+    A stage with outputs emits the key and the columns of every key that a batch touched, as they are after it.
+
+    Raises:
+        Usage: No column is given, or one is not an aggregate.
+    """
+    if not columns:
+        raise Usage("aggregate() needs at least one column, such as rows=slackwater.count()")
+    for name, made in columns.items():
+        if not isinstance(made, Aggregate):
+            raise Usage(f"aggregate column {name!r} is {made!r}; expected count(), sum(...), min(...), …")
+    return Aggregates(tuple(columns.items()))
+
+
+class Aggregates(Kind, frozen=True, tag="aggregate"):
+    """Declared aggregates, by the columns that they are stored in."""
+
+    made: tuple[tuple[str, Aggregate], ...]
+    past: ClassVar[Literal["parts"]] = "parts"
+
+    def __str__(self) -> str:
+        return f"aggregate({', '.join(f'{name}={made}' for name, made in self.made)})"
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return {name: str(made) for name, made in self.made}
+
+    def narrowed(self, columns: Collection[str]) -> Aggregates:
+        return Aggregates(tuple(each for each in self.made if each[0] in columns))
+
+    def renamed(self, names: Mapping[str, str]) -> Aggregates:
+        return Aggregates(tuple((names.get(name, name), made) for name, made in self.made))
+
+    def internal(self, names: Mapping[str, str]) -> dict[str, str]:
+        """As of any kind: `_delay_sum` goes with `delay`."""
+        return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
+
+    def goes_on_as(self, now: Kind) -> bool:
+        """As of any kind: each aggregate is a column with a meaning of its own."""
+        return self.tag == now.tag
+
+    def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
+        return merged(dict(self.made)[name].function, name, earlier, later)
+
+    def is_neutral(self, name: str, default: object) -> bool:
+        """As of any kind: what a mean, a first and a last begin with, is kept in internal columns."""
+        function = dict(self.made)[name].function
+        return function in ("mean", "first", "last") or (function in ("count", "sum") and default == 0)
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        schema = only(rows, "aggregate(...)")
+        check_value_names([name for name, _ in self.made], key)
+        fields: list[pa.Field] = []
+        needs: dict[str, None] = {}
+        for name, made in self.made:
+            source = field_of(schema, made.column).type if made.column else None
+            by = field_of(schema, made.by).type if made.by else None
+            fields += _fields(name, made, source, by)
+            needs.update(dict.fromkeys(column for column in (made.column, made.by) if column and column not in key))
+        values = pa.schema(fields)
+        visible = [field for field in values if not field.name.startswith("_")]
+        emits = pa.schema([*(field_of(schema, column) for column in key), *visible])
+        return BoundAggregates(self.made, values, tuple(needs), (emits,))
+
+
+def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataType | None) -> list[pa.Field]:
+    """The stored columns of one aggregate: what users see, and internally what merging needs."""
+    if made.function == "count":
+        return [pa.field(name, pa.int64())]
+    assert source is not None  # noqa: S101  every other function takes a column
+    if made.function in ("sum", "mean"):
+        total = _sum_type(name, made, source)
+        if made.function == "sum":
+            return [pa.field(name, total)]
+        return [pa.field(name, pa.float64()), pa.field(f"_{name}_sum", total), pa.field(f"_{name}_count", pa.int64())]
+    if pa.types.is_nested(source):
+        raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a plain value, not a nested one")
+    if made.function in ("min", "max"):
+        return [pa.field(name, source)]
+    return [pa.field(name, source), pa.field(f"_{name}_by", by)]
+
+
+def _sum_type(name: str, made: Aggregate, source: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(source):
+        return pa.int64()
+    if pa.types.is_floating(source):
+        return pa.float64()
+    if pa.types.is_decimal(source):
+        return pa.decimal128(38, source.scale)
+    raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a number")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAggregates(Bound):
+    """Aggregates over rows of a known schema."""
+
+    columns: tuple[tuple[str, Aggregate], ...]
+    values: pa.Schema
+    needs: tuple[str, ...]
+    emits: tuple[pa.Schema, ...]
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        values = self.added(rows, groups, old)
+        visible = values.select([field.name for field in self.values if not field.name.startswith("_")])
+        emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits[0])
+        return Merged(values, emitted=(emitted,))
+
+    @property
+    def added_up(self) -> tuple[tuple[str, Aggregate], ...]:
+        return self.columns
+
+    def over_partials(self, columns: tuple[str, ...]) -> Bound:
+        return replace(self, needs=columns)
+
+    def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
+        """The value columns of `old`, one row a group, with each group's rows in them, or what was made of them."""
+        batch = per_key(rows, groups)
+        return self._table(old, lambda name, made: of_batch(name, made, batch, self.values))
+
+    def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
+        """The value columns of keys whose records are in two parts, from those of the parts, row by row."""
+        return self._table(earlier, lambda _name, _made: later)
+
+    def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
+        stored: dict[str, Array] = {}
+        for name, made in self.columns:
+            stored |= merged(made.function, name, earlier, later(name, made))
+        return pa.table([stored[field.name] for field in self.values], schema=self.values)
+
+
+def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
+    """The stored columns of the aggregate `name` over both parts; null is of no records.
+
+    `function` is one of count, sum, min, max, mean, first and last. Both parts have the columns that the aggregate
+    keeps: `name`, and of a mean `_name_sum` and `_name_count`, of first and last `_name_by`. Raises `ArrowInvalid`
+    where a sum has no room.
+    """
+    old, new = earlier[name], later[name]
+    match function:
+        case "count":
+            return {name: pc.add(pc.fill_null(old, 0), pc.fill_null(new, 0))}
+        case "sum":
+            return {name: plus(old, new)}
+        case "mean":
+            total = plus(earlier[f"_{name}_sum"], later[f"_{name}_sum"])
+            number = pc.add(pc.fill_null(earlier[f"_{name}_count"], 0), pc.fill_null(later[f"_{name}_count"], 0))
+            divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
+            # Of sums beyond 2^53 a double is the nearest.
+            return {
+                name: pc.divide(total.cast(pa.float64(), safe=False), divisor),
+                f"_{name}_sum": total,
+                f"_{name}_count": number,
+            }
+        case "min" | "max":
+            # By comparison, as Arrow's min_element_wise knows neither times with a zone nor strings.
+            better = pc.less(new, old) if function == "min" else pc.greater(new, old)
+            return {name: pc.if_else(pc.fill_null(better, pc.is_null(old)), new, old)}
+        case "first" | "last":
+            by, old_by = later[f"_{name}_by"], earlier[f"_{name}_by"]
+            newer = pc.greater_equal(by, old_by) if function == "last" else pc.less(by, old_by)
+            use_new = pc.fill_null(newer, pc.and_(pc.is_null(old_by), pc.is_valid(by)))
+            return {name: pc.if_else(use_new, new, old), f"_{name}_by": pc.if_else(use_new, by, old_by)}
+    raise ValueError(f"{function} is no aggregate that is known here")
+
+
+def plus(old: Array, new: Array) -> Array:
+    """SQL's sum of two partial sums: null only where both are."""
+    kind = old.type
+    # Arrow wants a digit more for a decimal sum; the cast back refuses what does not fit.
+    wide = pa.decimal256(38, kind.scale) if pa.types.is_decimal(kind) else kind
+    total = pc.add_checked(old.cast(wide), new.cast(wide))
+    return pc.coalesce(total.cast(kind), old, new)

@@ -1,0 +1,284 @@
+"""State as a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import ClassVar, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...durations import format_ms, parse_ms
+from ...errors import NotFound, Refused, Usage
+from ...store.sst.arrow_types import from_arrow, to_arrow
+from ...store.sst.types import DUE
+from ...store.versions.limits import MAX_TTL_MS
+from .. import multi_input
+from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of, time_of
+from .waiting import Flags, Numbers, Waiting, by_key, gathered, pairs
+
+How: TypeAlias = Literal["inner", "left"]
+_MATCHED = "_matched"
+"""Of a left outer join, for each row that waits on the left whether it has met one."""
+_NEVER = np.iinfo(np.int64)
+
+
+def join(left: str, right: str, *, within: str, how: How = "inner") -> Join:
+    """Declare a join of a stage's two inputs, by its key and within a span of time.
+
+    The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`, and says
+    `withWatermark` of each: that column is the time of its rows. Two rows meet when their keys are equal and their
+    times differ by no more than `within`, whichever came first; Spark's words for it are
+    `right.at BETWEEN left.at - INTERVAL … AND left.at + INTERVAL …`. For each pair the stage emits one row, in the
+    batch in which the later of the two came: the key, the other columns of the left, and those of the right.
+
+    The table has the rows that still wait: for each key, two lists of structs named after the inputs. Each row is
+    forgotten when the stage's watermark has passed its time by more than `within`, so that nothing which is not late
+    could match it; where no row of a key waits, the key is gone. A row whose own time is not after the watermark that
+    the version before left is late, as in Spark: see `event_time(late=...)`.
+
+    Args:
+        left: The name of one of the two inputs, whose rows a left outer join keeps.
+        right: The name of the other.
+        within: How far apart the times may be, `"1 hour"`; the bounds are included.
+        how: `"inner"`, or `"left"`: rows of the left that met none are emitted once, with nulls for the right, when
+            they are forgotten. A null in the key or in the time meets nothing: such a row never waits, and is emitted
+            at once.
+
+    Raises:
+        Usage: The names are the same, `within` is no span of time below a million days, or `how` is something else.
+    """
+    within_ms = parse_ms("join: within", within)
+    if not 0 <= within_ms < MAX_TTL_MS:
+        raise Usage(f"join: within is {within!r}; expected 0 seconds to less than 1,000,000 days")
+    if how not in ("inner", "left"):
+        raise Usage(
+            f"join: how is {how!r}; expected 'inner' or 'left'",
+            hint="for a right outer join, name the inputs in the other order",
+        )
+    if left == right:
+        raise Usage(f"join: both sides are {left!r}; expected the names of two inputs of the stage")
+    return Join(left, right, within_ms, how)
+
+
+class Join(Kind, frozen=True, tag="join"):
+    """A declared join."""
+
+    left: str
+    right: str
+    within_ms: int
+    how: How
+    migrates: ClassVar[bool] = False
+    waiting: ClassVar[str] = "rows that wait for a join"
+    no_late_table: ClassVar[str] = "a join of one stream"
+    no_ttl: ClassVar[tuple[str, str]] = (
+        "keeps what waits for a join, which would be gone too soon",
+        "rows leave when the watermark has passed them",
+    )
+    not_final: ClassVar[tuple[str, str]] = (
+        "join(...), which emits each pair once, when it is there",
+        "leave emits= out; how='left' emits rows without a match when nothing can match them any more",
+    )
+
+    def __str__(self) -> str:
+        return f"join({self.left}, {self.right}, within={format_ms(self.within_ms)}, how={self.how})"
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """As of any kind. Raises as well `Refused` where a side has no time of its own, or columns have one name."""
+        if len(rows) != 2:
+            raise Usage(
+                f"the stage's function returns {len(rows)} DataFrame{'s' * (len(rows) != 1)}, and join(...) takes two",
+                hint="read two inputs, and return a DataFrame for each, as a tuple in the order of reads=",
+            )
+        sides = tuple(_side(name, rows, key) for name in (self.left, self.right))
+        left, right = (side.columns.names for side in sides)
+        # Spark does not tell capitals from small letters.
+        theirs = {name.casefold() for name in left}
+        if both := [name for name in right if name.casefold() in theirs]:
+            raise Refused(
+                f"{self.left!r} and {self.right!r} both have a column {both[0]!r}, and a pair has the columns of both",
+                hint="rename it in the stage's function: .withColumnRenamed(...)",
+            )
+        check_value_names([self.left, self.right, *left, *right], key)
+        emits = pa.schema([*(field_of(rows[0], name) for name in key), *sides[0].columns, *sides[1].columns])
+        return BoundJoin(
+            key, tuple(rows), sides[0], sides[1], self.within_ms, self.how == "left", emits.remove_metadata()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two streams.
+
+    Attributes:
+        name: Of the input.
+        part: Which of the function's DataFrames it is.
+        columns: Its columns but for the key.
+        time: The one that is its rows' time.
+    """
+
+    name: str
+    part: int
+    columns: pa.Schema
+    time: str
+
+
+def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
+    inputs = [input_of(schema) for schema in rows]
+    if name not in inputs:
+        raise NotFound("input", name, inputs, hint="join(...) names the two inputs of its stage")
+    part = inputs.index(name)
+    time = time_of(rows[part])
+    if time is None:
+        raise Refused(
+            f"join: the rows of {name!r} have no watermark, which says their time and how long others wait for them",
+            hint=f'say .withWatermark("at", "10 minutes") of the DataFrame that is returned for {name!r}',
+        )
+    if time in key:
+        raise Refused(
+            f"join: the time of {name!r} is {time!r}, which is part of the key",
+            hint="leave it out of key=: the join compares the times of the two sides itself",
+        )
+    # As the table has them: what is inside may always be null.
+    columns = [pa.field(one.name, to_arrow(from_arrow(one.type))) for one in rows[part] if one.name not in key]
+    return Side(name, part, pa.schema(columns), time)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundJoin(Bound):
+    """A join that knows its rows' schemas.
+
+    Attributes:
+        key: The key columns.
+        inputs: The schemas of the function's DataFrames, in their order.
+        left, right: The two sides.
+        within_ms: How far apart the times of a pair may be.
+        outer: Whether rows of the left are emitted that met none.
+        emitted: The columns of a pair.
+        until_ms: The watermark by which rows are forgotten; None where there is none yet.
+    """
+
+    key: tuple[str, ...]
+    inputs: tuple[pa.Schema, ...]
+    left: Side
+    right: Side
+    within_ms: int
+    outer: bool
+    emitted: pa.Schema
+    until_ms: int | None = None
+
+    @property
+    def values(self) -> pa.Schema:
+        lists = [pa.field(side.name, pa.list_(pa.struct(list(side.columns)))) for side in (self.left, self.right)]
+        matched = [pa.field(_MATCHED, pa.list_(pa.bool_()))] if self.outer else []
+        return pa.schema([*lists, *matched, pa.field(DUE, pa.int64())])
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return multi_input.columns(self.inputs, self.key)
+
+    @property
+    def emits(self) -> tuple[pa.Schema, ...]:
+        return (self.emitted,)
+
+    @property
+    def due_by(self) -> DueBy:
+        return "watermark"
+
+    @property
+    def behind_ms(self) -> int:
+        return self.within_ms + 1
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """What a batch's rows call the columns by which they are late, the left side's first."""
+        return tuple(multi_input.name_of(side.part, side.time) for side in (self.left, self.right))
+
+    def late_by(self, _window: str | None) -> tuple[str, ...]:
+        return self.times
+
+    @property
+    def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
+        """As of any state: rows of either side, with what a pair has of it."""
+        sides = {
+            multi_input.name_of(side.part, name): name
+            for side in (self.left, self.right)
+            for name in side.columns.names
+        }
+        return self.emitted, {name: name for name in self.key} | sides
+
+    def until(self, until_ms: int | None) -> Bound:
+        """As of any state: rows are forgotten up to then."""
+        return replace(self, until_ms=until_ms)
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        """As of any state: pairs first, and then what no row that comes later could match is forgotten."""
+        came = multi_input.untag(rows, self.inputs, self.key, groups.ids)
+        keyless = reduce(np.logical_or, (np.asarray(keys[name].is_null()) for name in self.key))
+        left, right = (
+            gathered(old[side.name], came[side.part], side.columns, side.time, keyless)
+            for side in (self.left, self.right)
+        )
+        lefts, rights = pairs(left, right, self.within_ms * 1000)
+        matched = self._matched(left, lefts, old)
+        stays, stays_right = self._stays(left), self._stays(right)
+        gone = np.flatnonzero(~stays & ~matched) if self.outer else np.empty(0, np.int64)
+        due = self._due(groups.num, (left, stays), (right, stays_right), matched)
+        deleted = due == _NEVER.min
+        columns = [
+            left.lists(stays, groups.num),
+            right.lists(stays_right, groups.num),
+            *([by_key(pa.array(matched[stays]), left.keys[stays], groups.num)] if self.outer else []),
+            pa.array(due, mask=deleted),
+        ]
+        emitted = self._emitted(keys, left, right, lefts, rights, gone)
+        return Merged(pa.table(columns, schema=self.values), deleted, emitted=(emitted,))
+
+    def _matched(self, left: Waiting, lefts: Numbers, old: pa.Table) -> Flags:
+        """bool[n]: whether each row of the left has met one by now."""
+        matched = np.zeros(len(left.keys), bool)
+        if self.outer:
+            # The rows that were stored are the first in `rows`.
+            before = pc.list_flatten(old[_MATCHED].combine_chunks()).to_numpy(zero_copy_only=False)
+            matched = np.append(before, matched[len(before) :]).astype(bool)[left.place]
+        matched[lefts] = True
+        return matched
+
+    def _stays(self, side: Waiting) -> Flags:
+        """bool[n]: whether each row may still match one that comes."""
+        if self.until_ms is None:
+            return ~side.alone
+        return ~side.alone & (side.due_ms(self.within_ms) > self.until_ms)
+
+    def _due(self, num: int, left: tuple[Waiting, Flags], right: tuple[Waiting, Flags], matched: Flags) -> Numbers:
+        """int64[num]: when something is to be done for each key though no row comes; the least number where none waits.
+
+        A key's rows are forgotten together, by the last of them or when others come; but what is to be emitted has its
+        own time.
+        """
+        due = np.full(num, _NEVER.min)
+        for side, stays in (left, right):
+            np.maximum.at(due, side.keys[stays], side.due_ms(self.within_ms)[stays])
+        if self.outer:
+            first = np.full(num, _NEVER.max)
+            open_ = left[1] & ~matched
+            np.minimum.at(first, left[0].keys[open_], left[0].due_ms(self.within_ms)[open_])
+            due = np.where(first < _NEVER.max, first, due)
+        return due
+
+    def _emitted(
+        self, keys: pa.Table, left: Waiting, right: Waiting, lefts: Numbers, rights: Numbers, gone: Numbers
+    ) -> pa.Table:
+        """The pairs, and the rows of the left that are gone without one."""
+        both = np.concatenate((lefts, gone))
+        met = np.concatenate((right.place[rights], np.zeros(len(gone), np.int64)))
+        nobody = np.arange(len(both)) >= len(lefts)
+        columns = [
+            *keys.take(pa.array(left.keys[both])).columns,
+            *left.rows.take(pa.array(left.place[both])).columns,
+            *right.rows.take(pa.array(met, mask=nobody)).columns,
+        ]
+        return pa.table(columns, schema=self.emitted)

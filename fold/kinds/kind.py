@@ -1,0 +1,337 @@
+"""A kind of state, for others to derive from: `Kind` is what a program declares, `Bound` what workers call.
+
+Everything that is asked of a kind is here, with what most of them answer. A declaration is a struct with a tag; what a
+manifest keeps of it (`Table.state`) is that struct as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec import Struct
+
+from ...errors import NotFound, Usage
+from ...store.versions.manifest import Declaration
+
+DueBy: TypeAlias = Literal["watermark", "clock"]
+Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
+"""Arrow columns by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A batch's rows by key: rows are sorted so that each key's rows are neighbours.
+
+    Attributes:
+        ids: int32[rows], the key's position, 0 to num - 1, ascending.
+        starts: int64[num], each key's first row.
+    """
+
+    ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+
+    @property
+    def num(self) -> int:
+        """Number of different keys."""
+        return len(self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a batch makes of the state.
+
+    Attributes:
+        values: One row per key of the batch, the table's value columns.
+        deleted: bool[num], keys to remove; None for none.
+        changed: bool[num], keys whose row must be written; None for all.
+        emitted: Rows for the stage's outputs: one table for all of them, or one for each; empty when it emits none.
+    """
+
+    values: pa.Table
+    deleted: npt.NDArray[np.bool_] | None = None
+    changed: npt.NDArray[np.bool_] | None = None
+    emitted: tuple[pa.Table, ...] = ()
+
+
+class Bound:
+    """A state that knows its rows' schema. Crosses to workers by pickle."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:  # fields of some, properties of others
+
+        @property
+        def values(self) -> pa.Schema:
+            """The table's value columns; names that start with `_` are internal."""
+
+        @property
+        def needs(self) -> tuple[str, ...]:
+            """Columns of the rows, besides the key, that `merge` reads."""
+
+        @property
+        def emits(self) -> tuple[pa.Schema, ...]:
+            """Schemas of the rows this state sends to the stage's outputs: one for all of them, or one for each."""
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        """Merge a batch's rows into the rows of its keys; of a state whose rows fall due, none with rows that do.
+
+        Args:
+            rows: The batch's rows (key and needed columns), sorted by key as `groups` says.
+            groups: Which row belongs to which key.
+            keys: The key columns, one row per key.
+            old: The value columns, one row per key; nulls where the key is new.
+        """
+        raise NotImplementedError
+
+    @property
+    def due_by(self) -> DueBy | None:
+        """What passes the time in `_due_at` at which rows fall due; None where they never do."""
+        return None
+
+    @property
+    def behind_ms(self) -> int:
+        """How much earlier than the watermark the times may be of rows that are still to be emitted."""
+        return 0
+
+    def until(self, _until_ms: int | None) -> Bound:
+        """The state for a batch in which what is due by then falls due; None where nobody knows yet how late it is."""
+        return self
+
+    def late_by(self, window: str | None) -> tuple[str, ...]:
+        """The columns of a batch's rows by which they are late; `window` is the one in the table's key, if there is."""
+        return (window,) if window else ()
+
+    @property
+    def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]] | None:
+        """Late rows as they go on, and which columns of a batch's become theirs; None for just what the stage made."""
+        return None
+
+    @property
+    def added_up(self) -> tuple[tuple[str, Any], ...]:
+        """The aggregates (`per_key.Aggregate`), by column, whose rows Spark may add up before; none of other states."""
+        return ()
+
+    def over_partials(self, _columns: tuple[str, ...]) -> Bound:
+        """The same state over rows that are added up, which have these columns besides the key; where they may be."""
+        return self
+
+
+class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
+    """A declared state."""
+
+    once: ClassVar[bool] = False
+    """Whether each row is emitted once, when its window has ended."""
+    migrates: ClassVar[bool] = True
+    """Whether a migration can make another of the same kind of it, as far as its columns go."""
+    waiting: ClassVar[str] = ""
+    """In words, what its rows hold that waits for others, in lists; empty for nothing."""
+    past: ClassVar[Literal["", "rows", "parts", "function"]] = ""
+    """How a column that a migration added gets the values of the past: each row is of one record that has them
+    (`rows`), or of many, and what is kept of the earlier joins with what is kept of the later ones (`parts`); only a
+    function of the program knows (`function`); or not at all."""
+    not_final: ClassVar[tuple[str, str]] = ("", "")
+    """Why its rows cannot be emitted once, and what to do instead; empty where they can."""
+    no_late_table: ClassVar[str] = ""
+    """What a table of its late rows would be, which there cannot be; empty where there can."""
+    no_ttl: ClassVar[tuple[str, str]] = ("", "")
+    """Why its rows cannot have a time to live, and what to do instead; empty where they can."""
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """Fix the table's columns for rows of these schemas, one for each DataFrame that the stage's function gives.
+
+        Raises:
+            NotFound: It names a column that there is not.
+            Usage: It cannot be kept over such rows.
+        """
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """The declaration in a line, for messages."""
+        said = {name: value for name, value in self.stored.items() if name != "kind"}
+        return f"{self.tag}({', '.join(f'{name}={value}' for name, value in said.items())})"
+
+    @property
+    def tag(self) -> str:
+        """The kind's name."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def declaration(self) -> Kind:
+        """What of it is stored: without what may change while stored values keep their meaning."""
+        return self
+
+    @property
+    def stored(self) -> Declaration:
+        """The declaration as a manifest keeps it."""
+        return msgspec.json.decode(msgspec.json.encode(self.declaration))  # type: ignore[no-any-return]
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The user's function in it; None where there is none."""
+        return None
+
+    @property
+    def core(self) -> Kind:
+        """What is kept, whenever it is emitted."""
+        return self
+
+    @property
+    def due_text(self) -> str:
+        """By what rows fall due, as it is declared; empty where that follows from the rest, and where they never do."""
+        return ""
+
+    @property
+    def due_by(self) -> DueBy:
+        """What passes the time of rows, where they fall due."""
+        return "watermark"
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """What columns are, by name, such as `sum(arr_delay)`; without those that are what the program puts there."""
+        return {}
+
+    def narrowed(self, _columns: Collection[str]) -> Kind:
+        """The same of these columns alone; itself where it is not made column by column."""
+        return self
+
+    def by_session(self, _column: str) -> Kind | None:
+        """What is kept where this column of the key is a session window; None where that cannot be."""
+        return None
+
+    @property
+    def key_column(self) -> bool:
+        """Whether one column of the stage's key is among the table's values: that of sessions, which grow."""
+        return False
+
+    # What a migration may do.
+
+    def renamed(self, _names: Mapping[str, str]) -> Kind:
+        """The declaration with columns of the table under these names, old to new."""
+        return self
+
+    def internal(self, _names: Mapping[str, str]) -> dict[str, str]:
+        """The internal columns that get another name when columns do, old to new."""
+        return {}
+
+    def goes_on_as(self, now: Kind) -> bool:
+        """Whether stored values keep their meaning under another declaration, but for columns with one of their own."""
+        return self.stored == now.stored
+
+    def may_become(self, now: Kind) -> bool:
+        """Whether a migration may have it go on so, as far as their kinds say."""
+        return self.migrates and self.tag == now.tag
+
+    def differences(self, now: Kind) -> Iterator[str]:
+        """What another declaration changes, without the types of columns."""
+        yield from (f"+ {name} = {said}" for name, said in now.columns.items() if name not in self.columns)
+        yield from (f"- {name}" for name in self.columns if name not in now.columns)
+        if self.due_text != now.due_text:
+            yield from (f"{sign} {text}" for sign, text in (("-", self.due_text), ("+", now.due_text)) if text)
+
+    def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Any]:
+        """The stored columns of the column `name` over two parts of a key's records; where `past` is `parts`.
+
+        Raises `ArrowInvalid` where a value has no room.
+        """
+        raise NotImplementedError
+
+    def is_neutral(self, _name: str, _default: object) -> bool:
+        """Whether a column that began with this default is as if it had begun with nothing; where `past` is `parts`."""
+        return False
+
+
+class Unknown(Kind, frozen=True, tag=""):
+    """What was stored of a kind that this program does not know: it is the same, or it is not."""
+
+    declared: Declaration
+    migrates: ClassVar[bool] = False
+
+    @property
+    def stored(self) -> Declaration:
+        """As it stands in the manifest."""
+        return self.declared
+
+    def __str__(self) -> str:
+        return msgspec.json.encode(self.declared).decode()
+
+
+def kind_of(declared: Declaration) -> Kind:
+    """The kind that a manifest says, of those that are defined by now: here, and in the user's program."""
+    tag = declared.get("kind")
+    known: dict[str, type[Kind]] = {}
+    found: list[type[Kind]] = [Kind]
+    while found:
+        one = found.pop(0)
+        known[str(one.__struct_config__.tag)] = one
+        found += one.__subclasses__()
+    made = known.get(tag) if isinstance(tag, str) else None
+    if made in (None, Kind, Unknown):
+        return Unknown(declared)
+    try:
+        return msgspec.convert(declared, made)
+    except (msgspec.ValidationError, RecursionError):
+        return Unknown(declared)
+
+
+def as_kind(declared: object) -> Kind:
+    """A kind inside of another one's declaration, stored or not. Raises `TypeError` for anything else."""
+    if isinstance(declared, dict):
+        return kind_of(declared)
+    if not isinstance(declared, Kind):
+        raise TypeError(f"{declared!r} declares no state")
+    return declared
+
+
+_INPUT, _TIME = b"slackwater.input", b"slackwater.time"
+
+
+def of_input(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
+    """The schema of a DataFrame of the stage's function, marked with its input and the column of its watermark."""
+    return rows.with_metadata({_INPUT: name.encode()} | ({_TIME: time.encode()} if time else {}))
+
+
+def input_of(rows: pa.Schema) -> str:
+    """The input that `of_input` marked a schema with."""
+    return str((rows.metadata or {}).get(_INPUT, b""), "utf-8")
+
+
+def time_of(rows: pa.Schema) -> str | None:
+    """The column with the time of these rows, by their watermark; None where they have none."""
+    return str((rows.metadata or {}).get(_TIME, b""), "utf-8") or None
+
+
+def only(rows: Sequence[pa.Schema], state: str) -> pa.Schema:
+    """The schema of a state that takes rows of one kind. Raises `Usage` when there are several."""
+    if len(rows) != 1:
+        raise Usage(
+            f"the stage's function returns {len(rows)} DataFrames, and {state} takes one",
+            hint="return their union: flights.unionByName(weather, allowMissingColumns=True)",
+        )
+    return rows[0]
+
+
+def field_of(rows: pa.Schema, column: str) -> pa.Field:
+    """The field of a column. Raises `NotFound` with the nearest names."""
+    index = rows.get_field_index(column)
+    if index < 0:
+        raise NotFound("column", column, rows.names)
+    return rows.field(index)
+
+
+def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
+    """Refuse value columns that hide the key or look internal. Raises `Usage`."""
+    for name in names:
+        if name in key:
+            raise Usage(f"column {name!r} is part of the key already; give the value another name")
+        if name.startswith("_"):
+            raise Usage(f"column {name!r} starts with '_', which is kept for internal columns; rename it")
+
+
+def key_of_table(key: Sequence[str], values: Collection[str]) -> tuple[str, ...]:
+    """The key columns of a table with these value columns, of a stage with this key: all but that of its sessions."""
+    return tuple(name for name in key if name not in values)

@@ -1,0 +1,234 @@
+"""Sessions: aggregates over `F.session_window` in a stage's key, windows that grow with their events.
+
+Each row comes with a session of its own, from its time to a gap after it; those of a key that overlap or touch are one,
+as in Spark. So a session is no part of what identifies a row of the table: that is the rest of the key, and its row has
+a list of the open sessions, by their start. When the watermark has passed the end of one, it is emitted and leaves the
+list. What a batch costs follows its rows and the open sessions of their keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Refused
+from ...store.sst.types import DUE
+from .aggregate import BoundAggregates
+from .kind import Bound, DueBy, Groups, Merged
+
+Numbers = npt.NDArray[np.int64]
+TIMES = ("start", "end")
+_PARTIALS = "_partials"
+"""The internal column with what aggregates keep of sessions besides; it stays when the session gets another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Sessions of several keys, by key and start; those of a key neither overlap nor touch.
+
+    Attributes:
+        ids: int64[sessions], the position of each one's key.
+        start, end: int64[sessions], in microseconds.
+        parts: What the aggregates keep of each.
+    """
+
+    ids: Numbers
+    start: Numbers
+    end: Numbers
+    parts: pa.Table
+
+    def filter(self, mask: npt.NDArray[np.bool_]) -> _Spans:
+        return _Spans(self.ids[mask], self.start[mask], self.end[mask], self.parts.filter(pa.array(mask)))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSessions(Bound):
+    """Sessions over rows of a known schema.
+
+    The table's value columns are the sessions with what users see of their aggregates, a list named as the key column;
+    `_partials`, where aggregates keep more, a list as long with the rest; and `_due_at`, when the first session ends.
+
+    Attributes:
+        inner: The aggregates, with the session in their key.
+        column: The session's name.
+        until_ms: The watermark: sessions that end by then are over. None where none is known yet.
+    """
+
+    inner: BoundAggregates
+    column: str
+    until_ms: int | None = None
+
+    @property
+    def due_by(self) -> DueBy:
+        return "watermark"
+
+    def late_by(self, _window: str | None) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
+    def values(self) -> pa.Schema:
+        lists = [pa.field(name, pa.list_(pa.struct(fields))) for name, fields in self._lists.items()]
+        return pa.schema([*lists, pa.field(DUE, pa.int64())])
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.column, *self.inner.needs)
+
+    @property
+    def emits(self) -> tuple[pa.Schema, ...]:
+        """As of any state. The session that is emitted is a window as any other: it does not grow any more."""
+        (schema,) = self.inner.emits
+        at = schema.get_field_index(self.column)
+        return (schema.set(at, schema.field(at).remove_metadata()),)
+
+    def until(self, watermark_ms: int | None) -> Bound:
+        return replace(self, until_ms=watermark_ms)
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        """As of any state; with rows for none of the groups, sessions end and nothing else."""
+        known = self._known(old)
+        over = _whole_ms(known.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(known.end), bool)
+        sessions = self._joined(rows, groups, known.filter(~over))
+        counts = np.bincount(sessions.ids, minlength=groups.num)
+        return Merged(
+            self._values(sessions, counts), deleted=counts == 0, emitted=(self._row(keys, known.filter(over)),)
+        )
+
+    @property
+    def _lists(self) -> dict[str, list[pa.Field]]:
+        """The fields of the sessions that each list has."""
+        times = [pa.field(name, self._kind.field(name).type) for name in TIMES]
+        visible = [field for field in self.inner.values if not field.name.startswith("_")]
+        inside = [field for field in self.inner.values if field.name.startswith("_")]
+        return {self.column: [*times, *visible]} | ({_PARTIALS: inside} if inside else {})
+
+    @property
+    def _kind(self) -> pa.StructType:
+        return self.inner.emits[0].field(self.column).type
+
+    def _known(self, old: pa.Table) -> _Spans:
+        """The sessions that are stored of the keys."""
+        columns: dict[str, pa.Array] = {}
+        for name in self._lists:
+            flat = pc.list_flatten(old[name].combine_chunks())
+            columns |= {field.name: part for field, part in zip(flat.type, flat.flatten(), strict=True)}
+        lengths = pc.fill_null(pc.list_value_length(old[self.column]), 0).to_numpy()
+        ids = np.repeat(np.arange(old.num_rows), lengths)
+        parts = pa.table([columns[name] for name in self.inner.values.names], schema=self.inner.values)
+        return _Spans(ids, _us(columns["start"]), _us(columns["end"]), parts)
+
+    def _joined(self, rows: pa.Table, groups: Groups, known: _Spans) -> _Spans:
+        """The sessions with a batch's rows in them: many of these may be in one, and one may make several one."""
+        if not rows.num_rows:
+            return known
+        given = rows[self.column].combine_chunks()
+        starts, ends = (pc.struct_field(given, name) for name in TIMES)
+        if starts.null_count or ends.null_count:
+            raise Refused(
+                f"a row has no session in {self.column!r}",
+                hint="leave such rows out: F.session_window gives none without a time",
+            )
+        ids = np.concatenate([known.ids, groups.ids.astype(np.int64)])
+        start, end = np.concatenate([known.start, _us(starts)]), np.concatenate([known.end, _us(ends)])
+        order, first, number = _sessions(ids, start, end)
+        old_numbers, old = _as_one(number[: len(known.ids)], known.parts, self.inner)
+        # As the aggregates get rows of any key: sorted by it, beside what was stored.
+        new = number[len(known.ids) :]
+        sort = np.argsort(new, kind="stable")
+        new_numbers, begins, ids_of_rows = np.unique(new[sort], return_index=True, return_inverse=True)
+        at = np.searchsorted(old_numbers, new_numbers)
+        there = np.append(old_numbers, -1)[at] == new_numbers
+        before = old.take(pa.array(at, mask=~there))
+        sorted_rows = rows.take(pa.array(sort)).combine_chunks()
+        added = self.inner.added(sorted_rows, Groups(ids_of_rows.astype(np.int32), begins), before)
+        alone = ~np.isin(old_numbers, new_numbers)
+        every = np.concatenate([old_numbers[alone], new_numbers])
+        parts = pa.concat_tables([old.filter(pa.array(alone)), added]).take(pa.array(np.argsort(every)))
+        return _Spans(ids[order][first], start[order][first], np.maximum.reduceat(end[order], first), parts)
+
+    def _values(self, sessions: _Spans, counts: Numbers) -> pa.Table:
+        """The table's value columns: each key's sessions in one row."""
+        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        columns = self._columns(sessions)
+        lists = [
+            pa.ListArray.from_arrays(
+                offsets, pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields)
+            )
+            for fields in self._lists.values()
+        ]
+        some = np.flatnonzero(counts)
+        due = np.zeros(len(counts), np.int64)
+        if some.size:
+            due[some] = np.minimum.reduceat(_whole_ms(sessions.end), (np.cumsum(counts) - counts)[some])
+        return pa.table([*lists, pa.array(due, mask=counts == 0)], schema=self.values)
+
+    def _row(self, keys: pa.Table, sessions: _Spans) -> pa.Table:
+        """The sessions as rows that are emitted."""
+        columns = self._columns(sessions)
+        times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
+        known = keys.take(pa.array(sessions.ids))
+        columns |= {name: known[name] for name in known.column_names} | {self.column: times}
+        (schema,) = self.emits
+        return pa.table([columns[name] for name in schema.names], schema=schema)
+
+    def _columns(self, sessions: _Spans) -> dict[str, pa.Array]:
+        """Their times and what the aggregates keep, by name."""
+        each = {"start": sessions.start, "end": sessions.end}
+        times = {name: pa.array(at).cast(self._kind.field(name).type) for name, at in each.items()}
+        return times | {name: sessions.parts[name].combine_chunks() for name in sessions.parts.column_names}
+
+
+def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Which spans of time are one session: those of one key that overlap or touch, and those that these do.
+
+    Args:
+        ids: The position of each span's key.
+        start: Any unit.
+        end: The same.
+
+    Returns:
+        The order of the spans by key and start, where in it each session begins, and the number of each span's session,
+        by key and start.
+    """
+    order = np.lexsort((start, ids))
+    ids, start, end = ids[order], start[order], end[order]
+    # One running maximum is of all keys: ends are ranks, and those of a later key are larger.
+    ends, rank = np.unique(end, return_inverse=True)
+    base = ids * len(ends)
+    reached = ends[np.maximum.accumulate(base + rank) - base]
+    begins = np.ones(len(ids), bool)
+    begins[1:] = (ids[1:] != ids[:-1]) | (start[1:] > reached[:-1])
+    number = np.empty(len(ids), np.int64)
+    number[order] = np.cumsum(begins) - 1
+    return order, np.flatnonzero(begins), number
+
+
+def _as_one(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregates) -> tuple[Numbers, pa.Table]:
+    """What the aggregates keep of each number, from what they keep of its parts; `numbers` ascend.
+
+    Neighbours are put together two by two, so that it takes as many rounds as the logarithm of the most parts of one.
+    """
+    while (again := numbers[1:] == numbers[:-1]).any():
+        begins = np.flatnonzero(np.append(True, ~again))
+        place = np.arange(len(numbers)) - np.repeat(begins, np.diff(begins, append=len(numbers)))
+        later = place % 2 == 1
+        earlier = np.append(later[1:], False)
+        both = aggregates.together(parts.filter(pa.array(earlier)), parts.filter(pa.array(later)))
+        alone = ~earlier & ~later
+        order = np.argsort(np.concatenate([np.flatnonzero(alone), np.flatnonzero(earlier)]))
+        parts = pa.concat_tables([parts.filter(pa.array(alone)), both]).take(pa.array(order))
+        numbers = numbers[~later]
+    return numbers, parts
+
+
+def _us(times: pa.Array) -> Numbers:
+    return np.asarray(times.cast(pa.int64()).to_numpy(), np.int64)
+
+
+def _whole_ms(times: Numbers) -> Numbers:
+    """The first millisecond that is not before each of these times, as the watermark passes it."""
+    return -(-times // 1000)

@@ -1,0 +1,155 @@
+"""State as a vectorised function of the user's own: whole Arrow tables in, whole Arrow tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from ...errors import Refused
+from .. import multi_input
+from .due import BoundDue, check_time
+from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of
+
+Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
+"""Of the user's; see `slackwater.update`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What is not stored of an update: a new function over the same columns is a release, not a break.
+
+    Attributes:
+        function: The user's.
+        state: The table's value columns. Asked for when it is bound: who says them as text needs Spark to read it.
+        emits: The columns of emitted rows, likewise.
+        order_by: Columns that sort a key's rows.
+    """
+
+    function: Function
+    state: Callable[[], pa.Schema]
+    emits: tuple[Callable[[], pa.Schema], ...] = ()
+    order_by: tuple[str, ...] = ()
+
+
+class Update(Kind, frozen=True, tag="update"):
+    """A declared update."""
+
+    due: str = ""
+    """The value column at whose time rows fall due; empty where they never do."""
+    due_by: DueBy = "watermark"
+    code: Any = None
+    """`Code`; None of an update as it is stored."""
+    past: ClassVar[Literal["function"]] = "function"
+    not_final: ClassVar[tuple[str, str]] = (
+        "update(...), whose function says itself what it emits",
+        'keep the end of the window in a column of the state, and say update(..., due="that column")',
+    )
+
+    def __str__(self) -> str:
+        return f"update({self.due_text})" if self.due else "update"
+
+    @property
+    def declaration(self) -> Update:
+        return Update(self.due, self.due_by)
+
+    @property
+    def function(self) -> Function | None:
+        return self.code.function if self.code is not None else None
+
+    @property
+    def due_text(self) -> str:
+        return f"due={self.due}{', due_by=clock' if self.due_by == 'clock' else ''}" if self.due else ""
+
+    def renamed(self, names: Mapping[str, str]) -> Update:
+        return replace(self, due=names.get(self.due, self.due))
+
+    def goes_on_as(self, now: Kind) -> bool:
+        """As of any kind: rows may fall due by another column from then on."""
+        return self.tag == now.tag
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """As of any kind. Raises as well `NotFound` and `Usage` where `due` is no column, or no time."""
+        values = self.code.state()
+        check_value_names(values.names, key)
+        for schema in rows:
+            for column in self.code.order_by:
+                field_of(schema, column)
+        emits = tuple(schema() for schema in self.code.emits) or (pa.schema([]),)
+        needs = multi_input.columns(rows, key)
+        bound = _BoundUpdate(self.code.function, key, tuple(rows), values, needs, emits, self.code.order_by)
+        if not self.due:
+            return bound
+        check_time(self.due, values)
+        return BoundDue(bound, self.due, self.due_by)
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundUpdate(Bound):
+    function: Function
+    key: tuple[str, ...]
+    inputs: tuple[pa.Schema, ...]
+    values: pa.Schema
+    needs: tuple[str, ...]
+    emits: tuple[pa.Schema, ...]
+    order_by: tuple[str, ...]
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        tables = multi_input.untag(rows, self.inputs, self.key, groups.ids)
+        before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
+        returned = self.function(*map(self._sorted, tables), before)
+        after, *emitted = returned if isinstance(returned, tuple) else (returned,)
+        self._check(after, *emitted)
+        if after.num_rows != groups.num:
+            raise Refused(
+                f"the update function returned {after.num_rows} state rows; expected {groups.num}, "
+                "one for each row of `state`, in its order"
+            )
+        deleted = None
+        if "_deleted" in after.column_names:
+            deleted = np.asarray(pc.fill_null(after["_deleted"], False).to_numpy())
+        return Merged(
+            _conform("state", after, self.values),
+            deleted,
+            emitted=tuple(_conform("emitted", *each) for each in zip(emitted, self.emits, strict=False)),
+        )
+
+    def _check(self, *returned: object) -> None:
+        """See that the function returned the state and rows for each of `emits`, all of them Arrow tables."""
+        declared = [schema for schema in self.emits if len(schema)]
+        if len(returned) == 1 and declared:
+            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
+        if declared and len(returned) != 1 + len(declared):
+            raise Refused(
+                f"the update function returned {len(returned)} tables; expected {1 + len(declared)}: "
+                f"the state, and rows for each of the {len(declared)} that emits= declares"
+            )
+        for table in returned:
+            if not isinstance(table, pa.Table):
+                raise Refused(f"the update function returned {type(table).__name__}; expected an Arrow table")
+
+    def _sorted(self, rows: pa.Table) -> pa.Table:
+        if not self.order_by:
+            return rows
+        order = [("_key", "ascending"), *((column, "ascending") for column in self.order_by)]
+        return rows.take(pc.sort_indices(rows, order))
+
+
+def _conform(what: str, table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The declared columns, cast without loss. Raises `Refused` naming the column."""
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            raise Refused(f"the update function's {what} rows lack column {field.name!r} ({field.type})")
+        try:
+            columns.append(table[field.name].cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise Refused(
+                f"the update function's {what} column {field.name!r} does not fit {field.type}: {error}"
+            ) from error
+    return pa.table(columns, schema=schema)

@@ -1,0 +1,85 @@
+"""What a stage sent on a channel between two of its versions, and what a reader took of an input between two places.
+
+All of it is in manifests: which attempts count, which offsets they lie between, and how many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from ..store.versions.manifest import Input, Manifest, Output
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What versions of a stage sent on one channel.
+
+    Attributes:
+        attempts: The task attempts whose messages count, each with its version.
+        rows: How many rows these sent.
+    """
+
+    attempts: dict[str, int]
+    rows: int
+
+
+def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
+    """What these versions sent. One that a program of then made may not have written the channel."""
+    attempts: dict[str, int] = {}
+    rows = 0
+    for manifest in versions:
+        output = manifest.outputs.get(channel)
+        if output is not None:
+            attempts |= dict.fromkeys(output.attempts, manifest.version)
+            rows += output.rows
+    return Sent(attempts, rows)
+
+
+def behind(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
+    """Where a reader stands that has all that the stage `upstream` sent on a channel up to this version."""
+    return Input(output.topic, output.ends, upstream, version, consumed=output.sent, watermark_ms=watermark_ms)
+
+
+def unread(output: Output, at: Input) -> int | None:
+    """Rows that were sent and that a reader has still to read; None where nobody counted those before it."""
+    return sum(output.sent) - sum(at.passed) if len(at.passed) == len(output.sent) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Offsets `first` to before `last` of one Kafka partition; of a channel, how many rows lie there, where known."""
+
+    partition: int
+    first: int
+    last: int
+    rows: int | None = None
+
+
+def ranges(
+    starts: Sequence[int], ends: Sequence[int], passed: Sequence[int] = (), sent: Sequence[int] = ()
+) -> Iterator[Range]:
+    """What is to be read between two places, by Kafka partition; one that a topic got since is read from 0.
+
+    Args:
+        starts: The first offset of each partition.
+        ends: The offset after the last.
+        passed: Of a channel, rows sent before the first place; empty where nobody counted.
+        sent: Those sent before the other.
+    """
+    rows = difference(passed, sent)
+    for partition, (first, last) in enumerate(zip_longest(starts, ends, fillvalue=0)):
+        # Where there are only markers, and what failed attempts left, nothing is read.
+        if first < last and not (rows and rows[partition] == 0):
+            yield Range(partition, first, last, rows[partition] if rows else None)
+
+
+def windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[str, ...]:
+    """What lies between two places of a topic, in words."""
+    return tuple(f"{topic}[{one.partition}] {one.first}..{one.last}" for one in ranges(starts, ends))
+
+
+def difference(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """What lies between two counts by partition; empty where one of them is not known."""
+    return tuple(now - then for then, now in zip_longest(before, after, fillvalue=0)) if before and after else ()

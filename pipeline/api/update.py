@@ -1,0 +1,87 @@
+"""`update(...)`: state as a vectorised function of the user's own, with columns as Arrow schemas or Spark DDL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+
+from ...errors import Usage
+from ...fold.kinds.kind import DueBy
+from ...fold.kinds.update import Code, Function, Update
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+Columns: TypeAlias = "str | pa.Schema"
+"""As a DDL string, or an Arrow schema."""
+
+
+def update(
+    function: Function,
+    *,
+    state: Columns,
+    emits: Columns | tuple[Columns, ...] | None = None,
+    order_by: Sequence[str] | str = (),
+    due: str | None = None,
+    due_by: DueBy = "watermark",
+) -> Update:
+    """Declare a table that a function of yours keeps, called once per batch and state partition.
+
+    `function(rows, state)` gets Arrow tables and returns the new state, or `(state, emitted)` with `emits=`:
+
+    - `rows`: the batch's rows. A column `_key` (int32) says which row of `state` each belongs to; rows are sorted by
+      it and then by `order_by`. Where the stage's function returns a tuple of DataFrames, one per input, there is one
+      such table for each: `function(flights, weather, state)`; a batch may have rows in one of them only.
+    - `state`: exactly one row for each key of the batch: the key columns, then the declared columns, null where the
+      key is new. Return as many rows in the same order; the key columns may be left out. A boolean column `_deleted`
+      removes the keys in which it is true.
+    - `emitted`: rows for the stage's outputs, with the columns that `emits` declares. Where `emits` is a tuple, one for
+      each of the stage's outputs, return as many tables in the same order: `(state, first, second)`.
+
+    Work on whole columns (pyarrow.compute, numpy, pandas, polars); a Python loop over rows is what makes it slow.
+
+    Args:
+        function: See above. It must give the same result for the same rows, so that a replay can be trusted.
+        state: The table's value columns as a DDL string, `"last_dest string, landed timestamp"`, or an Arrow schema.
+        emits: Columns of the emitted rows, likewise; needed when the stage has outputs. One for all outputs, which then
+            get the same rows, or a tuple with one for each, in the order of `writes`.
+        order_by: Columns that sort a key's rows; with several inputs, columns that each of them has.
+        due: A column of the state, timestamp or date: when that time has passed, the function is called with the row
+            in `state` and no rows, and may emit, change or delete it. Null: never.
+        due_by: What passes it: the stage's `"watermark"`, or the wall `"clock"`.
+
+    Raises:
+        Usage: `due_by` is something else.
+    """
+    if due_by not in ("watermark", "clock"):
+        raise Usage(f"update: due_by is {due_by!r}; expected 'watermark' or 'clock'")
+    columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+    each = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
+    code = Code(function, partial(schema_of, state), tuple(partial(schema_of, one) for one in each), columns)
+    return Update(due or "", due_by if due else "watermark", code)
+
+
+def schema_of(columns: Columns) -> pa.Schema:
+    """The Arrow schema of columns. Raises `Usage` where Spark does not know the text."""
+    if isinstance(columns, pa.Schema):
+        return columns
+    # Importing the package must not wait for Spark.
+    from pyspark.errors import ParseException
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(parse_ddl(columns), timezone="UTC")
+    except ParseException as error:
+        raise Usage(f"columns {columns!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
+
+
+def parse_ddl(ddl: str) -> StructType:
+    """The columns of a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""
+    from pyspark.sql.types import StructType
+
+    columns = StructType.fromDDL(ddl)
+    assert isinstance(columns, StructType)  # noqa: S101  a list of columns is nothing else
+    return columns

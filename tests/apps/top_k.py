@@ -1,0 +1,82 @@
+"""An app for tests with a kind of state of its own: the largest amounts of each account, by the recipe in CONTRIBUTING.
+
+tops    reads the topic, JSON
+  | topped
+counts  (aggregate) of what the kind emits
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import slackwater as sw
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from slackwater.fold.kinds.kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
+
+app = sw.App("top-k")
+
+
+class TopK(Kind, frozen=True, tag="top_k"):
+    """The `k` largest values of a column, in a list."""
+
+    by: str
+    k: int
+    past: ClassVar = ""
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        schema = only(rows, "TopK(...)")
+        check_value_names(["top"], key)
+        values = pa.schema([("top", pa.list_(field_of(schema, self.by).type))])
+        emits = pa.schema([*(field_of(schema, column) for column in key), *values])
+        return BoundTopK(self.by, self.k, values, (self.by,), (emits,))
+
+    def goes_on_as(self, now: Kind) -> bool:
+        return isinstance(now, TopK) and (now.by, now.k <= self.k) == (self.by, True)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTopK(Bound):
+    by: str
+    k: int
+    values: pa.Schema
+    needs: tuple[str, ...]
+    emits: tuple[pa.Schema, ...]
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        if rows[self.by].null_count:
+            raise ValueError("a record has no amount")
+        before = old["top"].combine_chunks()
+        counts = pc.fill_null(pc.list_value_length(before), 0).to_numpy()
+        ids = np.concatenate([np.repeat(np.arange(groups.num), counts), groups.ids])
+        values = np.concatenate([pc.list_flatten(before).to_numpy(), rows[self.by].to_numpy()])
+        order = np.lexsort((-values, ids))
+        ids, values = ids[order], values[order]
+        kept = np.arange(len(ids)) - np.searchsorted(ids, ids) < self.k
+        offsets = np.searchsorted(ids[kept], np.arange(groups.num + 1)).astype(np.int32)
+        made = pa.array(values[kept], before.type.value_type)
+        top = pa.ListArray.from_arrays(pa.array(offsets), made)
+        emitted = pa.table([*keys.columns, top], schema=self.emits[0])
+        return Merged(pa.table([top], schema=self.values), emitted=(emitted,))
+
+
+@app.stage(
+    reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
+    writes=sw.repartition("topped", key="account", partitions=2),
+    key="account",
+    state=TopK("amount", 2 if os.environ.get("LEDGER_VARIANT") == "fewer" else 3),
+    table=sw.table(partitions=2, ttl="30 days"),
+    on_error="reject",
+)
+def tops(raw: DataFrame) -> DataFrame:
+    entry = F.from_json(F.col("value").cast("string"), "account string, amount long")
+    return raw.select(entry.alias("e")).select("e.*").where("account is not null")
+
+
+@app.stage(reads="topped", state=sw.aggregate(n=sw.count()), table=sw.table(partitions=2))
+def counts(rows: DataFrame) -> DataFrame:
+    return rows.select("account")

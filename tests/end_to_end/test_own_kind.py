@@ -1,0 +1,86 @@
+"""A kind of state from outside of the package does what those of the package do, on the real thing."""
+
+import heapq
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.migrate.program import migrate_file
+from slackwater.pipeline.replay.compare import compare, sent_rows
+from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.stage_replay import StageReplay
+from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.program import load_app
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+
+from tests.support.running import APPS, Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+class Tops(Ledger):
+    """The app `top_k`."""
+
+    def tops(self) -> dict[str, list[int]]:
+        return {row["account"]: row["top"] for row in self.table("tops").to_pylist()}
+
+    def expected(self, k: int) -> dict[str, list[int]]:
+        every: dict[str, list[int]] = defaultdict(list)
+        for row in self.raw().to_pylist():
+            if row["amount"] is not None:
+                every[row["account"]].append(row["amount"])
+        return {account: heapq.nlargest(k, amounts) for account, amounts in every.items()}
+
+
+def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisects(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Tops(kafka.bootstrap, tmp_path, program=APPS / "top_k.py")
+    store = open_store(app.store)
+    app.send(300)
+    app.catch_up()
+    bad = json.dumps({"account": "a1", "branch": 1, "amount": None}).encode()
+    huge = json.dumps({"account": "a2", "branch": 1, "amount": 10**9}).encode()
+    app.send(300, raw=(bad, huge))
+    app.catch_up(max_records=150)
+    assert app.tops() == app.expected(3)
+    assert [row["message"] for row in app.table("tops_rejected").to_pylist()] == ["a record has no amount"]
+    # Of what it emits, each row came to the stage that reads it.
+    emitted = history.head(store, app.app, "tops").outputs["topped"]  # type: ignore[union-attr]
+    assert sum(app.table("counts")["n"].to_pylist()) == sum(emitted.sent) > 0
+    app.verify(app.app)
+
+    # What a batch committed is what a replay gives, of that with the rejected record as well.
+    os.environ["LEDGER_TOPIC"] = app.topic
+    rejected = app.table("tops_rejected")["version"].to_pylist()
+    with open_program(
+        load_app(str(app.program), name=app.app), store, SstCache(tmp_path / "replay", 1 << 30), app.kafka
+    ) as program:
+        for version in {2, *rejected}:
+            replay = StageReplay.of(program, history.read(store, app.app, "tops", version))
+            assert compare(replay, sent_rows(replay)).same
+
+    where = "SELECT * FROM tops WHERE top[1] > 500000000"
+    found = app.slackwater("bisect", app.app, "--where", where, "--code", str(app.program), "--json")
+    assert "tops" in found.stdout
+    assert huge.decode() in found.stdout.replace("\\", "")
+
+    # A clone goes on with the same table, and with fewer once it is migrated; more cannot be known.
+    copy = Tops(kafka.bootstrap, tmp_path, store=app.store, app=f"{app.app}-copy", program=app.program, topic=app.topic)
+    app.slackwater("clone", app.app, copy.app)
+    monkeypatch.setenv("LEDGER_VARIANT", "fewer")
+    options = Options(store=copy.store, kafka=copy.kafka, patience_s=30)
+    done = migrate_file(str(copy.program), app=copy.app, options=options, renames={})
+    assert [change.stage for change in done.plan.changes] == ["tops"]
+    app.send(2_000)
+    copy.catch_up(variant="fewer")
+    assert all(len(top) <= 3 for top in copy.tops().values())
+    of_now = {account: copy.tops()[account][:2] for account in copy.tops()}
+    assert of_now == copy.expected(2)
+    copy.verify(copy.app)
+    assert app.tops() != of_now
