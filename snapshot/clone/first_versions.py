@@ -7,12 +7,12 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ... import instants
-from ...errors import CommitConflict, ObjectExists, ObjectNotFound, Refused
+from ...errors import ObjectExists, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys
 from ...store.versions import limits as fits
+from ...store.versions.amend import begin
 from ...store.versions.aside import each_sst
-from ...store.versions.commit import commit
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst
 from ..cut.graph import Cut, order
 from ..cut.moments import heads_of
@@ -51,7 +51,7 @@ def finish_clone(
     for stage in order(cut.stages):
         if stage in missing:
             first = _first_version(store, target, cut, stage, info, carried)
-            _commit(target, replace(first, by=by))
+            begin(target, replace(first, by=by))
     _announce(target, info, channels)
     return missing
 
@@ -157,12 +157,3 @@ def _from(sst: Sst, source_root: str, target_root: str) -> Sst:
     """The SST as a manifest under another root names it."""
     held_by = sst.root or source_root
     return replace(sst, root="" if held_by == target_root else held_by)
-
-
-def _commit(target: ObjectStore, manifest: Manifest) -> None:
-    try:
-        commit(target, manifest)
-    except CommitConflict:
-        found = history.read(target, manifest.app, manifest.stage, manifest.version)
-        if found.kind != "clone":
-            raise

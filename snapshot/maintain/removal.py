@@ -164,7 +164,7 @@ def _fence(store: ObjectStore, app: str, heads: dict[str, Manifest], by: str, no
     """Retire every stage that is not; receivers first, as if one by one."""
     for stage in reversed(order(heads)):
         if not heads[stage].retired:
-            heads[stage] = commit_retired(store, app, stage, by=by, now_ms=now_ms)
+            heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
 
 
 def _let_settle(

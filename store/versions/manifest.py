@@ -17,6 +17,8 @@ Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "in
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is
 the first under the name that a stage has from then on, or columns that were added got values for what was read before.
 """
+BESIDE: tuple[Kind, ...] = ("batch", "compaction", "backfill")
+"""Kinds of versions that take the stage from nobody: they have the epoch of whoever has it. Any other takes it over."""
 
 
 class Column(Struct, frozen=True):

@@ -32,7 +32,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.amend import claim
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Kind, Manifest, Policy, Sst
 
 from tests.support.collecting import Killed
