@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ... import instants
-from ...errors import ObjectExists, ObjectNotFound, Refused
+from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import codec, history, keys
+from ...store.versions import history, keys, notes
 from ...store.versions import limits as fits
 from ...store.versions.amend import begin
 from ...store.versions.aside import each_sst
@@ -94,16 +94,12 @@ def _carried(
 ) -> dict[str, Carried]:
     """Where the copied records lie: as noted by an earlier call, else copied now and noted."""
     key = keys.channels(name)
-    try:
-        return codec.read(target, key, _CarriedChannels).channels
-    except ObjectNotFound:
+    noted = notes.find(target, key, _CarriedChannels)
+    if noted is None:
         copied = _CarriedChannels(carry(store, of_snapshot(store, pinned), name, kafka, pinned))
-    try:
-        target.put_if_absent(key, codec.encode(copied))
-    except ObjectExists:
-        # Somebody finishes the same clone at the same time; their note was first, so it counts.
-        return codec.read(target, key, _CarriedChannels).channels
-    return copied.channels
+        # Somebody may finish the same clone at the same time: the note that was first counts.
+        noted = notes.add(target, key, copied)
+    return noted.channels
 
 
 def _first_version(

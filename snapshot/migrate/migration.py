@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from ulid import ULID
 
-from ...errors import ObjectExists, Refused
+from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import codec, commit, history, keys
+from ...store.versions import commit, history
 from ...store.versions.amend import Amended, Amendment, amend
 from ...store.versions.manifest import Manifest
-from ...store.versions.migrations import Migration, Step, newest
+from ...store.versions.migrations import MIGRATIONS, Migration, Step
 from ..cut.graph import order
 from ..cut.moments import heads_of
 from ..cut.requests import cancel, open_requests
@@ -40,16 +40,12 @@ def prepare(store: ObjectStore, migration: Migration) -> None:
         Refused: somebody else migrates the app at this moment.
         Unavailable: storage did not answer; it may be decided.
     """
-    key = keys.migration(migration.app, migration.number)
-    try:
-        store.put_if_absent(key, codec.encode(migration))
-    except ObjectExists:
-        other = codec.read(store, key, Migration)
-        if other.id != migration.id:
-            raise Refused(
-                f"app {migration.app!r} was migrated at the same moment, by {other.by}: this one was not done",
-                hint="look at what that did (`slackwater log`), and migrate what is left to change",
-            ) from None
+    decided = MIGRATIONS.add(store, migration)
+    if decided.id != migration.id:
+        raise Refused(
+            f"app {migration.app!r} was migrated at the same moment, by {decided.by}: this one was not done",
+            hint="look at what that did (`slackwater log`), and migrate what is left to change",
+        )
 
 
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
@@ -99,7 +95,7 @@ def is_through(head: Manifest, migration: Migration) -> bool:
 
 def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
     """Finish the app's newest migration, if it is not done; its number, 0 when there is none. Raises as `finish`."""
-    migration = newest(store, app)
+    migration = MIGRATIONS.newest(store, app)
     if migration is None:
         return 0
     finish(store, migration, now_ms=now_ms)

@@ -17,6 +17,7 @@ __all__ = [
     "limits",
     "manifest",
     "migrations",
+    "notes",
     "published",
     "unreadable",
     "usage",

@@ -97,7 +97,7 @@ def test_status_shows_how_far_sinks_are(app: FlightsApp) -> None:
     assert re.search(r"^carriers +alerts +- +0 versions, 7 rows$", done("status"), re.MULTILINE)
     published.note(app.store, head, "alerts", Place(head.version, 9, 7), None)
     assert re.search(rf"^carriers +alerts +v{head.version} +0$", done("status"), re.MULTILINE)
-    app.store.put(keys.published_up_to("flights", "carriers", "alerts", head.version), b"{")
+    app.store.put(keys.note(keys.published("flights", "carriers", "alerts"), head.version), b"{")
     result = slackwater("status")
     assert result.exit_code == 1
     assert "how far its sinks are is not known" in result.stderr
