@@ -10,13 +10,13 @@ A program that has the stage again claims it, and it goes on where it stopped.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
 from ...store.versions.amend import Amendment, amend
+from ...store.versions.carried import without_snapshots
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of
@@ -89,7 +89,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
 
 def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) -> Manifest:
     """The version that retires a stage, whoever reads it: committed. Arguments and errors as of `amend`."""
-    change = Amendment("retire", lambda draft: replace(draft, recorded={}, awaited={}, captured={}))
+    change = Amendment("retire", without_snapshots)
     return amend(
         store, head.app, head.stage, change, writer=str(ULID()), by=by, now_ms=lambda: now_ms, head=head
     ).manifest

@@ -13,6 +13,7 @@ from ulid import ULID
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend, begin
+from ...store.versions.carried import without_snapshots
 from ...store.versions.manifest import Former, Input, Manifest, Output
 from ...store.versions.migrations import Migration, Step
 from ..cut.graph import order
@@ -70,7 +71,7 @@ def _reading(name: str, source: Input, ended: Mapping[str, Manifest]) -> Input:
 
 def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, now_ms: int) -> Manifest:
     def update(draft: Manifest) -> Manifest:
-        return replace(draft, recorded={}, awaited={}, captured={}, migration=migration.number, called=step.called)
+        return replace(without_snapshots(draft), migration=migration.number, called=step.called)
 
     # Somebody else may finish it, too.
     change = Amendment("retire", update, requires=lambda newest: newest.called != step.called)

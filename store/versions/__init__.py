@@ -7,6 +7,7 @@ __all__ = [
     "amend",
     "apps",
     "aside",
+    "carried",
     "checks",
     "codec",
     "column_types",

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, exists
 from . import codec, history, horizon, keys
+from .carried import carried
 from .manifest import Kind, Manifest
 
 
@@ -20,10 +21,8 @@ def successor(
 ) -> Manifest:
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
-    State, offsets, open snapshots and `totals` are carried on. What `head` itself read, wrote and took is not: inputs
-    and tables aside have rows=0, outputs keep their `ends` and schema and sinks their `end` with attempts=(), rows=0
-    and no markers, `lost` is empty, `stats` None, and the counts of `event_time` 0. `time_ms` is `now_ms`, or one more
-    than `head`'s when that is later.
+    State, offsets, open snapshots and `totals` are carried on, and what `head` itself read, wrote and took is not
+    (`carried`). `time_ms` is `now_ms`, or one more than `head`'s when that is later.
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
@@ -33,22 +32,14 @@ def successor(
     if head.retired and (kind != "claim" or head.called):
         raise is_retired(head)
     return replace(
-        head,
+        carried(head),
         version=head.version + 1,
         epoch=epoch,
         writer=writer,
         by=by,
         time_ms=max(now_ms, head.time_ms + 1),
         kind=kind,
-        inputs={name: replace(channel, rows=0) for name, channel in head.inputs.items()},
-        outputs={name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()},
-        sinks={name: replace(sink, attempts=(), rows=0) for name, sink in head.sinks.items()},
-        lost={},
-        aside={name: replace(table, rows=0) for name, table in head.aside.items()},
         duration_ms=duration_ms,
-        seq=0,
-        stats=None,
-        event_time=None if head.event_time is None else replace(head.event_time, ahead=0, late=0, bound_ms=None),
     )
 
 
