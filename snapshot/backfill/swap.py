@@ -76,15 +76,13 @@ class Swap:
             Corruption: an SST is missing or damaged.
             Unavailable: storage did not answer; the version may have been committed.
         """
-        app, stage = self._names
         made = amend(
             self._store,
-            app,
-            stage,
+            self._names,
             Amendment("backfill", partial(self._filled_by, backfill), requires=partial(self._fits, backfill)),
-            writer=self._writer,
             by=self._by,
             now_ms=self._now_ms,
+            writer=self._writer,
             taken=self._store.take,
         )
         if not made.changed:

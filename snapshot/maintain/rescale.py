@@ -9,7 +9,6 @@ claims the stage again.
 from dataclasses import dataclass
 
 from msgspec.structs import replace
-from ulid import ULID
 
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
@@ -71,7 +70,7 @@ def rescale(
         version += 1
         if not dry_run:
             change = Amendment("rescale", lambda draft: _with(draft, partitions))
-            done = amend(store, app, stage, change, writer=str(ULID()), by=by, now_ms=lambda: now_ms, head=head)
+            done = amend(store, head, change, by=by, now_ms=now_ms)
             version = done.manifest.version
             _record(store, app, stage, before, partitions, by)
     elif not dry_run:

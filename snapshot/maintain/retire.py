@@ -10,8 +10,6 @@ A program that has the stage again claims it, and it goes on where it stopped.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ulid import ULID
-
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
@@ -89,10 +87,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
 
 def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) -> Manifest:
     """The version that retires a stage, whoever reads it: committed. Arguments and errors as of `amend`."""
-    change = Amendment("retire", without_snapshots)
-    return amend(
-        store, head.app, head.stage, change, writer=str(ULID()), by=by, now_ms=lambda: now_ms, head=head
-    ).manifest
+    return amend(store, head, Amendment("retire", without_snapshots), by=by, now_ms=now_ms).manifest
 
 
 def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> bool:

@@ -152,13 +152,11 @@ class StageCompactor:
         change = Amendment("compaction", lambda draft: replace(draft, ssts=apply(draft.ssts, there)), fits)
         made = amend(
             self._store,
-            self._known.app,
-            self.stage,
+            self._known,
             change,
-            writer=self._writer,
             by=self._by,
             now_ms=self._now_ms,
-            head=self._known,
+            writer=self._writer,
             taken=self._store.take,
         )
         self._known = made.manifest

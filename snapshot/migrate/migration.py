@@ -7,8 +7,6 @@ stages that did not go through it (a runner, the next migration) commits these f
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ulid import ULID
-
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
@@ -112,9 +110,7 @@ def _commit(
         lambda draft: applied(rename.reading(draft, ended), step, migration.number),
         requires=lambda newest: not is_through(newest, migration),
     )
-    return amend(
-        store, head.app, head.stage, change, writer=str(ULID()), by=migration.by, now_ms=lambda: now_ms, head=head
-    )
+    return amend(store, head, change, by=migration.by, now_ms=now_ms)
 
 
 def planned(heads: Mapping[str, Manifest], plan: Plan) -> dict[str, Manifest]:

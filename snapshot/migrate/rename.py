@@ -75,9 +75,7 @@ def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, n
 
     # Somebody else may finish it, too.
     change = Amendment("retire", update, requires=lambda newest: newest.called != step.called)
-    return amend(
-        store, head.app, head.stage, change, writer=str(ULID()), by=migration.by, now_ms=lambda: now_ms, head=head
-    ).manifest
+    return amend(store, head, change, by=migration.by, now_ms=now_ms).manifest
 
 
 def _first(

@@ -52,7 +52,7 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
     """
     if not waiting(store, app, stage):
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
-    for asked in open_retries(store, app):
+    for asked in RETRIES.all(store, app):
         if asked.stage == stage:
             notify(store, app)
             return asked
@@ -60,13 +60,3 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
     RETRIES.add(store, asked, app)
     notify(store, app)
     return asked
-
-
-def open_retries(store: ObjectStore, app: str) -> tuple[Retry, ...]:
-    """The requests that are not done yet, oldest first. One listing, and one read for each."""
-    return RETRIES.all(store, app)
-
-
-def done(store: ObjectStore, app: str, asked: Retry) -> None:
-    """Remove a request; no error when it is gone already."""
-    RETRIES.remove(store, asked.id, app)

@@ -36,16 +36,6 @@ RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
 """The runners of an app, by their writer's id."""
 
 
-def beat(store: ObjectStore, app: str, runner: Beat) -> None:
-    """Write a runner's sign of life. One request."""
-    RUNNERS.put(store, runner, app)
-
-
-def last_beat(store: ObjectStore, app: str, writer: str) -> None:
-    """Take a runner's sign of life away. One request."""
-    RUNNERS.remove(store, writer, app)
-
-
 def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
     """The runners that give signs of life. A listing, and a read for each.
 

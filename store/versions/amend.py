@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
+from ulid import ULID
 
 from ...errors import CommitConflict, Fenced
 from ..objects.protocol import ObjectStore
@@ -63,27 +64,24 @@ class Amended(NamedTuple):
 
 def amend(
     store: ObjectStore,
-    app: str,
-    stage: str,
+    of: Manifest | tuple[str, str],
     change: Amendment,
     *,
-    writer: str,
     by: str,
-    now_ms: Callable[[], int],
-    head: Manifest | None = None,
+    now_ms: int | Callable[[], int],
+    writer: str = "",
     taken: Callable[[], Stats] | None = None,
 ) -> Amended:
     """Commit a change behind a stage's newest version, by compare-and-swap; after a lost race, behind the next newest.
 
     Args:
         store: where the app lives.
-        app: the app's name.
-        stage: the stage's name.
+        of: the newest version, as the caller saw it within the last half hour; or the names of app and stage. Who has
+            the stage tries the version that it knows without looking for others.
         change: what is done.
-        writer: unique id of the author; for a claim, its later commits carry it too.
         by: host:pid or user@host, for messages to people.
-        now_ms: the wall clock, asked for each attempt.
-        head: the newest version, as the caller saw it within the last half hour. Who has the stage tries it unseen.
+        now_ms: the wall clock; a function is asked for each attempt.
+        writer: unique id of the author, where its later commits carry it too.
         taken: what was taken of the store since it was last asked: for the version to tell. None when nobody counts.
 
     Raises:
@@ -95,10 +93,10 @@ def amend(
         Unavailable: storage did not answer; the version may have been committed.
         ValueError: `update` changed who or what the version is, or made it one that could not be read again.
     """
+    head, (app, stage) = (of, (of.app, of.stage)) if isinstance(of, Manifest) else (None, of)
     keys.check_name("app", app)
     keys.check_name("stage", stage)
-    spent = change.taken
-    attempt = 1
+    writer, spent, attempt = writer or str(ULID()), change.taken, 1
     while True:
         if attempt > 1 or not change.epoch:
             head = newest(store, app, stage, head)
@@ -106,7 +104,12 @@ def amend(
             head = history.read(store, app, stage, 1)  # says what there is
         if head is not None and not change.requires(head):
             return Amended(head, head)
-        draft = _draft(head, app, stage, change, writer, by, now_ms())
+        time_ms = now_ms if isinstance(now_ms, int) else now_ms()
+        if head is None:
+            draft = Manifest(app, stage, 1, 1, writer, time_ms, change.kind, by=by)
+        else:
+            epoch = change.epoch or head.epoch + (change.kind not in BESIDE)
+            draft = commit.successor(head, kind=change.kind, epoch=epoch, writer=writer, by=by, now_ms=time_ms)
         made = change.update(draft)
         if _identity(made) != _identity(draft):
             raise ValueError(
@@ -138,7 +141,7 @@ def claim(
     build: Callable[[Manifest], Manifest] = lambda draft: draft,
 ) -> Manifest:
     """Take a stage over: commit a version with the next epoch, and return it. `build` and errors as of `amend`."""
-    return amend(store, app, stage, Amendment(kind, build), writer=writer, by=by, now_ms=lambda: now_ms).manifest
+    return amend(store, (app, stage), Amendment(kind, build), writer=writer, by=by, now_ms=now_ms).manifest
 
 
 def begin(store: ObjectStore, first: Manifest) -> bool:
@@ -188,13 +191,3 @@ def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
     flushed = sum(sst.bytes for sst in new if sst.level == 0)
     stats = taken + Stats(flushed_bytes=flushed, compacted_bytes=sum(sst.bytes for sst in new) - flushed)
     return replace(manifest, stats=stats, totals=(before.totals or Stats()) + stats)
-
-
-def _draft(
-    head: Manifest | None, app: str, stage: str, change: Amendment, writer: str, by: str, now_ms: int
-) -> Manifest:
-    """The version after a stage's newest, if it has one, with nothing changed yet."""
-    if head is None:
-        return Manifest(app, stage, 1, 1, writer, now_ms, change.kind, by=by)
-    epoch = change.epoch or head.epoch + (change.kind not in BESIDE)
-    return commit.successor(head, kind=change.kind, epoch=epoch, writer=writer, by=by, now_ms=now_ms)

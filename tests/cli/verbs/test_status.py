@@ -36,14 +36,14 @@ def test_status_shows_every_stage_upstream_first() -> None:
 def test_status_says_which_stages_run(app: FlightsApp) -> None:
     """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
     writer = str(ULID())
-    roster.beat(app.store, "flights", roster.Beat(writer, "host:1", {"legs": 1, "carriers": 2}))
+    roster.RUNNERS.put(app.store, roster.Beat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")
     assert {stage["stage"]: stage["runner"] for stage in found["stages"]} == {
         "legs": "host:1",
         "aircraft": "",
         "carriers": "",
     }
-    roster.last_beat(app.store, "flights", writer)
+    roster.RUNNERS.remove(app.store, writer, "flights")
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 

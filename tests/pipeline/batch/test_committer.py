@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Unavailable
-from slackwater.pipeline.batch.change import Change, Committed
 from slackwater.pipeline.batch.committer import Committer
+from slackwater.pipeline.batch.head import Change, Committed
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore

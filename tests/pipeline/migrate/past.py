@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import slackwater as sw
 from msgspec.structs import replace
-from slackwater.pipeline.batch.change import Change
 from slackwater.pipeline.batch.committer import Committer
+from slackwater.pipeline.batch.head import Change
 from slackwater.pipeline.state.aggregate import narrowed
 from slackwater.pipeline.state.merge import Base, group, merge
 from slackwater.pipeline.state.protocol import BoundState, State
