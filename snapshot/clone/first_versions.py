@@ -13,7 +13,7 @@ from ...store.versions import history, keys, notes
 from ...store.versions import limits as fits
 from ...store.versions.amend import begin
 from ...store.versions.aside import each_sst
-from ...store.versions.carried import carried, without_snapshots
+from ...store.versions.commit import carried, without_snapshots
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst
 from ..cut.graph import Cut, order
 from ..cut.moments import heads_of

@@ -14,7 +14,7 @@ from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.carried import without_snapshots
+from ...store.versions.commit import without_snapshots
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of

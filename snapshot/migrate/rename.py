@@ -13,7 +13,7 @@ from ulid import ULID
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.carried import without_snapshots
+from ...store.versions.commit import without_snapshots
 from ...store.versions.manifest import Former, Input, Manifest, Output
 from ...store.versions.migrations import Migration, Step
 from ..cut.graph import order

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from ...errors import Refused
 from ...store.sst import ttl
 from ...store.sst.types import DUE
-from ...store.versions.carried import without_snapshots
+from ...store.versions.commit import without_snapshots
 from ...store.versions.manifest import EventTime, Manifest, Table
 from ...store.versions.migrations import Step
 from .kinds import meaning_of

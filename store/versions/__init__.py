@@ -7,7 +7,6 @@ __all__ = [
     "amend",
     "apps",
     "aside",
-    "carried",
     "checks",
     "codec",
     "column_types",

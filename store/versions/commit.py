@@ -7,13 +7,20 @@ number or an earlier one, so it fails and finds the newer epoch there. A rescale
 claim by nobody who goes on. Who builds on which version, and what the loser of a race does next, is in `amend`.
 """
 
-from msgspec.structs import replace
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields, replace
 
 from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, exists
 from . import codec, history, horizon, keys
-from .carried import carried
+from .limits import OWN
 from .manifest import Kind, Manifest
+
+_S = TypeVar("_S", bound=Struct)
 
 
 def successor(
@@ -41,6 +48,17 @@ def successor(
         kind=kind,
         duration_ms=duration_ms,
     )
+
+
+def carried(value: _S) -> _S:
+    """A manifest, or a part of one, without what is told of this version alone: fields that are `limits.Own`."""
+    own, parts = _fields(type(value))
+    return replace(value, **own, **{name: _each(getattr(value, name)) for name in parts})
+
+
+def without_snapshots(manifest: Manifest) -> Manifest:
+    """A version that has answered nothing of any snapshot under way."""
+    return replace(manifest, recorded={}, awaited={}, captured={})
 
 
 def commit(store: ObjectStore, manifest: Manifest) -> None:
@@ -177,3 +195,29 @@ def _fenced(newer: Manifest, epoch: int) -> Fenced:
         version=newer.version,
         hint=f"nothing committed is lost; {hint}",
     )
+
+
+def _each(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: carried(each) for name, each in part.items()}
+    return None if part is None else carried(part)
+
+
+@cache
+def _fields(kind: type[Struct]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The fields of one version alone, as they are when it says nothing, and those with such fields in them."""
+    hints = get_type_hints(kind, include_extras=True)
+    own = {
+        field.name: field.default if field.default is not NODEFAULT else field.default_factory()
+        for field in fields(kind)
+        if OWN in getattr(hints[field.name], "__metadata__", ())
+    }
+    return own, tuple(name for name, hint in hints.items() if any(any(_fields(each)) for each in _structs(hint)))
+
+
+def _structs(hint: Any) -> Iterator[type[Struct]]:
+    """The structs in the type of a field."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        yield hint
+    for inner in get_args(hint):
+        yield from _structs(inner)

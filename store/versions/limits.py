@@ -48,7 +48,7 @@ YEAR_1_MS = -62_135_596_800_000
 OWN = "of one version alone"
 _T = TypeVar("_T")
 Own = Annotated[_T, OWN]
-"""What is told of one version alone: the next one does not carry it on (`carried`)."""
+"""What is told of one version alone: the next one does not carry it on (`commit.carried`)."""
 
 
 def _from(least: float, most: float, description: str) -> Meta:
