@@ -150,7 +150,7 @@ def test_clients_that_share_a_cache_are_closed_together(client: Client, tmp_path
 
 def test_an_older_entry_of_the_log_that_is_damaged_does_not_stop_a_verb(app: StoredApp, history: FlightsApp) -> None:
     old = record(history.store, "flights", "clone", "x", "ada@host")
-    history.store.put(keys.operation("flights", old.id), b"{")
+    history.store.put(keys.note(keys.operations("flights"), old.id), b"{")
     record_once(history.store, "flights", "snapshot rm", "y", "ada@host", since_ms=old.time_ms + 1)
     with pytest.raises(sw.errors.Corruption):
         list_operations(history.store, "flights")

@@ -85,7 +85,7 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
     from slackwater.pipeline.publish.claimed import claimed, create_internal
     from slackwater.pipeline.publish.publishers import Publishers
     from slackwater.store.objects.open import open_store
-    from slackwater.store.versions import apps, commit
+    from slackwater.store.versions import amend, apps, commit
     from slackwater.store.versions.manifest import AppInfo, Manifest
 
     app, kafka, store = sw.App(topic), {"bootstrap.servers": bootstrap}, open_store(str(folder))
@@ -98,7 +98,7 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
     def build(draft: Manifest) -> Manifest:
         return replace(draft, sinks=claimed(store, kafka, stage, draft, None, False))
 
-    head = commit.claim(store, topic, "s", writer="w", by="bench", now_ms=1, build=build)
+    head = amend.claim(store, topic, "s", writer="w", by="bench", now_ms=1, build=build)
     publishers = Publishers(store, info, kafka, (stage,), {"s": head}, accept_loss=False, patience_s=60)
 
     def written(part: pa.Table) -> Manifest:

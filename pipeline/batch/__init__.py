@@ -3,7 +3,6 @@
 __all__ = [
     "applied",
     "batch_report",
-    "change",
     "committer",
     "head",
     "job",

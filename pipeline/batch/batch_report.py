@@ -11,7 +11,7 @@ from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest
-from .change import Committed
+from .head import Committed
 from .task import Result
 
 

@@ -19,8 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.spooled import SpooledStore
 from ...store.versions.manifest import Manifest
 from ..upkeep.meter import StageMeter
-from .change import Change, Committed
-from .head import Fill, Head
+from .head import Change, Committed, Fill, Head
 
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""

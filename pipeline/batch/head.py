@@ -11,26 +11,78 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from ... import instants
-from ...errors import CommitConflict, Fenced
+from ...store.compaction.plan import Done
+from ...store.compaction.rebase import rebase
 from ...store.objects.protocol import ObjectStore
-from ...store.read.read_stats import charged
-from ...store.versions import commit, history, horizon
+from ...store.objects.stats import Stats
+from ...store.versions import commit, history
+from ...store.versions.amend import Amendment, amend, newest
+from ...store.versions.aside import all_ssts
 from ...store.versions.manifest import Backfill, Manifest, Sst
 from ..upkeep.meter import StageMeter
-from .change import Change
 
-_REBASES = 100
-"""Lost races, to those that commit at the same moment, before a commit gives up."""
 _ASIDE = ("compaction", "backfill")
 """Kinds of versions that others commit beside the batches, under the writer's epoch."""
 
 Fill = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of a change.
+
+    Attributes:
+        before: The version before it.
+        manifest: Its version.
+        seconds: From the batch's start until the next one could start.
+        commit_seconds: What the put of the manifest took.
+        unflushed: Versions behind it that are not committed yet.
+    """
+
+    before: Manifest
+    manifest: Manifest
+    seconds: float
+    commit_seconds: float
+    unflushed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A version to commit, and what it was built on.
+
+    Attributes:
+        before: The version the batch began with.
+        manifest: The one after it.
+        merges: Those that `manifest` has in the place of their inputs.
+        started: When the batch did, on the monotonic clock.
+        on_commit: Called once it is committed.
+        taken: What its tasks took of the store.
+    """
+
+    before: Manifest
+    manifest: Manifest
+    merges: tuple[Done, ...]
+    started: float
+    on_commit: Callable[[Committed], None]
+    taken: Stats = field(default_factory=Stats)
+
+    @property
+    def added(self) -> frozenset[str]:
+        """The SSTs that the version before did not have, by object."""
+        return frozenset(
+            {sst.object for sst in all_ssts(self.manifest)} - {sst.object for sst in all_ssts(self.before)}
+        )
+
+    def onto(self, head: Manifest) -> Change:
+        """The same, built on this head."""
+        if head.version == self.before.version:
+            # No other version: at most, what it took has been written up since.
+            return replace(self, before=head)
+        return replace(self, before=head, manifest=rebase(self.before, self.manifest, head, self.merges))
 
 
 class Head:
@@ -64,16 +116,10 @@ class Head:
         if not self._committing.acquire(blocking=False):
             return
         try:
-            compactions, other = self._newer(self.manifest)
-            if compactions:
-                self.manifest = compactions[-1]
-            if other is not None and other.epoch > self.manifest.epoch:
-                # The commit that loses says it best.
-                head, now_ms = self.manifest, instants.now_ms()
-                late = commit.successor(
-                    head, kind="batch", epoch=head.epoch, writer=head.writer, by=head.by, now_ms=now_ms
-                )
-                commit.commit(self._store, late)
+            head = newest(self._store, self._claimed.app, self._claimed.stage, self.manifest) or self.manifest
+            commit.check_epoch(head, self._claimed.epoch)
+            if self._in_the_way(head) is None:
+                self.manifest = head
         finally:
             self._committing.release()
 
@@ -85,37 +131,49 @@ class Head:
             CommitConflict: Somebody else, who is no compaction, committed.
             Unavailable: Storage did not answer.
         """
-        with self._committing:
-            change, seconds = self._put(self._onto(change, self.manifest))
-            self.manifest = change.manifest
-        return change, seconds
+        claimed, moved, began = self._claimed, change, 0.0
 
-    def _put(self, change: Change) -> tuple[Change, float]:
-        """Put the manifest, after compactions where these were faster; as it was put, and the seconds of the last."""
-        taken = change.taken
-        for attempt in range(_REBASES):
-            self._upload(change)
-            # It may be built on a version of somebody else's, such as a compaction.
-            manifest = structs.replace(change.manifest, writer=self._claimed.writer, by=self._claimed.by)
-            if self._meter is not None:
-                taken += self._meter.take()
-                manifest = charged(change.before, manifest, taken)
+        def follows(head: Manifest) -> bool:
+            nonlocal moved
+            commit.check_epoch(head, claimed.epoch)
+            if (other := self._in_the_way(head)) is not None:
+                raise commit.lost_to(other, claimed.epoch)
+            moved = self._onto(moved, head)
+            self._upload(moved)
+            return True
+
+        def update(draft: Manifest) -> Manifest:
+            nonlocal began
             began = time.monotonic()
-            try:
-                commit.commit(self._store, manifest)
-            except Fenced:
-                raise
-            except CommitConflict:
-                compactions, _ = self._newer(change.before)
-                if not compactions or attempt == _REBASES - 1:
-                    raise
-                change = self._onto(change, compactions[-1])
-            else:
-                break
-        seconds = time.monotonic() - began
-        if self._meter is not None:
-            self._meter.put(seconds)
-        return replace(change, manifest=manifest), seconds
+            # The batch may be built on a version of somebody else's, such as a compaction.
+            return structs.replace(moved.manifest, writer=draft.writer, by=draft.by)
+
+        with self._committing:
+            made = amend(
+                self._store,
+                self.manifest,
+                Amendment("batch", update, requires=follows, epoch=claimed.epoch, taken=change.taken),
+                by=claimed.by,
+                now_ms=change.manifest.time_ms,
+                writer=claimed.writer,
+                taken=self._meter.take if self._meter is not None else None,
+            )
+            seconds = time.monotonic() - began
+            if self._meter is not None:
+                self._meter.put(seconds)
+            self.manifest = made.manifest
+        return replace(moved, manifest=made.manifest), seconds
+
+    def _in_the_way(self, head: Manifest) -> Manifest | None:
+        """The first version since the newest known, up to `head`, that no batch of this writer can follow, if any.
+
+        Compactions change no row, and what a backfill changes is made up for (`_onto`).
+        """
+        since = (
+            history.read(self._store, head.app, head.stage, version)
+            for version in range(self.manifest.version + 1, head.version + 1)
+        )
+        return next((each for each in since if each.kind not in _ASIDE or each.epoch != head.epoch), None)
 
     def _onto(self, change: Change, head: Manifest) -> Change:
         """The change built on this head. Its rows get the values of backfills that they were computed without."""
@@ -128,19 +186,3 @@ class Head:
         return replace(
             moved, manifest=structs.replace(moved.manifest, ssts=tuple(filled.get(s, s) for s in moved.manifest.ssts))
         )
-
-    def _newer(self, head: Manifest) -> tuple[list[Manifest], Manifest | None]:
-        """The compactions and backfills of this epoch that follow a version, and what came after them, if anything did.
-
-        Compactions change no row, and what a backfill changes is made up for (`_onto`).
-        """
-        began = horizon.freshness(self._store).now()
-        newer = list(history.after(self._store, head.app, head.stage, head.version))
-        last = newer[-1].version if newer else head.version
-        if not newer and not horizon.freshness(self._store).is_fresh(head.app, head.stage, last + 1):
-            # A process that was asleep may find the number free because all there was is gone.
-            commit.check_there(self._store, head, last)
-        horizon.freshness(self._store).saw_free(head.app, head.stage, last + 1, began)
-        ours = takewhile(lambda found: found.kind in _ASIDE and found.epoch == head.epoch, newer)
-        compactions = list(ours)
-        return compactions, newer[len(compactions)] if len(compactions) < len(newer) else None

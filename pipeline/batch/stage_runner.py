@@ -30,8 +30,8 @@ from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep
 from . import query
 from .batch_report import BatchReport
-from .change import Change, Committed
 from .committer import Committer
+from .head import Change, Committed
 from .job import Computed
 from .next_manifest import has_rows, next_manifest
 from .snapshot_events import Outcome, arrive, unchanged

@@ -21,8 +21,10 @@ from ...snapshot.migrate.words import of_column
 from ...snapshot.rejected.columns import TABLE as REJECTED_RECORDS
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.versions import commit, history
+from ...store.versions import history
+from ...store.versions.amend import claim
 from ...store.versions.aside import REJECTED
+from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Aside, Input, Manifest, Output, Program, Table
 from ..api.app import App
 from ..api.stage import Stage
@@ -91,7 +93,7 @@ class Claimer:
         """
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and head.called:
-            raise commit.is_retired(head)
+            raise is_retired(head)
         if head is not None:
             _check_declared(self.app, stage, head.table)
         offsets: dict[str, Bounds] = {}
@@ -150,9 +152,7 @@ class Claimer:
                 migration=max(draft.migration, self.migration),
             )
 
-        return commit.claim(
-            self.store, self.app.name, stage.name, writer=self.writer, by=self.by, now_ms=now_ms, build=build
-        )
+        return claim(self.store, self.app.name, stage.name, writer=self.writer, by=self.by, now_ms=now_ms, build=build)
 
     def outputs(self, stage: Stage, known: Manifest, shape: Shape) -> dict[str, Output]:
         """The channels that a stage writes, as its next version begins with them; `known` is its newest, or a first."""

@@ -13,8 +13,9 @@ from ...fold.kinds.kind import kind_of
 from ...snapshot.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
-from ...store.versions import apps, migrations
+from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output, Table
+from ...store.versions.migrations import MIGRATIONS
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
@@ -147,7 +148,7 @@ def first_version(
         by=by,
         program=program_of(app),
         event_time=_any_due(shape),
-        migration=last.number if (last := migrations.newest(store, app.name)) is not None else 0,
+        migration=last.number if (last := MIGRATIONS.newest(store, app.name)) is not None else 0,
     )
     others = tuple(each.name for each in app.in_order() if each.name != name)
     return FirstVersion(manifest, info, others, claimer, stage, shape)

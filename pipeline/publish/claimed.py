@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -71,7 +70,7 @@ def claimed(
         else:
             topic = api.internal_topic(draft.app, stage.name, name)
             found[name] = Sink(topic, topics.offsets(kafka, topic)[1][0], draft.version, one.kind)
-    return {name: replace(sink, attempts=(), rows=0) for name, sink in found.items()}
+    return found
 
 
 def _check_published(store: ObjectStore, draft: Manifest, gone: Mapping[str, Sink]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...errors import Unavailable
-from ...snapshot.rejected.retries import done, open_retries
+from ...snapshot.rejected.retries import RETRIES
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.aside import rejected_of
 from ..batch.stage_runner import StageRunner
@@ -24,10 +24,10 @@ class Retrier:
         if not able:
             return True
         try:
-            for asked in open_retries(self._store, self._app):
+            for asked in RETRIES.all(self._store, self._app):
                 if (runner := able.get(asked.stage)) is not None:
                     runner.retry()
-                    done(self._store, self._app, asked)
+                    RETRIES.remove(self._store, asked.id, self._app)
         except Unavailable:
             # Whether the store has been away for too long is the planners' to say.
             return False

@@ -72,7 +72,7 @@ class LagReporter:
             if time.monotonic() >= beat_due:
                 beat_due = time.monotonic() + roster.BEAT_S
                 with suppress(Unavailable, Refused):
-                    roster.beat(self._store, self._app, self._beat)
+                    roster.RUNNERS.put(self._store, self._beat, self._app)
                     if not swept:
                         roster.sweep(self._store, self._app, self._beat.writer)
                     swept = True
@@ -82,7 +82,7 @@ class LagReporter:
             self._news.lags(self._lags())
             self._over.wait(_REPORT_S)
         with suppress(Unavailable, Refused):
-            roster.last_beat(self._store, self._app, self._beat.writer)
+            roster.RUNNERS.remove(self._store, self._beat.writer, self._app)
 
     def _refresh_others(self) -> None:
         """What stages are that run elsewhere, or nowhere."""

@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 from ... import instants
 from ...errors import Refused
 from ...snapshot.cut.requests import notify
-from ...store.versions import apps, migrations
+from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
+from ...store.versions.migrations import MIGRATIONS
 from ..api.app import App
 from ..api.stage import Stage
 from ..batch.batch_report import BatchReport
@@ -159,7 +160,7 @@ def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Ma
                 f"app {start.app.name!r} was begun by somebody else while this run started, with offsets of its own",
                 hint="run it again: it goes on from there",
             )
-    last = migrations.newest(start.store, start.app.name)
+    last = MIGRATIONS.newest(start.store, start.app.name)
     if last is not None and last.number > start.claimer.migration:
         raise Refused(
             f"app {start.app.name!r} was migrated by {last.by} while this run started",

@@ -7,23 +7,19 @@ new head has more, and tries again. A batch that is under way then, and is commi
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
-from ...errors import CommitConflict, Fenced, Refused
+from ...errors import Refused
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
-from ...store.read.read_stats import charged
-from ...store.versions import commit, history
+from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Backfill, Manifest, Sst, Table
 from .fill import fill_of, fill_ssts
 
-_ATTEMPTS = 100
-"""Lost races for the next number before it gives up."""
 _LONGEST_S = 1800.0
 """As a merge: garbage collection takes what a batch has not named an hour after it was written for litter."""
 _AT_ONCE = 16
@@ -66,7 +62,6 @@ class Swap:
     ) -> None:
         self._store, self._cache, self._names = CountingStore(store), cache, names
         self._writer, self._by, self._now_ms, self._on_progress = writer, by, now_ms, on_progress
-        self._taken, self._known = Stats(), 0
         self._filled: dict[str, Sst] = {}
         self._began_s: float | None = None
 
@@ -81,49 +76,47 @@ class Swap:
             Corruption: an SST is missing or damaged.
             Unavailable: storage did not answer; the version may have been committed.
         """
-        for _ in range(_ATTEMPTS - 1):
-            with suppress(CommitConflict, Fenced):
-                return self._onto(self._head(), backfill)
-        return self._onto(self._head(), backfill)
+        made = amend(
+            self._store,
+            self._names,
+            Amendment("backfill", partial(self._filled_by, backfill), requires=partial(self._fits, backfill)),
+            by=self._by,
+            now_ms=self._now_ms,
+            writer=self._writer,
+            taken=self._store.take,
+        )
+        if not made.changed:
+            return Swapped(made.manifest, 0, 0)
+        written = [filled for before, filled in self._filled.items() if filled.object != before]
+        return Swapped(made.manifest, len(written), sum(sst.bytes for sst in written))
 
-    def _head(self) -> Manifest:
-        """The newest version."""
+    def _fits(self, backfill: Backfill, head: Manifest) -> bool:
+        """Whether it is still to be brought in behind this version, all of whose SSTs are filled then."""
         app, stage = self._names
-        head = history.head(self._store, app, stage, known=self._known)
-        if head is None or head.table is None or head.retired:
+        if head.table is None or head.retired:
             raise Refused(
                 f"stage {app}/{stage} has no table any more that could be backfilled",
                 hint="a program that has the stage brings it back; the same command goes on then",
             )
-        self._known = head.version
-        return head
-
-    def _onto(self, head: Manifest, backfill: Backfill) -> Swapped:
-        """Commit it after this version, or not at all."""
-        app, stage = self._names
         if is_there(head, backfill):
-            return Swapped(head, 0, 0)
-        assert head.table is not None  # noqa: S101  `_head` gives no other
+            return False
         if missing := set(backfill.columns) - set(head.table.ids):
             raise Refused(
                 f"stage {app}/{stage} was migrated meanwhile: {len(missing)} of the columns are gone",
                 hint="run the same command with the program that the app was migrated to",
             )
         self._fill(head, head.table, backfill)
-        draft = commit.successor(
-            head, kind="backfill", epoch=head.epoch, writer=self._writer, by=self._by, now_ms=self._now_ms()
-        )
+        return True
+
+    def _filled_by(self, backfill: Backfill, draft: Manifest) -> Manifest:
         done = replace(backfill, version=draft.version)
-        manifest = replace(
+        assert draft.table is not None  # noqa: S101  it fits no other
+        return replace(
             draft,
-            ssts=tuple(self._filled[sst.object] for sst in head.ssts),
-            table=_with(head.table, done),
-            backfills=(*head.backfills, done),
+            ssts=tuple(self._filled[sst.object] for sst in draft.ssts),
+            table=_with(draft.table, done),
+            backfills=(*draft.backfills, done),
         )
-        self._taken += self._store.take()
-        commit.commit(self._store, charged(head, manifest, self._taken))
-        written = [made for before, made in self._filled.items() if made.object != before]
-        return Swapped(manifest, len(written), sum(sst.bytes for sst in written))
 
     def _fill(self, head: Manifest, table: Table, backfill: Backfill) -> None:
         """Fill the SSTs of a version that are not filled yet."""

@@ -125,4 +125,4 @@ def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, c
     # A watermark that was not read yet is in flight, too.
     read_all = starts == channel.ends and source.watermark_ms == sender.handed_on_ms
     at = sender.version if read_all else sender.version - 1
-    return replace(source, topic=channel.topic, offsets=starts, version=at, rows=0)
+    return replace(source, topic=channel.topic, offsets=starts, version=at)

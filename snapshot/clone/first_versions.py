@@ -7,12 +7,13 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ... import instants
-from ...errors import CommitConflict, ObjectExists, ObjectNotFound, Refused
+from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import codec, history, keys
+from ...store.versions import history, keys, notes
 from ...store.versions import limits as fits
+from ...store.versions.amend import begin
 from ...store.versions.aside import each_sst
-from ...store.versions.commit import commit
+from ...store.versions.commit import carried, without_snapshots
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst
 from ..cut.graph import Cut, order
 from ..cut.moments import heads_of
@@ -46,12 +47,12 @@ def finish_clone(
         return ()
     pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
     cut = of_snapshot(store, pinned)
-    carried = _carried(store, target, pinned, info.name, channels)
+    copied = _carried(store, target, pinned, info.name, channels)
     # Senders first: nobody may see a receiver whose sender is not there.
     for stage in order(cut.stages):
         if stage in missing:
-            first = _first_version(store, target, cut, stage, info, carried)
-            _commit(target, replace(first, by=by))
+            first = _first_version(store, target, cut, stage, info, copied)
+            begin(target, replace(first, by=by))
     _announce(target, info, channels)
     return missing
 
@@ -94,16 +95,12 @@ def _carried(
 ) -> dict[str, Carried]:
     """Where the copied records lie: as noted by an earlier call, else copied now and noted."""
     key = keys.channels(name)
-    try:
-        return codec.read(target, key, _CarriedChannels).channels
-    except ObjectNotFound:
+    noted = notes.find(target, key, _CarriedChannels)
+    if noted is None:
         copied = _CarriedChannels(carry(store, of_snapshot(store, pinned), name, kafka, pinned))
-    try:
-        target.put_if_absent(key, codec.encode(copied))
-    except ObjectExists:
-        # Somebody finishes the same clone at the same time; their note was first, so it counts.
-        return codec.read(target, key, _CarriedChannels).channels
-    return copied.channels
+        # Somebody may finish the same clone at the same time: the note that was first counts.
+        noted = notes.add(target, key, copied)
+    return noted.channels
 
 
 def _first_version(
@@ -112,42 +109,38 @@ def _first_version(
     cut: Cut,
     stage: str,
     info: AppInfo,
-    carried: Mapping[str, Carried],
+    copied: Mapping[str, Carried],
 ) -> Manifest:
     """A stage's first manifest in the clone, under the source's version number: `_seq` goes on from it."""
-    source = each_sst(cut.stages[stage], lambda sst: _from(sst, store.url, target.url))
+    source = cut.stages[stage]
+    # Snapshots under way are the source's.
+    whole = without_snapshots(carried(each_sst(source, lambda sst: _from(sst, store.url, target.url))))
     topics = info.origin.topics if info.origin else {}
     return replace(
-        source,
+        whole,
         app=info.name,
         epoch=1,
         writer=str(ULID()),
         time_ms=max(instants.now_ms(), source.time_ms),
         kind="clone",
         inputs={
-            name: carried_input(read, stage, name, info.name, cut, carried)
+            name: carried_input(read, stage, name, info.name, cut, copied)
             if read.upstream
-            else replace(read, topic=topics.get(name, name), rows=0)
-            for name, read in source.inputs.items()
+            else replace(read, topic=topics.get(name, name))
+            for name, read in whole.inputs.items()
         },
         outputs={
-            name: Output(copied.topic, copied.ends, output.sent, copied.attempts, copied.rows, output.schema)
+            name: Output(each.topic, each.ends, output.sent, each.attempts, each.rows, output.schema)
             for name, output in source.outputs.items()
-            for copied in [carried[name]]
+            for each in [copied[name]]
         },
         # What the source has not published yet, it publishes itself.
         sinks={},
-        aside={name: replace(table, rows=0) for name, table in source.aside.items()},
-        # Snapshots under way are the source's.
-        recorded={},
-        awaited={},
-        captured={},
-        lost={},
-        duration_ms=0,
-        stats=None,
-        event_time=source.event_time and replace(source.event_time, ahead=0, late=0, bound_ms=None),
+        # Rows that the source's version wrote are told by it.
+        seq=source.seq,
+        # What it took is the source's, and so are its migrations, which have numbers of their own, and where its
+        # channels were left.
         totals=None,
-        # And so are its migrations, which have numbers of their own, and where its channels were left.
         migration=0,
         stopped={},
     )
@@ -157,12 +150,3 @@ def _from(sst: Sst, source_root: str, target_root: str) -> Sst:
     """The SST as a manifest under another root names it."""
     held_by = sst.root or source_root
     return replace(sst, root="" if held_by == target_root else held_by)
-
-
-def _commit(target: ObjectStore, manifest: Manifest) -> None:
-    try:
-        commit(target, manifest)
-    except CommitConflict:
-        found = history.read(target, manifest.app, manifest.stage, manifest.version)
-        if found.kind != "clone":
-            raise

@@ -5,7 +5,6 @@ Reads manifests and decides; writes nothing but the requests for snapshots. Not 
 
 __all__ = [
     "consistency",
-    "documents",
     "graph",
     "in_flight",
     "line",

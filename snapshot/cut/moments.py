@@ -9,9 +9,10 @@ from functools import partial
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, horizon, migrations
+from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
+from ...store.versions.migrations import MIGRATIONS
 from .consistency import lower_receivers, raise_senders
 from .graph import Cut, Thinned
 from .line import Line
@@ -148,7 +149,7 @@ def _settled(store: ObjectStore, found: Mapping[str, Manifest]) -> Mapping[str, 
     behind = [stage for stage, each in found.items() if each.migration < newest and not each.retired]
     if not behind and not nameless:
         return found
-    decided = migrations.find(store, next(iter(found.values())).app, newest)
+    decided = MIGRATIONS.find(store, newest, next(iter(found.values())).app)
     if not nameless and (decided is None or decided.stages.keys().isdisjoint(behind)):
         return found  # those that are behind began since
     earlier = {stage: _before_migration(store, each, newest) for stage, each in found.items()}

@@ -4,10 +4,10 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import ObjectNotFound, Refused
-from ...store.objects.protocol import ObjectStore, documents
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, keys
 from ...store.versions import limits as fits
-from .documents import read_documents
+from ...store.versions.notes import Notes
 
 
 class Request(Struct, frozen=True):
@@ -28,6 +28,10 @@ class Notice(Struct, frozen=True):
     id: fits.Ulid
 
 
+REQUESTS = Notes(Request, keys.requests, lambda asked: asked.id)
+"""Those that are not answered yet, oldest first."""
+
+
 def notify(store: ObjectStore, app: str) -> None:
     """Have the app's runners look soon for what is asked of them. To be called once it is there to be found."""
     store.put(keys.notice(app), codec.encode(Notice(str(ULID()))))
@@ -43,13 +47,12 @@ def newest_notice(store: ObjectStore, app: str) -> bytes:
 
 def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
     """The requests that are not answered yet, oldest first. One listing, and one read for each."""
-    listed = documents(store, keys.requests(app))
-    return tuple(read_documents(store, listed, Request, lambda asked: keys.request(app, asked.id)))
+    return REQUESTS.all(store, app)
 
 
 def cancel(store: ObjectStore, app: str, request: Request) -> None:
     """Withdraw a request; no error when it is answered or withdrawn already."""
-    store.delete(keys.request(app, request.id))
+    REQUESTS.remove(store, request.id, app)
 
 
 def own_request(store: ObjectStore, app: str, name: str, by: str) -> Request | None:

@@ -6,12 +6,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ...errors import NotFound, ObjectNotFound
-from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import apps, checks, codec, column_types, history, keys
+from ...errors import NotFound
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps, checks, column_types, history, keys
 from ...store.versions import limits as fits
 from ...store.versions.checks import Wrong
-from .documents import read_documents
+from ...store.versions.notes import Notes
 from .graph import Cut
 from .in_flight import InFlight
 from .requests import open_requests
@@ -119,8 +119,8 @@ def _(value: Snapshot) -> Iterator[checks.Wrong]:
         yield from captured_is_wrong(f"channels[{number}]", captured, objects)
 
 
-def _key(snapshot: Snapshot) -> str:
-    return keys.snapshot(snapshot.app, snapshot.name)
+SNAPSHOTS = Notes(Snapshot, keys.snapshots, lambda each: each.name, app=lambda each: each.app)
+"""By name."""
 
 
 def _spans(captured: Captured, state: InFlight) -> bool:
@@ -137,18 +137,15 @@ def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[
 
     One listing, and one read for each. Raises `NotFound` when there is no such app.
     """
-    infos = [info for info in documents(store, keys.snapshots(app)) if info.modified_ms >= since_ms]
-    if not infos:
+    found = SNAPSHOTS.all(store, app, since_ms=since_ms)
+    if not found:
         apps.read_app(store, app)
-    return tuple(sorted(read_documents(store, infos, Snapshot, _key), key=lambda s: (s.completed_ms, s.name)))
+    return tuple(sorted(found, key=lambda each: (each.completed_ms, each.name)))
 
 
 def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
     """A snapshot by name, or None when there is none."""
-    try:
-        return codec.read(store, keys.snapshot(app, name), Snapshot, under=_key)
-    except ObjectNotFound:
-        return None
+    return SNAPSHOTS.find(store, name, app)
 
 
 def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
@@ -157,7 +154,7 @@ def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
     if snapshot is None:
         apps.read_app(store, app)
         asked = any(other.name == name for other in open_requests(store, app))
-        listed = documents(store, keys.snapshots(app))
+        listed = SNAPSHOTS.listed(store, app)
         raise NotFound(
             f"snapshot of app {app!r}",
             name,

@@ -21,7 +21,7 @@ from itertools import chain
 from ...errors import Corruption, SlackwaterError
 from ...store.objects.leftovers import Leftovers
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import horizon, keys
+from ...store.versions import horizon
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ..take.audit_log import record
 from .inventory import Inventory, do_all, named, note_end, take_inventory
@@ -172,7 +172,7 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
         _read_names(seen, names, final, plan)
     except SlackwaterError:
         # Nothing is given up by it, and nobody shall find less because of it.
-        store.delete(keys.boundary(app, number))
+        horizon.BOUNDARIES.remove(store, number, app)
         raise
     horizon.settle(store, app, final.boundary(number + 1, by, final=True))
     return final

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from msgspec import Struct
 from ulid import ULID
 
-from ...errors import ObjectExists, ObjectNotFound, Refused
+from ...errors import Refused
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
-from ...store.versions import apps, codec, history, horizon, keys
+from ...store.versions import apps, codec, history, horizon, keys, notes
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
 from ..cut.graph import order
@@ -103,9 +103,9 @@ def remove_app(
         Unavailable: storage or Kafka did not answer; the same call again goes on.
     """
     keys.check_name("app", app)
-    begun = _note(store, keys.removing(app))
+    begun = notes.find(store, keys.removing(app), Removal)
     if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
-        before = _note(store, keys.removed(app))
+        before = notes.find(store, keys.removed(app), Removal)
         if before is None:
             apps.read_app(store, app)  # says that there is none
             raise AssertionError("an app that came into being meanwhile")
@@ -164,7 +164,7 @@ def _fence(store: ObjectStore, app: str, heads: dict[str, Manifest], by: str, no
     """Retire every stage that is not; receivers first, as if one by one."""
     for stage in reversed(order(heads)):
         if not heads[stage].retired:
-            heads[stage] = commit_retired(store, app, stage, by=by, now_ms=now_ms)
+            heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
 
 
 def _let_settle(
@@ -190,12 +190,7 @@ def _let_settle(
 
 def _begin(store: ObjectStore, removal: Removal) -> Removal:
     """Write the note, or take the one that somebody else wrote meanwhile."""
-    key = keys.removing(removal.app)
-    try:
-        store.put_if_absent(key, codec.encode(removal))
-    except ObjectExists:
-        return _note(store, key) or removal
-    return removal
+    return notes.add(store, keys.removing(removal.app), removal)
 
 
 def _check_still_fenced(store: ObjectStore, app: str, stages: Iterable[str]) -> None:
@@ -205,13 +200,6 @@ def _check_still_fenced(store: ObjectStore, app: str, stages: Iterable[str]) -> 
                 f"stage {app}/{stage} was taken over meanwhile, by {head.by}",
                 hint="stop its runner and say it again",
             )
-
-
-def _note(store: ObjectStore, key: str) -> Removal | None:
-    try:
-        return codec.read(store, key, Removal)
-    except ObjectNotFound:
-        return None
 
 
 def _contents(store: ObjectStore, app: str) -> Contents:
@@ -250,6 +238,6 @@ def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[Obje
 def _delete(store: ObjectStore, removal: Removal, infos: list[ObjectInfo]) -> None:
     for begin in range(0, len(infos), _BATCH):
         # Somebody else may have ended this, and the name may be a new app's by now.
-        if _note(store, keys.removing(removal.app)) != removal:
+        if notes.find(store, keys.removing(removal.app), Removal) != removal:
             return
         do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])

@@ -9,11 +9,12 @@ claims the stage again.
 from dataclasses import dataclass
 
 from msgspec.structs import replace
-from ulid import ULID
 
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import commit, history
+from ...store.versions import history
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.commit import is_retired
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
 from ...validation import whole
@@ -63,23 +64,14 @@ def rescale(
     if head is None or head.table is None:
         raise _no_table(app, stage)
     if head.retired:
-        raise commit.is_retired(head)
+        raise is_retired(head)
     before, version = head.table.partitions, head.version
     if before != partitions:
         version += 1
         if not dry_run:
-            done = commit.claim(
-                store,
-                app,
-                stage,
-                writer=str(ULID()),
-                by=by,
-                now_ms=now_ms,
-                kind="rescale",
-                build=lambda draft: _with(draft, partitions),
-                known=head.version,
-            )
-            version = done.version
+            change = Amendment("rescale", lambda draft: _with(draft, partitions))
+            done = amend(store, head, change, by=by, now_ms=now_ms)
+            version = done.manifest.version
             _record(store, app, stage, before, partitions, by)
     elif not dry_run:
         _record_earlier(store, head, partitions)

@@ -10,12 +10,11 @@ A program that has the stage again claims it, and it goes on where it stopped.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-from ulid import ULID
-
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import commit, history, published
+from ...store.versions import history, published
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.commit import without_snapshots
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of
@@ -80,25 +79,15 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     }
     version = head.version + 1
     if not dry_run:
-        retired = commit_retired(store, app, stage, by=by, now_ms=now_ms, known=head.version)
+        retired = commit_retired(store, head, by=by, now_ms=now_ms)
         version = retired.version
         _record(store, app, retired, by)
     return Retired(app, stage, version, False, head.time_ms, head.by, len(head.ssts), unread, asked)
 
 
-def commit_retired(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, known: int = 0) -> Manifest:
-    """The version that retires a stage, whoever reads it: committed. Arguments and errors as of `commit.claim`."""
-    return commit.claim(
-        store,
-        app,
-        stage,
-        writer=str(ULID()),
-        by=by,
-        now_ms=now_ms,
-        kind="retire",
-        build=lambda draft: replace(draft, recorded={}, awaited={}, captured={}),
-        known=known,
-    )
+def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) -> Manifest:
+    """The version that retires a stage, whoever reads it: committed. Arguments and errors as of `amend`."""
+    return amend(store, head, Amendment("retire", without_snapshots), by=by, now_ms=now_ms).manifest
 
 
 def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> bool:

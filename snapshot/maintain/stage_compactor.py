@@ -1,8 +1,8 @@
 """Compacting a stage's table from outside of its runner: versions of kind "compaction", beside the batches.
 
-What is due is picked from the head, merged, and committed with the head's own epoch by compare-and-swap. When a batch
-or a claim came first, the results are put into the new head instead (`store.compaction.plan`); they are left out
-only where they do not fit any more. Such a version reads nothing and writes nothing: all else is carried on as it is.
+What is due is picked from the head, merged, and committed with the head's own epoch. When a batch or a claim came first
+(`store.versions.amend`), the results are put into the new head instead; they are left out only where they do not fit
+any more (`store.compaction.plan`). Such a version reads nothing and writes nothing: all else is carried on as it is.
 """
 
 import threading
@@ -13,23 +13,20 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from ulid import ULID
 
-from ...errors import CommitConflict, Corruption, Fenced
+from ...errors import Corruption
 from ...store.compaction.merge import Stopped, run
 from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done, apply
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore, exists
-from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
-from ...store.read.read_stats import charged
-from ...store.versions import commit, history
+from ...store.versions import history
+from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest
 from ..gc.inventory import many
 
 _LAND_S = 10.0
 """Finished merges are committed this often while others go on."""
-_ATTEMPTS = 100
-"""Lost races for the next number before a commit gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,7 @@ class StageCompactor:
         self.stage = head.stage
         # What it takes is told by its own versions.
         self._store, self._cache = CountingStore(store), cache
-        self._app = head.app
-        self._known = head.version
+        self._known = head
         self._writer = str(ULID())
         self._by, self._threads, self._now_ms, self._stop = by, threads, now_ms, stop
 
@@ -112,7 +108,7 @@ class StageCompactor:
         with ThreadPoolExecutor(self._threads, thread_name_prefix=f"compact-{self.stage}") as pool:
             try:
                 running = {
-                    pool.submit(run, self._store, self._cache, self._app, self.stage, head.table, one, stop=stop)
+                    pool.submit(run, self._store, self._cache, head.app, self.stage, head.table, one, stop=stop)
                     for one in due
                 }
                 failures: list[BaseException] = []
@@ -140,38 +136,36 @@ class StageCompactor:
     def _land(self, done: list[Done]) -> Compacted | None:
         """Commit results in the place of their inputs, on whatever is the head; None when none of them fits."""
         there = self._still_there(done)
-        taken = Stats()
-        for attempt in range(1, _ATTEMPTS + 1):
-            head = self._head()
-            if head.retired:
-                return None
+        landed: list[Done] = []
+
+        def fits(head: Manifest) -> bool:
             ssts = apply(head.ssts, there)
             before, after = set(head.ssts), set(ssts)
             # Unlike one that does not fit, whose inputs stay, or went before.
-            landed = [
+            landed[:] = [
                 one
                 for one in there
                 if before.issuperset(one.compaction.inputs) and after.isdisjoint(one.compaction.inputs)
             ]
-            if not landed:
-                return None
-            draft = commit.successor(
-                head, kind="compaction", epoch=head.epoch, writer=self._writer, by=self._by, now_ms=self._now_ms()
-            )
-            taken += self._store.take()
-            try:
-                commit.commit(self._store, charged(head, replace(draft, ssts=ssts), taken))
-            except (CommitConflict, Fenced):
-                # A batch, a claim or a rescale came first: whoever writes the stage, these results may still fit.
-                if attempt == _ATTEMPTS:
-                    raise
-            else:
-                break
-        self._known = draft.version
+            return bool(landed) and not head.retired
+
+        change = Amendment("compaction", lambda draft: replace(draft, ssts=apply(draft.ssts, there)), fits)
+        made = amend(
+            self._store,
+            self._known,
+            change,
+            by=self._by,
+            now_ms=self._now_ms,
+            writer=self._writer,
+            taken=self._store.take,
+        )
+        self._known = made.manifest
+        if not made.changed:
+            return None
         return Compacted(
-            app=self._app,
+            app=self._known.app,
             stage=self.stage,
-            version=draft.version,
+            version=self._known.version,
             merges=len(landed),
             partitions=tuple(sorted({one.compaction.partition for one in landed})),
             inputs=sum(len(one.compaction.inputs) for one in landed),
@@ -193,8 +187,8 @@ class StageCompactor:
         return [one for one in done if gone.isdisjoint(one.outputs)]
 
     def _head(self) -> Manifest:
-        head = history.head(self._store, self._app, self.stage, known=self._known)
-        if head is None:
-            head = history.read(self._store, self._app, self.stage, self._known)
-        self._known = head.version
-        return head
+        app, known = self._known.app, self._known.version
+        self._known = history.head(self._store, app, self.stage, known=known) or history.read(
+            self._store, app, self.stage, known
+        )
+        return self._known

@@ -10,7 +10,7 @@ from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input
-from ...store.versions.migrations import Migration, newest
+from ...store.versions.migrations import MIGRATIONS, Migration
 from ..cut.moments import heads_of, newest_cut, stages_of
 from ..cut.requests import open_requests
 from ..take.audit_log import record
@@ -47,7 +47,7 @@ def find_plan(
 
     Raises as `plan`; also `NotFound` when there is no such app, and `Refused` while an earlier migration is half done.
     """
-    last = newest(store, declared.app)
+    last = MIGRATIONS.newest(store, declared.app)
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
     if last is not None and (
         behind := [
@@ -71,7 +71,7 @@ def find_plan(
 
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
     """Finish what an earlier call left half done; its number, 0 where there is nothing. Raises as `finish`."""
-    last = newest(store, app)
+    last = MIGRATIONS.newest(store, app)
     return last.number if last is not None and finish(store, last, now_ms=now_ms).versions else 0
 
 
@@ -119,7 +119,7 @@ def migrate(
         prepare(store, migration)
     except Refused:
         # Of the same moment, who was first may have the same one.
-        first = newest(store, found.app)
+        first = MIGRATIONS.newest(store, found.app)
         if first is None or first.snapshot != snapshot.name:
             remove(store, found.app, snapshot.name)
         raise

@@ -5,16 +5,14 @@ stages that did not go through it (a runner, the next migration) commits these f
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
-from ulid import ULID
-
-from ...errors import ObjectExists, Refused
+from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import codec, commit, history, keys
+from ...store.versions import commit, history
+from ...store.versions.amend import Amended, Amendment, amend
 from ...store.versions.manifest import Manifest
-from ...store.versions.migrations import Migration, Step, newest
+from ...store.versions.migrations import MIGRATIONS, Migration, Step
 from ..cut.graph import order
 from ..cut.moments import heads_of
 from ..cut.requests import cancel, open_requests
@@ -40,16 +38,12 @@ def prepare(store: ObjectStore, migration: Migration) -> None:
         Refused: somebody else migrates the app at this moment.
         Unavailable: storage did not answer; it may be decided.
     """
-    key = keys.migration(migration.app, migration.number)
-    try:
-        store.put_if_absent(key, codec.encode(migration))
-    except ObjectExists:
-        other = codec.read(store, key, Migration)
-        if other.id != migration.id:
-            raise Refused(
-                f"app {migration.app!r} was migrated at the same moment, by {other.by}: this one was not done",
-                hint="look at what that did (`slackwater log`), and migrate what is left to change",
-            ) from None
+    decided = MIGRATIONS.add(store, migration)
+    if decided.id != migration.id:
+        raise Refused(
+            f"app {migration.app!r} was migrated at the same moment, by {decided.by}: this one was not done",
+            hint="look at what that did (`slackwater log`), and migrate what is left to change",
+        )
 
 
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
@@ -70,8 +64,9 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
     now_ms = max((now_ms, *(each.time_ms + 1 for each in ended.values())))
     for stage in reversed(order(heads)):
         if stage not in ended and not is_through(heads[stage], migration):
-            with suppress(_Through):  # somebody else finishes it, too
-                versions[stage] = _commit(store, migration, stage, now_ms, heads[stage].version, ended).version
+            made = _commit(store, migration, heads[stage], now_ms, ended)
+            if made.changed:
+                versions[stage] = made.manifest.version
     if any(map(_answers_otherwise, migration.stages.values())):
         _withdraw(store, migration)
     return Done(migration, versions)
@@ -91,10 +86,6 @@ def _withdraw(store: ObjectStore, migration: Migration) -> None:
             cancel(store, migration.app, asked)
 
 
-class _Through(Exception):
-    """The stage went through the migration meanwhile."""
-
-
 def is_through(head: Manifest, migration: Migration) -> bool:
     """Whether a stage went through this migration, or has no part in it, as it is retired."""
     return head.retired or head.migration >= migration.number
@@ -102,7 +93,7 @@ def is_through(head: Manifest, migration: Migration) -> bool:
 
 def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
     """Finish the app's newest migration, if it is not done; its number, 0 when there is none. Raises as `finish`."""
-    migration = newest(store, app)
+    migration = MIGRATIONS.newest(store, app)
     if migration is None:
         return 0
     finish(store, migration, now_ms=now_ms)
@@ -110,35 +101,16 @@ def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
 
 
 def _commit(
-    store: ObjectStore, migration: Migration, stage: str, now_ms: int, known: int, ended: Mapping[str, Manifest]
-) -> Manifest:
-    step = migration.stages.get(stage, Step())
-
-    def build(draft: Manifest) -> Manifest:
-        if draft.migration >= migration.number:
-            raise _Through
-        return applied(rename.reading(draft, ended), step, migration.number)
-
-    head = history.head(store, migration.app, stage, known=known)
-    if head is None or is_through(head, migration):
-        raise _Through
-    try:
-        return commit.claim(
-            store,
-            migration.app,
-            stage,
-            writer=str(ULID()),
-            by=migration.by,
-            now_ms=now_ms,
-            kind="retire" if step.retires else "migration",
-            build=build,
-            known=known,
-        )
-    except Refused:
-        head = history.head(store, migration.app, stage, known=known)
-        if head is not None and is_through(head, migration):
-            raise _Through from None
-        raise
+    store: ObjectStore, migration: Migration, head: Manifest, now_ms: int, ended: Mapping[str, Manifest]
+) -> Amended:
+    step = migration.stages.get(head.stage, Step())
+    # Somebody else may finish it, too.
+    change = Amendment(
+        "retire" if step.retires else "migration",
+        lambda draft: applied(rename.reading(draft, ended), step, migration.number),
+        requires=lambda newest: not is_through(newest, migration),
+    )
+    return amend(store, head, change, by=migration.by, now_ms=now_ms)
 
 
 def planned(heads: Mapping[str, Manifest], plan: Plan) -> dict[str, Manifest]:

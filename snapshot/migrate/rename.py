@@ -6,15 +6,15 @@ go by the attempts that it names. Nothing is copied, in the store or in Kafka.
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 
 from msgspec.structs import replace
 from ulid import ULID
 
-from ...errors import CommitConflict, Refused
 from ...fold import records
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import commit, history
+from ...store.versions import history
+from ...store.versions.amend import Amendment, amend, begin
+from ...store.versions.commit import without_snapshots
 from ...store.versions.manifest import Former, Input, Manifest, Output
 from ...store.versions.migrations import Migration, Step
 from ..cut.graph import order
@@ -45,8 +45,7 @@ def rename(
         last = heads[stage] if heads[stage].retired else _end(store, migration, heads[stage], step, now_ms)
         if step.called not in heads:
             first = _first(store, migration, last, step, heads, ended, now_ms)
-            with suppress(CommitConflict):  # somebody else finishes it, too
-                commit.commit(store, first)
+            if begin(store, first):
                 versions[step.called] = first.version
         ended[stage] = replace(last, called=step.called)
     return ended, versions
@@ -72,25 +71,12 @@ def _reading(name: str, source: Input, ended: Mapping[str, Manifest]) -> Input:
 
 
 def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, now_ms: int) -> Manifest:
-    try:
-        return commit.claim(
-            store,
-            migration.app,
-            head.stage,
-            writer=str(ULID()),
-            by=migration.by,
-            now_ms=now_ms,
-            kind="retire",
-            build=lambda draft: replace(
-                draft, recorded={}, awaited={}, captured={}, migration=migration.number, called=step.called
-            ),
-            known=head.version,
-        )
-    except Refused:
-        last = history.head(store, migration.app, head.stage, known=head.version)
-        if last is None or last.called != step.called:
-            raise
-        return last  # somebody else finishes it, too
+    def update(draft: Manifest) -> Manifest:
+        return replace(without_snapshots(draft), migration=migration.number, called=step.called)
+
+    # Somebody else may finish it, too.
+    change = Amendment("retire", update, requires=lambda newest: newest.called != step.called)
+    return amend(store, head, change, by=migration.by, now_ms=now_ms).manifest
 
 
 def _first(

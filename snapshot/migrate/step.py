@@ -6,6 +6,7 @@ from ...errors import Refused
 from ...fold.kinds.kind import kind_of
 from ...store.sst import ttl
 from ...store.sst.types import DUE
+from ...store.versions.commit import without_snapshots
 from ...store.versions.manifest import EventTime, Manifest, Table
 from ...store.versions.migrations import Step
 
@@ -21,7 +22,7 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
     changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
     if step.retires or step.inputs or step.gone:
         # A snapshot under way waits for markers on the inputs that there were.
-        changed = replace(changed, recorded={}, awaited={}, captured={})
+        changed = without_snapshots(changed)
     if step.retires:
         return changed
     if step.table is None:

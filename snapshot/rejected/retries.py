@@ -8,11 +8,11 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import Refused
-from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import codec, history, keys
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history, keys
 from ...store.versions import limits as fits
 from ...store.versions.aside import rejected_of
-from ..cut.documents import read_documents
+from ...store.versions.notes import Notes
 from ..cut.moments import stages_of
 from ..cut.requests import notify
 
@@ -24,6 +24,10 @@ class Retry(Struct, frozen=True):
     stage: fits.Name
     created_ms: fits.TimeMs
     by: fits.Line
+
+
+RETRIES = Notes(Retry, keys.retries, lambda asked: asked.id)
+"""Those that are not done yet, oldest first."""
 
 
 def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
@@ -48,22 +52,11 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
     """
     if not waiting(store, app, stage):
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
-    for asked in open_retries(store, app):
+    for asked in RETRIES.all(store, app):
         if asked.stage == stage:
             notify(store, app)
             return asked
     asked = Retry(str(ULID()), stage, now_ms, by)
-    store.put_if_absent(keys.retry(app, asked.id), codec.encode(asked))
+    RETRIES.add(store, asked, app)
     notify(store, app)
     return asked
-
-
-def open_retries(store: ObjectStore, app: str) -> tuple[Retry, ...]:
-    """The requests that are not done yet, oldest first. One listing, and one read for each."""
-    listed = documents(store, keys.retries(app))
-    return tuple(read_documents(store, listed, Retry, lambda asked: keys.retry(app, asked.id)))
-
-
-def done(store: ObjectStore, app: str, asked: Retry) -> None:
-    """Remove a request; no error when it is gone already."""
-    store.delete(keys.retry(app, asked.id))

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import codec, keys
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import keys
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
-from ..cut.documents import read_documents
+from ...store.versions.notes import Notes
 
 BEAT_S = 15.0
 """How often a runner writes its sign of life."""
@@ -32,14 +32,8 @@ class Beat(Struct, frozen=True):
     """The stages it has claimed, and under which epoch."""
 
 
-def beat(store: ObjectStore, app: str, runner: Beat) -> None:
-    """Write a runner's sign of life. One request."""
-    store.put(keys.runner(app, runner.writer), codec.encode(runner))
-
-
-def last_beat(store: ObjectStore, app: str, writer: str) -> None:
-    """Take a runner's sign of life away. One request."""
-    store.delete(keys.runner(app, writer))
+RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
+"""The runners of an app, by their writer's id."""
 
 
 def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
@@ -49,9 +43,7 @@ def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
         Corruption: A sign of life cannot be read.
         Unavailable: The store does not answer.
     """
-    since_ms = now_ms - round(FRESH_S * 1000)
-    listed = (info for info in documents(store, keys.runners(app)) if info.modified_ms >= since_ms)
-    return tuple(read_documents(store, listed, Beat, lambda each: keys.runner(app, each.writer)))
+    return RUNNERS.all(store, app, since_ms=now_ms - round(FRESH_S * 1000))
 
 
 def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
@@ -64,8 +56,6 @@ def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
 
 def sweep(store: ObjectStore, app: str, writer: str) -> None:
     """Remove the signs of life of runners that were killed long ago; by storage's clock, which `writer`'s own tells."""
-    listed = {info.key: info.modified_ms for info in documents(store, keys.runners(app))}
-    now_ms = listed.get(keys.runner(app, writer), 0)
-    for key, modified_ms in listed.items():
-        if modified_ms < now_ms - _FORGOTTEN_MS:
-            store.delete(key)
+    listed, own = RUNNERS.listed(store, app), keys.note(keys.runners(app), writer)
+    now_ms = next((info.modified_ms for info in listed if info.key == own), 0)
+    RUNNERS.sweep(store, listed, lambda info: info.modified_ms < now_ms - _FORGOTTEN_MS)

@@ -9,10 +9,10 @@ from itertools import islice, takewhile
 from msgspec import Struct
 from ulid import ULID
 
-from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import codec, keys
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import keys
 from ...store.versions import limits as fits
-from ..cut.documents import read_documents
+from ...store.versions.notes import Notes
 
 
 class Operation(Struct, frozen=True):
@@ -28,11 +28,15 @@ class Operation(Struct, frozen=True):
     time_ms: fits.TimeMs
 
 
+OPERATIONS = Notes(Operation, keys.operations, lambda done: done.id)
+"""The log, oldest first."""
+
+
 def record(store: ObjectStore, app: str, verb: str, detail: str, by: str) -> Operation:
     """Add an operation to the app's log. One request."""
     ulid = ULID()
     done = Operation(id=str(ulid), app=app, verb=verb, detail=detail, by=by, time_ms=ulid.milliseconds)
-    store.put(keys.operation(app, done.id), codec.encode(done))
+    OPERATIONS.put(store, done, app)
     return done
 
 
@@ -68,10 +72,10 @@ def list_operations(store: ObjectStore, app: str, limit: int = 0) -> tuple[Opera
 
 
 def _newest_first(store: ObjectStore, app: str, since_ms: int = 0) -> Iterator[Operation]:
-    listed = sorted(documents(store, keys.operations(app)), key=lambda info: info.key, reverse=True)
+    listed = sorted(OPERATIONS.listed(store, app), key=lambda info: info.key, reverse=True)
     # By their keys: what is older is not read, be it damaged.
     since = takewhile(lambda info: _time_ms(info.key) >= since_ms, listed)
-    return read_documents(store, since, Operation, lambda done: keys.operation(app, done.id))
+    return OPERATIONS.read(store, since, app)
 
 
 def _time_ms(key: str) -> int:

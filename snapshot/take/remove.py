@@ -4,7 +4,7 @@ from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys
 from ..cut.requests import Request, cancel, open_requests
-from ..cut.stored import Snapshot, find_snapshot, list_snapshots, read_snapshot
+from ..cut.stored import SNAPSHOTS, Snapshot, find_snapshot, list_snapshots, read_snapshot
 from .audit_log import Operation, find_operation, record_once
 from .dependents import check_pin_unused, clone_lives
 
@@ -40,7 +40,7 @@ def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> S
     Raises as `check_removable`.
     """
     snapshot = check_removable(store, app, name, force=force)
-    store.delete(keys.snapshot(app, name))
+    SNAPSHOTS.remove(store, name, app)
     # After the document: what it named must not be missing while it is there.
     remove_records(store, app, name)
     return snapshot

@@ -2,14 +2,14 @@
 
 from ulid import ULID
 
-from ...errors import NotFound, ObjectExists, Refused, SlackwaterError
+from ...errors import NotFound, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
-from ...store.versions import codec, history, horizon, keys
+from ...store.versions import history, horizon
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
 from ..cut.refs import check_snapshot_name
 from ..cut.requests import check_not_asked
-from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot, read_snapshot
+from ..cut.stored import SNAPSHOTS, Captured, Snapshot, SnapshotKind, find_snapshot
 from .capture import ChannelReader, capture, discard
 
 
@@ -61,7 +61,7 @@ def pin(
         clone_root=clone_root,
         channels=captured or shared,
     )
-    written = create(store, snapshot)
+    written = SNAPSHOTS.add(store, snapshot)
     if written != snapshot:
         discard(store, captured)
         return _whole(store, _same_or_taken(written, cut, kind, clone, clone_root, shared), keeper)
@@ -69,7 +69,7 @@ def pin(
         _whole(store, written, keeper)
         _check_there(store, captured)
     except SlackwaterError:
-        store.delete(keys.snapshot(cut.app, name))
+        SNAPSHOTS.remove(store, name, cut.app)
         discard(store, captured)
         raise
     return written
@@ -96,16 +96,15 @@ def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> S
         stages=cut.versions,
         by=by,
     )
-    key = keys.snapshot(snapshot.app, snapshot.name)
-    store.put(key, codec.encode(moved))
+    SNAPSHOTS.put(store, moved)
     try:
         return _whole(store, moved, None)
     except NotFound:
-        store.put(key, codec.encode(snapshot))
+        SNAPSHOTS.put(store, snapshot)
         try:
             _whole(store, snapshot, None)  # a collection that began meanwhile has not seen it
         except NotFound:
-            store.delete(key)
+            SNAPSHOTS.remove(store, snapshot.name, snapshot.app)
         raise
 
 
@@ -152,16 +151,6 @@ def _same_or_taken(
     if same != (cut.versions, kind, clone, clone_root) or not set(shared) <= set(written.channels):
         raise taken(written)
     return written
-
-
-def create(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
-    """Write the snapshot unless there is one of its name; return the stored one."""
-    key = keys.snapshot(snapshot.app, snapshot.name)
-    try:
-        store.put_if_absent(key, codec.encode(snapshot))
-    except ObjectExists:
-        return read_snapshot(store, snapshot.app, snapshot.name)
-    return snapshot
 
 
 def taken(written: Snapshot) -> Refused:

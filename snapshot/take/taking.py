@@ -14,16 +14,16 @@ from ...chandy_lamport.errors import ProtocolError
 from ...chandy_lamport.network import Ports, completed
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, codec, history, keys
+from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.moments import heads_of, retired_since
 from ..cut.refs import check_snapshot_name
-from ..cut.requests import Request, cancel, check_not_asked, notify, open_requests
-from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot
+from ..cut.requests import REQUESTS, Request, cancel, check_not_asked, notify, open_requests
+from ..cut.stored import SNAPSHOTS, Captured, Snapshot, SnapshotKind, find_snapshot
 from .capture import ChannelReader, capture, discard
-from .snapshots import create, taken
+from .snapshots import taken
 
 REPEAT_MS = 600_000
 """Who asks again for the same snapshot within this time of its completion repeats a call that was interrupted, and
@@ -72,7 +72,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     ulid = ULID()
     asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=through)
     # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
-    store.put(keys.request(app, asked.id), codec.encode(asked))
+    REQUESTS.put(store, asked, app)
     notify(store, app)
     return asked
 
@@ -161,10 +161,10 @@ def _write(
         by=request.by,
         channels=captured,
     )
-    written = create(store, snapshot)
+    written = SNAPSHOTS.add(store, snapshot)
     if written.channels != captured:
         discard(store, captured)
-    store.delete(keys.request(app, request.id))
+    cancel(store, app, request)
     if written.id != request.id:
         raise Refused(
             f"snapshot {request.name!r} of {app} was taken by {written.by} while this one was under way",
@@ -182,7 +182,7 @@ def _check_captures(heads: Mapping[str, Manifest], cut: Cut, states: tuple[InFli
             raise Corruption(
                 f"snapshot {request.name!r} of {cut.app}: stage {state.receiver!r} captured {_show(found)} of channel "
                 f"{state.channel!r}; the cut has {_show(due)} in flight",
-                object_key=keys.request(cut.app, request.id),
+                object_key=REQUESTS.key(request, cut.app),
             )
 
 

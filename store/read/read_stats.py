@@ -8,11 +8,7 @@ a rescale) has no `stats`; the `totals` go on from it.
 
 from dataclasses import dataclass, fields
 
-from msgspec.structs import replace
-
 from ..objects.stats import Stats
-from ..versions.aside import all_ssts
-from ..versions.manifest import Manifest
 
 _OF_LOOK_UPS = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
 
@@ -46,18 +42,6 @@ class Reads:
         """Add the other's counts to these."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
-
-
-def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
-    """The manifest that follows `before`, with what it took in `stats`, and added to `totals`.
-
-    That is `taken`, and the bytes of the SSTs that are new, which are counted here.
-    """
-    known = {sst.object for sst in all_ssts(before)}
-    new = [sst for sst in all_ssts(manifest) if sst.object not in known]
-    flushed = sum(sst.bytes for sst in new if sst.level == 0)
-    stats = taken + Stats(flushed_bytes=flushed, compacted_bytes=sum(sst.bytes for sst in new) - flushed)
-    return replace(manifest, stats=stats, totals=(before.totals or Stats()) + stats)
 
 
 def looked_up(reads: Reads) -> Stats:

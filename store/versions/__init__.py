@@ -4,6 +4,7 @@ Pure Python and JSON, so that reading a manifest needs no Arrow. Not here: rows,
 """
 
 __all__ = [
+    "amend",
     "apps",
     "aside",
     "checks",
@@ -16,6 +17,7 @@ __all__ = [
     "limits",
     "manifest",
     "migrations",
+    "notes",
     "published",
     "unreadable",
     "usage",

@@ -2,9 +2,9 @@
 
 from itertools import chain, count
 
-from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused
+from ...errors import NotFound, ObjectExists, Refused
 from ..objects.protocol import ObjectStore, exists
-from . import codec, keys
+from . import codec, keys, notes
 from .manifest import AppInfo
 
 
@@ -41,10 +41,8 @@ def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
 
 def find_app(store: ObjectStore, name: str) -> AppInfo | None:
     """An app's identity; None if there is none of that name. Raises `Usage`, `Corruption` or `Unavailable`."""
-    try:
-        return _read(store, name)
-    except ObjectNotFound:
-        return None
+    key = keys.app_info(keys.check_name("app", name))
+    return notes.find(store, key, AppInfo, under=lambda found: keys.app_info(found.name))
 
 
 def read_app(store: ObjectStore, name: str) -> AppInfo:
@@ -54,10 +52,9 @@ def read_app(store: ObjectStore, name: str) -> AppInfo:
         NotFound: there is none of that name; says the nearest names.
         Corruption: the stored identity is not readable.
     """
-    try:
-        return _read(store, name)
-    except ObjectNotFound:
-        raise NotFound("app", name, list_apps(store), hint=f"looked under {store.url}") from None
+    if (found := find_app(store, name)) is None:
+        raise NotFound("app", name, list_apps(store), hint=f"looked under {store.url}")
+    return found
 
 
 def list_apps(store: ObjectStore) -> tuple[str, ...]:
@@ -81,11 +78,6 @@ def being_removed(app: str) -> Refused:
     )
 
 
-def _read(store: ObjectStore, name: str) -> AppInfo:
-    key = keys.app_info(keys.check_name("app", name))
-    return codec.read(store, key, AppInfo, under=lambda found: keys.app_info(found.name))
-
-
 def _create(store: ObjectStore, info: AppInfo) -> AppInfo:
     """Write the identity unless there is one; return the stored one."""
     key = keys.app_info(keys.check_name("app", info.name))
@@ -95,7 +87,7 @@ def _create(store: ObjectStore, info: AppInfo) -> AppInfo:
     try:
         store.put_if_absent(key, data)
     except ObjectExists:
-        return _read(store, info.name)
+        return read_app(store, info.name)
     # Every guarantee rests on conditional puts, and some S3 servers accept the header and overwrite all the
     # same. The same bytes once more do no harm there, and show it before the first version is committed.
     try:

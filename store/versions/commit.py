@@ -4,25 +4,23 @@ Version N is committed by creating manifest N where there is none. Whoever creat
 gaps because a writer only tries the one after the newest it has seen. A writer takes a stage over by
 committing a claim: a version of its own with the next epoch. Whatever the former writer tries next has that
 number or an earlier one, so it fails and finds the newer epoch there. A rescale, retiring a stage, or a migration, is a
-claim by nobody who goes on.
+claim by nobody who goes on. Who builds on which version, and what the loser of a race does next, is in `amend`.
 """
 
-from collections.abc import Callable
-from itertools import count
-from operator import attrgetter
-from typing import Literal
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from msgspec.structs import replace
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields, replace
 
 from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, exists
 from . import codec, history, horizon, keys
+from .limits import OWN
 from .manifest import Kind, Manifest
 
-_identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
-
-_CLAIM_ATTEMPTS = 100
-"""Lost races, to writers that commit or claim at the same moment, before a claim gives up."""
+_S = TypeVar("_S", bound=Struct)
 
 
 def successor(
@@ -30,37 +28,37 @@ def successor(
 ) -> Manifest:
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
-    State, offsets, open snapshots and `totals` are carried on. What `head` itself read, wrote and took is not: inputs
-    and tables aside have rows=0, outputs keep their `ends` and schema and sinks their `end` with attempts=(), rows=0
-    and no markers, `lost` is empty, `stats` None, and the counts of `event_time` 0. `time_ms` is `now_ms`, or one more
-    than `head`'s when that is later.
+    State, offsets, open snapshots and `totals` are carried on, and what `head` itself read, wrote and took is not
+    (`carried`). `time_ms` is `now_ms`, or one more than `head`'s when that is later.
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
         Refused: the stage is retired, and `kind` does not bring it back; or it has another name since.
     """
-    if head.epoch > epoch:
-        raise _fenced(head, epoch)
+    check_epoch(head, epoch)
     if head.retired and (kind != "claim" or head.called):
         raise is_retired(head)
     return replace(
-        head,
+        carried(head),
         version=head.version + 1,
         epoch=epoch,
         writer=writer,
         by=by,
         time_ms=max(now_ms, head.time_ms + 1),
         kind=kind,
-        inputs={name: replace(channel, rows=0) for name, channel in head.inputs.items()},
-        outputs={name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()},
-        sinks={name: replace(sink, attempts=(), rows=0) for name, sink in head.sinks.items()},
-        lost={},
-        aside={name: replace(table, rows=0) for name, table in head.aside.items()},
         duration_ms=duration_ms,
-        seq=0,
-        stats=None,
-        event_time=None if head.event_time is None else replace(head.event_time, ahead=0, late=0, bound_ms=None),
     )
+
+
+def carried(value: _S) -> _S:
+    """A manifest, or a part of one, without what is told of this version alone: fields that are `limits.Own`."""
+    own, parts = _fields(type(value))
+    return replace(value, **own, **{name: _each(getattr(value, name)) for name in parts})
+
+
+def without_snapshots(manifest: Manifest) -> Manifest:
+    """A version that has answered nothing of any snapshot under way."""
+    return replace(manifest, recorded={}, awaited={}, captured={})
 
 
 def commit(store: ObjectStore, manifest: Manifest) -> None:
@@ -92,77 +90,25 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
         _check_not_collected(store, manifest)
         horizon.freshness(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
         return
-    if existing.epoch > manifest.epoch:
-        raise _fenced(existing, manifest.epoch)
-    whom = "this writer itself, with other content," if existing.writer == manifest.writer else _author(existing)
-    raise CommitConflict(
-        f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed first by {whom} "
-        f"with epoch {existing.epoch}; this commit has epoch {manifest.epoch}",
-        version=manifest.version,
+    check_epoch(existing, manifest.epoch)
+    raise lost_to(existing, manifest.epoch, itself=existing.writer == manifest.writer)
+
+
+def check_epoch(head: Manifest, epoch: int) -> None:
+    """Raise `Fenced` where a stage was taken from the writer of this epoch."""
+    if head.epoch > epoch:
+        raise _fenced(head, epoch)
+
+
+def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConflict:
+    """The error for a commit whose number another one took first."""
+    return CommitConflict(
+        f"stage {first.app}/{first.stage}: v{first.version} was committed first by "
+        f"{'this writer itself, with other content,' if itself else _author(first)} "
+        f"with epoch {first.epoch}; this commit has epoch {epoch}",
+        version=first.version,
         hint="read the head again and build on it",
     )
-
-
-def claim(
-    store: ObjectStore,
-    app: str,
-    stage: str,
-    *,
-    writer: str,
-    by: str,
-    now_ms: int,
-    kind: Literal["claim", "rescale", "retire", "migration"] = "claim",
-    build: Callable[[Manifest], Manifest] | None = None,
-    known: int = 0,
-) -> Manifest:
-    """Take a stage over: commit a version with the next epoch, and return it.
-
-    Args:
-        store: where the app lives.
-        app: the app's name.
-        stage: the stage's name.
-        writer: unique id of the claimer; its later commits carry it too.
-        by: host:pid, for messages to people.
-        now_ms: the wall clock.
-        kind: what for.
-        build: gets the claim as it would be committed (everything carried on from the head; when there is
-            none, `version` 1 without inputs, outputs and table) and returns it with inputs, outputs, table or
-            other content replaced. May raise to refuse, and is called again with another head when a race is
-            lost.
-        known: a version the caller has seen, as for `history.head`.
-
-    Raises:
-        CommitConflict: others kept winning the race for the next number.
-        Refused: the stage is retired, and this is no claim that brings it back.
-        Corruption: the head cannot be read.
-        Unavailable: storage did not answer; the claim may have been committed.
-        ValueError: `build` changed who or what the claim is, or made it one that could not be read again.
-    """
-    keys.check_name("app", app)
-    keys.check_name("stage", stage)
-    for attempt in count(1):
-        began = horizon.freshness(store).now()
-        head = history.head(store, app, stage, known=known)
-        horizon.freshness(store).saw_free(app, stage, head.version + 1 if head else 1, began)
-        if head is None:
-            draft = Manifest(app, stage, 1, 1, writer, now_ms, kind, by=by)
-        else:
-            known = head.version
-            draft = successor(head, kind=kind, epoch=head.epoch + 1, writer=writer, by=by, now_ms=now_ms)
-        claimed = draft if build is None else build(draft)
-        if _identity(claimed) != _identity(draft):
-            raise ValueError(
-                f"build may change a claim's content, not its identity: expected {_identity(draft)}, "
-                f"found {_identity(claimed)}"
-            )
-        try:
-            commit(store, claimed)
-        except CommitConflict:
-            if attempt == _CLAIM_ATTEMPTS:
-                raise
-        else:
-            break
-    return claimed
 
 
 def is_retired(head: Manifest) -> Refused:
@@ -249,3 +195,29 @@ def _fenced(newer: Manifest, epoch: int) -> Fenced:
         version=newer.version,
         hint=f"nothing committed is lost; {hint}",
     )
+
+
+def _each(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: carried(each) for name, each in part.items()}
+    return None if part is None else carried(part)
+
+
+@cache
+def _fields(kind: type[Struct]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The fields of one version alone, as they are when it says nothing, and those with such fields in them."""
+    hints = get_type_hints(kind, include_extras=True)
+    own = {
+        field.name: field.default if field.default is not NODEFAULT else field.default_factory()
+        for field in fields(kind)
+        if OWN in getattr(hints[field.name], "__metadata__", ())
+    }
+    return own, tuple(name for name, hint in hints.items() if any(any(_fields(each)) for each in _structs(hint)))
+
+
+def _structs(hint: Any) -> Iterator[type[Struct]]:
+    """The structs in the type of a field."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        yield hint
+    for inner in get_args(hint):
+        yield from _structs(inner)

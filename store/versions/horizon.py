@@ -20,10 +20,11 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from ...durations import HOUR_MS
-from ...errors import ObjectExists, ObjectNotFound, Refused
-from ..objects.protocol import ObjectStore, documents
-from . import checks, codec, keys
+from ...errors import Refused
+from ..objects.protocol import ObjectStore
+from . import checks, keys
 from . import limits as fits
+from .notes import Notes
 
 MIN_AGE_MS = HOUR_MS
 """A version younger than this, by storage's clock, is never collected."""
@@ -76,6 +77,10 @@ class Boundary(Struct, frozen=True):
         return next((moment for moment in reversed(self.moments) if moment.time_ms <= time_ms), None)
 
 
+BOUNDARIES = Notes(Boundary, keys.boundaries, lambda boundary: boundary.number)
+"""What may exist of apps' versions: the newest counts."""
+
+
 @checks.relations.register
 def _(value: Boundary) -> Iterator[checks.Wrong]:
     for stage, versions in value.kept.items():
@@ -97,25 +102,21 @@ def newest(store: ObjectStore, app: str) -> Boundary | None:
     Raises:
         Corruption: it is not readable.
     """
-    found = all_of(store, app, only_newest=True)
-    return found[-1] if found else None
+    return BOUNDARIES.newest(store, app)
 
 
-def all_of(store: ObjectStore, app: str, *, only_newest: bool = False) -> tuple[Boundary, ...]:
+def all_of(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
     """The stored boundaries in their order: the last final one and a proposal, rarely more.
 
     Raises:
         Corruption: one is not readable.
     """
     while True:
-        names = [info.key for info in documents(store, keys.boundaries(app))]
-        try:
-            return tuple(
-                codec.read(store, key, Boundary, under=lambda found: keys.boundary(app, found.number))
-                for key in (names[-1:] if only_newest else names)
-            )
-        except ObjectNotFound:
-            continue  # a newer one has replaced it since the listing
+        listed = BOUNDARIES.listed(store, app)
+        found = tuple(BOUNDARIES.read(store, listed, app))
+        if len(found) == len(listed):
+            return found
+        # Else a newer one has replaced one since the listing.
 
 
 def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
@@ -124,24 +125,19 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
     Raises:
         Refused: somebody else has written one meanwhile.
     """
-    try:
-        store.put_if_absent(keys.boundary(app, boundary.number), codec.encode(boundary))
-    except ObjectExists:
-        if boundary not in all_of(store, app):
-            raise overtaken(app) from None
-        # Our own write, whose answer was lost.
+    if BOUNDARIES.add(store, boundary, app) != boundary:  # else it is ours, also where the answer was lost
+        raise overtaken(app)
     # Numbers of replaced boundaries are free again: one that was under way for long may have taken such a number.
     if (after := newest(store, app)) is None or after.number != boundary.number:
-        store.delete(keys.boundary(app, boundary.number))
+        BOUNDARIES.remove(store, boundary.number, app)
         raise overtaken(app)
 
 
 def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
     """Write a final boundary, and remove those that it replaces. Raises as `propose`."""
     propose(store, app, boundary)
-    for info in tuple(documents(store, keys.boundaries(app))):
-        if info.key < keys.boundary(app, boundary.number):
-            store.delete(info.key)
+    number = BOUNDARIES.key(boundary, app)
+    BOUNDARIES.sweep(store, BOUNDARIES.listed(store, app), lambda info: info.key < number)
 
 
 def overtaken(app: str) -> Refused:

@@ -70,14 +70,14 @@ def channels(app: str) -> str:
     return f"{app}/channels.json"
 
 
+def note(folder: str, name: str | int) -> str:
+    """One small JSON object in its folder; names that are numbers sort as these do."""
+    return f"{folder}{name:020}.json" if isinstance(name, int) else f"{folder}{name}.json"
+
+
 def boundaries(app: str) -> str:
     """Prefix of what may exist of the app's versions."""
     return f"{app}/boundaries/"
-
-
-def boundary(app: str, number: int) -> str:
-    """One boundary; names sort as numbers do."""
-    return f"{app}/boundaries/{number:020}.json"
 
 
 def collection(app: str) -> str:
@@ -141,19 +141,9 @@ def published(app: str, stage: str, sink: str) -> str:
     return f"{app}/stages/{stage}/sinks/{sink}/"
 
 
-def published_up_to(app: str, stage: str, sink: str, version: int) -> str:
-    """The place at which a sink was published up to a version; names sort as numbers do."""
-    return f"{app}/stages/{stage}/sinks/{sink}/{version:020}.json"
-
-
 def snapshots(app: str) -> str:
     """Prefix of all snapshots."""
     return f"{app}/snapshots/"
-
-
-def snapshot(app: str, name: str) -> str:
-    """One named snapshot."""
-    return f"{app}/snapshots/{name}.json"
 
 
 def captured(app: str, name: str, ulid: str) -> str:
@@ -176,11 +166,6 @@ def requests(app: str) -> str:
     return f"{app}/requests/"
 
 
-def request(app: str, snapshot_id: str) -> str:
-    """One request for a snapshot."""
-    return f"{app}/requests/{snapshot_id}.json"
-
-
 def notice(app: str) -> str:
     """Written over whenever something is asked of the app's runners, who read it often."""
     return f"{app}/notice.json"
@@ -191,19 +176,9 @@ def retries(app: str) -> str:
     return f"{app}/retries/"
 
 
-def retry(app: str, ulid: str) -> str:
-    """One request to put rejected records through again."""
-    return f"{app}/retries/{ulid}.json"
-
-
 def runners(app: str) -> str:
     """Prefix of the signs of life of the app's runners."""
     return f"{app}/runners/"
-
-
-def runner(app: str, writer: str) -> str:
-    """One runner's sign of life."""
-    return f"{app}/runners/{writer}.json"
 
 
 def migrations(app: str) -> str:
@@ -211,16 +186,6 @@ def migrations(app: str) -> str:
     return f"{app}/migrations/"
 
 
-def migration(app: str, number: int) -> str:
-    """One migration; names sort as numbers do."""
-    return f"{app}/migrations/{number:020}.json"
-
-
 def operations(app: str) -> str:
     """Prefix of the log of operations."""
     return f"{app}/log/"
-
-
-def operation(app: str, ulid: str) -> str:
-    """One operation."""
-    return f"{app}/log/{ulid}.json"

@@ -8,7 +8,7 @@ object hang together is in `checks`.
 A new field needs no more than one of these as its type. `description` is what an error says was expected.
 """
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
@@ -44,6 +44,11 @@ _COUNT = (1 << 53) - 1
 _INT64 = (1 << 63) - 1
 _YEAR_9999_MS = 253_402_300_799_999
 YEAR_1_MS = -62_135_596_800_000
+
+OWN = "of one version alone"
+_T = TypeVar("_T")
+Own = Annotated[_T, OWN]
+"""What is told of one version alone: the next one does not carry it on (`commit.carried`)."""
 
 
 def _from(least: float, most: float, description: str) -> Meta:

@@ -1,7 +1,8 @@
 """The manifest: everything that is true of one stage after one version.
 
 Values only; `codec` turns them into bytes, `commit` makes them durable. A manifest is never changed: the next one
-replaces it under the next number.
+replaces it under the next number. That carries everything on but what is told of one version alone: fields that are
+`Own`.
 """
 
 from itertools import zip_longest
@@ -20,6 +21,8 @@ Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "in
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is
 the first under the name that a stage has from then on, or columns that were added got values for what was read before.
 """
+BESIDE: tuple[Kind, ...] = ("batch", "compaction", "backfill")
+"""Kinds of versions that take the stage from nobody: they have the epoch of whoever has it. Any other takes it over."""
 
 
 class Column(Struct, frozen=True):
@@ -158,7 +161,7 @@ class Input(Struct, frozen=True):
     """The stage that writes this channel; empty for a user's topic."""
     version: fits.Seq = 0
     """The upstream version consumed up to and with; 0 for a user's topic and before the first."""
-    rows: fits.Count = 0
+    rows: fits.Own[fits.Count] = 0
     """Rows read from this input by this version."""
     consumed: fits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition. Every one was counted when it was read."""
@@ -201,12 +204,12 @@ class Output(Struct, frozen=True):
     """The next offset after this version's last message, in each Kafka partition (also when it wrote none)."""
     sent: fits.Counts
     """Rows written since the channel began, by Kafka partition: what readers must find."""
-    attempts: tuple[fits.Attempt, ...] = ()
+    attempts: fits.Own[tuple[fits.Attempt, ...]] = ()
     """The task attempts whose messages count; all others in the range are skipped by readers."""
-    rows: fits.Count = 0
+    rows: fits.Own[fits.Count] = 0
     schema: fits.Text = ""
     """The rows' schema as a Spark DDL string; empty where nobody reads it, as in an app that computes a backfill."""
-    markers: dict[fits.Id, fits.Offsets] = {}
+    markers: fits.Own[dict[fits.Id, fits.Offsets]] = {}
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
 
 
@@ -224,9 +227,9 @@ class Sink(Struct, frozen=True):
     """The version that began the sink, with no rows. Before anything is published, a publisher begins there."""
     kind: Literal["topic", "function"] = "topic"
     """Records of a topic, as they are to be published, or rows for a function."""
-    attempts: tuple[fits.Attempt, ...] = ()
+    attempts: fits.Own[tuple[fits.Attempt, ...]] = ()
     """The task attempts whose messages count, as of an output."""
-    rows: fits.Count = 0
+    rows: fits.Own[fits.Count] = 0
     sent: fits.Count = 0
     """Rows written since the sink began: what its publisher must find."""
 
@@ -236,7 +239,7 @@ class Aside(Struct, frozen=True):
 
     table: Table
     ssts: Annotated[tuple[Sst, ...], Meta(max_length=fits.MAX_SSTS)] = ()
-    rows: fits.Count = 0
+    rows: fits.Own[fits.Count] = 0
     """Rows that this version added."""
     total: fits.Count = 0
     """Rows added since the stage began, also those of the app that it was cloned from."""
@@ -250,16 +253,16 @@ class EventTime(Struct, frozen=True):
     watermark_ms: fits.EventMs | None = None
     """Rows of an earlier time are not expected any more, milliseconds since 1970 UTC. The smallest of its inputs'; it
     never falls. None before each of these has one."""
-    ahead: fits.Count = 0
+    ahead: fits.Own[fits.Count] = 0
     """Rows of this version whose time was further ahead of the clock than may be, so that they moved nothing."""
     ahead_total: fits.Count = 0
     """The same since the stage began."""
-    late: fits.Count = 0
+    late: fits.Own[fits.Count] = 0
     """Rows of this version that were left out of the table: they came too late for their window, or it is too far
     ahead of the clock."""
     late_total: fits.Count = 0
     """The same since the stage began."""
-    bound_ms: fits.EventMs | None = None
+    bound_ms: fits.Own[fits.EventMs | None] = None
     """What was too far ahead of the clock at this version: later times than this. None where it read no rows."""
     due_ms: fits.SpanMs | None = None
     """Of a table whose rows fall due: up to when they have. None where none could have yet."""
@@ -355,18 +358,18 @@ class Manifest(Struct, frozen=True):
     """Of the recorded snapshots, the channels whose marker has not arrived; left out when there is none."""
     captured: dict[fits.Id, dict[fits.Topic, Span]] = {}
     """By recorded snapshot and channel: what was consumed after the recorded version and before the marker."""
-    lost: dict[fits.Topic, Lost] = {}
-    """Of a claim that went on without records that were gone: by input, what it passed over. Not carried on."""
-    duration_ms: fits.Count = 0
+    lost: fits.Own[dict[fits.Topic, Lost]] = {}
+    """Of a claim that went on without records that were gone: by input, what it passed over."""
+    duration_ms: fits.Own[fits.Count] = 0
     """From the batch's plan to this commit."""
     by: fits.Line = ""
     """host:pid of the writer, for messages to people."""
     program: Program | None = None
     """What declares the stage, as its last claim found it; None where that was no file. A replay looks there."""
-    seq: fits.Seq = 0
+    seq: fits.Own[fits.Seq] = 0
     """`_seq` of the rows that this version wrote, where it is not the version's own number: 0 where it is. A batch that
     lost its number to a compaction is committed under a later one, and its SSTs are written by then."""
-    stats: Stats | None = None
+    stats: fits.Own[Stats | None] = None
     """What was taken since the version before; None where nobody counted."""
     totals: Stats | None = None
     """The sum of `stats` since the stage began, so that two manifests say what all took that lies between them."""
@@ -376,7 +379,7 @@ class Manifest(Struct, frozen=True):
     """The number of the newest migration that the stage went through: the same for all stages of an app, but between
     the first and the last commit of one."""
     aside: dict[fits.Name, Aside] = {}
-    """Tables beside the stage's own, by what they are called behind its name (`aside.NAMES`). Carried on."""
+    """Tables beside the stage's own, by what they are called behind its name (`aside.NAMES`)."""
     called: fits.NameOrNone = ""
     """Of a stage that is retired because it was renamed, its name from then on: under this one it never comes back."""
     formerly: Annotated[tuple[Former, ...], fits.RENAMES] = ()

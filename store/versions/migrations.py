@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ...errors import ObjectNotFound
-from ..objects.protocol import ObjectStore, documents
-from . import checks, codec, keys
+from . import checks, keys
 from . import limits as fits
 from .manifest import Input, Table
+from .notes import Notes
 
 
 class Step(Struct, frozen=True):
@@ -59,24 +58,5 @@ def _(value: Migration) -> Iterator[checks.Wrong]:
             yield from checks.input_is_wrong(f"stages[{stage!r}].inputs[{name!r}]", source, stage)
 
 
-def newest(store: ObjectStore, app: str) -> Migration | None:
-    """The migration of the largest number, None when there never was one. One listing, and a read if there is one.
-
-    Raises:
-        Corruption: it is not readable.
-        Unavailable: storage did not answer.
-    """
-    found = [info.key for info in documents(store, keys.migrations(app))]
-    return codec.read(store, found[-1], Migration, under=_key) if found else None
-
-
-def find(store: ObjectStore, app: str, number: int) -> Migration | None:
-    """The migration of this number, None when there is none. Raises as `newest`."""
-    try:
-        return codec.read(store, keys.migration(app, number), Migration, under=_key)
-    except ObjectNotFound:
-        return None
-
-
-def _key(migration: Migration) -> str:
-    return keys.migration(migration.app, migration.number)
+MIGRATIONS = Notes(Migration, keys.migrations, lambda each: each.number, app=lambda each: each.app)
+"""By number. `newest` is the one that counts: the others are done."""

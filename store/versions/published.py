@@ -8,11 +8,12 @@ go by it, and each may well think that a little less was published. For a functi
 
 from msgspec import Struct
 
-from ...errors import ObjectNotFound, Refused
-from ..objects.protocol import ObjectStore, documents
-from . import codec, keys
+from ...errors import Refused
+from ..objects.protocol import ObjectStore
+from . import keys
 from . import limits as fits
 from .manifest import Manifest, Sink
+from .notes import Notes
 
 
 class Place(Struct, frozen=True, order=True):
@@ -25,6 +26,10 @@ class Place(Struct, frozen=True, order=True):
     """Rows published since the sink began."""
 
 
+PLACES = Notes(Place, keys.published, lambda place: place.version)
+"""Of a sink of a stage of an app."""
+
+
 def newest(store: ObjectStore, head: Manifest, sink: str) -> Place | None:
     """Where the publisher of a stage's sink is, as far as storage knows; None before its first start.
 
@@ -34,22 +39,15 @@ def newest(store: ObjectStore, head: Manifest, sink: str) -> Place | None:
         Corruption: what is stored cannot be read.
         Unavailable: storage did not answer.
     """
-    while names := [info.key for info in documents(store, keys.published(head.app, head.stage, sink))]:
-        try:
-            found = codec.read(
-                store, names[-1], Place, under=lambda it: keys.published_up_to(head.app, head.stage, sink, it.version)
-            )
-        except ObjectNotFound:
-            continue  # a newer one has replaced it since the listing
-        return found if found.version >= head.sinks[sink].since else None
-    return None
+    found = PLACES.newest(store, head.app, head.stage, sink)
+    return found if found is not None and found.version >= head.sinks[sink].since else None
 
 
 def note(store: ObjectStore, head: Manifest, sink: str, place: Place, before: Place | None) -> None:
     """Write a place, and delete the one `before` it. Two requests; `Unavailable` where storage did not answer."""
-    store.put(keys.published_up_to(head.app, head.stage, sink, place.version), codec.encode(place))
+    PLACES.put(store, place, head.app, head.stage, sink)
     if before is not None and before.version < place.version:
-        store.delete(keys.published_up_to(head.app, head.stage, sink, before.version))
+        PLACES.remove(store, before.version, head.app, head.stage, sink)
 
 
 def behind(sink: Sink, place: Place | None) -> int:

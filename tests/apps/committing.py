@@ -22,7 +22,7 @@ from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
 from slackwater.store.objects.open import open_store
-from slackwater.store.versions import apps, commit
+from slackwater.store.versions import amend, apps, commit
 from slackwater.store.versions.manifest import AppInfo, Manifest, Sink
 from ulid import ULID
 
@@ -77,7 +77,7 @@ def main() -> None:
     def build(draft: Manifest) -> Manifest:
         return replace(draft, sinks=claimed(store, kafka, stage, draft, None, False))
 
-    head = commit.claim(store, APP, stage.name, writer=writer, by="test", now_ms=time.time_ns() // 10**6, build=build)
+    head = amend.claim(store, APP, stage.name, writer=writer, by="test", now_ms=time.time_ns() // 10**6, build=build)
     publishers = Publishers(
         store, apps.read_app(store, APP), kafka, (stage,), {stage.name: head}, accept_loss=False, patience_s=60
     )

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from slackwater.cli import main
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.amend import claim
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Table
 from typer.testing import CliRunner
 

@@ -186,7 +186,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
         app.commit(replace(history.read(store, app.name, stage, head.version), version=head.version + 1, by=text))
     pin(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", by=text, reader=app.kafka)
     record(store, app.name, f"snapshot {text}", text, text)
-    store.put(keys.request(app.name, ID), as_it_is(Request(ID, text, 5, text)))
+    store.put(keys.note(keys.requests(app.name), ID), as_it_is(Request(ID, text, 5, text)))
     return root
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from slackwater.pipeline.batch.change import Change, Committed
 from slackwater.pipeline.batch.committer import Committer
+from slackwater.pipeline.batch.head import Change, Committed
 from slackwater.pipeline.batch.stage_config import Limits
 from slackwater.pipeline.run.preflight import check_unflushed
 from slackwater.pipeline.run.spool_folder import beside, spool_folder, sweep
@@ -32,7 +32,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.amend import claim
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Kind, Manifest, Policy, Sst
 
 from tests.support.collecting import Killed

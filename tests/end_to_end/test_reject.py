@@ -15,7 +15,7 @@ from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.stage_replay import StageReplay
 from slackwater.pipeline.run.program import load_app
-from slackwater.snapshot.rejected.retries import ask, open_retries
+from slackwater.snapshot.rejected.retries import RETRIES, ask
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -112,7 +112,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
         ask(store, bank.app, stage, by="test", now_ms=1)
     bank.catch_up(variant="tolerant")
     bank.catch_up(variant="tolerant")
-    assert open_retries(store, bank.app) == ()
+    assert RETRIES.all(store, bank.app) == ()
     assert all(row["retried"] for row in bank.rejected("moves"))
     # The deposit comes before or after the second try: with it, there is enough.
     (overdrawn,) = bank.rejected("accounts")

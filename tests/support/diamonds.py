@@ -38,7 +38,8 @@ from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
-from slackwater.store.versions.commit import claim, commit
+from slackwater.store.versions.amend import claim
+from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
 
 APP = "diamond"

@@ -30,7 +30,8 @@ from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
 from slackwater.store.versions import apps, history
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.amend import claim
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 
 START_MS = 1_735_689_600_000

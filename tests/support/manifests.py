@@ -27,7 +27,7 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
     limits = Meta()
     if get_origin(kind) is Annotated:
         kind, *metas = get_args(kind)
-        limits = next(meta for meta in reversed(metas) if isinstance(meta, Meta))
+        limits = next((meta for meta in reversed(metas) if isinstance(meta, Meta)), limits)
     origin, arguments = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Struct):
         hints = get_type_hints(kind, include_extras=True)

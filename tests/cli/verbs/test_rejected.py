@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import slackwater as sw
-from slackwater.snapshot.rejected.retries import open_retries
+from slackwater.snapshot.rejected.retries import RETRIES
 
 from tests.cli.verbs.calling import done, from_json, slackwater
 from tests.snapshot.rejected.rejecting import mark_retried, reject
@@ -40,10 +40,10 @@ def test_the_table_of_rejected_records_is_exported_as_others_are(rejecting: Flig
 def test_a_retry_is_asked_for_and_a_dry_run_asks_for_none(rejecting: FlightsApp) -> None:
     said = done("rejected", "flights", "--retry", "--dry-run")
     assert "flights/carriers: 1 rejected record would be put through again; the next `slackwater run` does it" in said
-    assert open_retries(rejecting.store, "flights") == ()
+    assert RETRIES.all(rejecting.store, "flights") == ()
     assert "asked for" in done("rejected", "flights", "--retry")
     done("rejected", "flights", "--retry")
-    (asked,) = open_retries(rejecting.store, "flights")
+    (asked,) = RETRIES.all(rejecting.store, "flights")
     assert asked.stage == "carriers"
 
 

@@ -38,7 +38,7 @@ def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after
     asked = request(app.store, "flights", "before", "ada@host")
     app.step("legs")
     app.step("aircraft")
-    app.store.put(keys.request("flights", asked.id), codec.encode(long_ago(asked)))
+    app.store.put(keys.note(keys.requests("flights"), asked.id), codec.encode(long_ago(asked)))
     for verb in (("status",), ("snapshot", "list", "flights")):
         result = slackwater(*verb)
         assert result.exit_code == 0

@@ -36,14 +36,14 @@ def test_status_shows_every_stage_upstream_first() -> None:
 def test_status_says_which_stages_run(app: FlightsApp) -> None:
     """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
     writer = str(ULID())
-    roster.beat(app.store, "flights", roster.Beat(writer, "host:1", {"legs": 1, "carriers": 2}))
+    roster.RUNNERS.put(app.store, roster.Beat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")
     assert {stage["stage"]: stage["runner"] for stage in found["stages"]} == {
         "legs": "host:1",
         "aircraft": "",
         "carriers": "",
     }
-    roster.last_beat(app.store, "flights", writer)
+    roster.RUNNERS.remove(app.store, writer, "flights")
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 
@@ -97,7 +97,7 @@ def test_status_shows_how_far_sinks_are(app: FlightsApp) -> None:
     assert re.search(r"^carriers +alerts +- +0 versions, 7 rows$", done("status"), re.MULTILINE)
     published.note(app.store, head, "alerts", Place(head.version, 9, 7), None)
     assert re.search(rf"^carriers +alerts +v{head.version} +0$", done("status"), re.MULTILINE)
-    app.store.put(keys.published_up_to("flights", "carriers", "alerts", head.version), b"{")
+    app.store.put(keys.note(keys.published("flights", "carriers", "alerts"), head.version), b"{")
     result = slackwater("status")
     assert result.exit_code == 1
     assert "how far its sinks are is not known" in result.stderr

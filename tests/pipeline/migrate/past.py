@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
 from slackwater.fold.merge import Base, group, merge
-from slackwater.pipeline.batch.change import Change
 from slackwater.pipeline.batch.committer import Committer
+from slackwater.pipeline.batch.head import Change
 from slackwater.snapshot.backfill.fill import fill_changes
 from slackwater.snapshot.backfill.swap import Swap
 from slackwater.snapshot.backfill.targets import Target, backfillable
@@ -33,7 +33,7 @@ from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.sorted_runs import touching
-from slackwater.store.versions import apps, commit, history
+from slackwater.store.versions import amend, apps, commit, history
 from slackwater.store.versions.manifest import AppInfo, Backfill, Column, Input, Manifest, Sst, Table
 from slackwater.store.versions.migrations import Step
 
@@ -105,7 +105,7 @@ class App:
                 return draft
             return replace(draft, table=table, inputs={"t": Input("t", (0,))})
 
-        claimed = commit.claim(self.store, app, "stage", writer=app, by="host:1", now_ms=1, build=build)
+        claimed = amend.claim(self.store, app, "stage", writer=app, by="host:1", now_ms=1, build=build)
         self.committer = Committer(
             self.store,
             claimed,
@@ -119,7 +119,7 @@ class App:
         assert stored is not None
         table, _ = evolve("stage", stored, table_of(self.then), {})
         step = Step(table=table, schema=stored.schema)
-        commit.claim(
+        amend.claim(
             self.store,
             *NAMES,
             writer="m",

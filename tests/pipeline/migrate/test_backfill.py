@@ -25,7 +25,7 @@ from slackwater.snapshot.diff.history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.status.roster import Beat, beat
+from slackwater.snapshot.status.roster import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import Ttl
@@ -93,7 +93,7 @@ def test_killed_at_any_request_the_table_is_as_before_or_as_after_and_the_same_g
 def test_what_computed_it_goes_when_no_batch_may_need_it_and_whoever_is_killed(app: App) -> None:
     backfill = app.compute(app.migrate(), [])
     runner = Beat(str(ULID()), "host:1", {"stage": app.head.epoch})
-    beat(app.store, "app", runner)
+    RUNNERS.put(app.store, runner, "app")
     late = app.begin(5)
     app.swap(backfill)
     (done,) = app.head.backfills

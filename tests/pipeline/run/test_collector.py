@@ -61,7 +61,7 @@ def app() -> Iterator[FlightsApp]:
 
 def beat(app: FlightsApp, *stages: str, writer: str = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB") -> None:
     found = {stage: app.heads[stage].epoch for stage in stages}
-    roster.beat(app.store, app.name, roster.Beat(writer, "other:1", found))
+    roster.RUNNERS.put(app.store, roster.Beat(writer, "other:1", found), app.name)
 
 
 def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: FlightsApp) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.pipeline.batch.batch_report import BatchReport, StateFigures
-from slackwater.pipeline.batch.change import Committed
+from slackwater.pipeline.batch.head import Committed
 from slackwater.pipeline.batch.task import Result
 from slackwater.pipeline.run.metrics import Metrics
 from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag

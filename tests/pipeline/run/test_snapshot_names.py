@@ -12,7 +12,7 @@ from ulid import ULID
 def asked_for(store: CountingStore, name: str) -> Request:
     ulid = ULID()
     asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by="ada@host")
-    store.put(keys.request("app", asked.id), codec.encode(asked))
+    store.put(keys.note(keys.requests("app"), asked.id), codec.encode(asked))
     return asked
 
 

@@ -75,7 +75,7 @@ def test_a_snapshot_that_is_asked_for_is_told_to_the_planners_within_a_second_an
 def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Watched) -> None:
     watched.wait(100)
     silent = Request("01ARZ3NDEKTSV4RRFFQ69G5FAV", "silent", 1, "test")
-    watched.store.put(keys.request(APP, silent.id), codec.encode(silent))
+    watched.store.put(keys.note(keys.requests(APP), silent.id), codec.encode(silent))
     assert watched.wait(150) == []
     assert len(watched.wait(300)) == 1
     assert watched.asked.ids() == (silent.id,)

@@ -15,7 +15,8 @@ from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.amend import claim
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
 
 from tests.support.histories import SCHEMA, START_MS, Flight, Kafka, Message

@@ -30,7 +30,7 @@ from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys
-from slackwater.store.versions.commit import claim
+from slackwater.store.versions.amend import claim
 from slackwater.store.versions.manifest import Manifest
 
 from tests.chandy_lamport.test_laws import TIMES

@@ -23,7 +23,8 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import ttl
 from slackwater.store.versions import apps, history, keys
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.amend import claim
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table, Ttl
 from typer.testing import CliRunner
 

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, NotFound, Refused, Unavailable
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.maintain import stage_compactor
 from slackwater.snapshot.maintain.compact import AppCompactor, Merge, plan
 from slackwater.snapshot.maintain.stage_compactor import Compacted, StageCompactor
 from slackwater.snapshot.query.log import entries
@@ -25,7 +24,7 @@ from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
-from slackwater.store.versions import history
+from slackwater.store.versions import amend, history
 from slackwater.store.versions.manifest import Manifest, Policy
 
 from tests.support.collecting import StoreClock, aging_app
@@ -271,7 +270,7 @@ def test_of_two_compactors_one_is_faster_and_the_other_leaves_its_result_out(
 def test_a_race_that_is_always_lost_is_given_up(
     raced: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_compactor, "_ATTEMPTS", 3)
+    monkeypatch.setattr(amend, "_ATTEMPTS", 3)
 
     def batch() -> None:
         raced.send(*flights(3))

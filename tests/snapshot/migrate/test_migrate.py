@@ -28,8 +28,9 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import history, migrations
+from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table
+from slackwater.store.versions.migrations import MIGRATIONS
 
 from tests.support.collecting import Killed, aging_app, store_of
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights
@@ -168,7 +169,7 @@ def test_of_two_in_one_moment_the_loser_leaves_the_winners_snapshot() -> None:
     store.once("put_if_absent", "migrations/", lambda: migrate(store, theirs, {}, by="bob@host", now_ms=now_ms))
     with pytest.raises(Refused, match="by bob@host: this one was not done"):
         migrate(store, mine, {}, by="ada@host", now_ms=now_ms)
-    decided = migrations.newest(store, app.name)
+    decided = MIGRATIONS.newest(store, app.name)
     assert decided is not None
     assert [each.name for each in list_snapshots(store, app.name)] == [decided.snapshot]
 

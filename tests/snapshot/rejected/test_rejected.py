@@ -144,9 +144,9 @@ def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsAp
     assert retries.waiting(app.store, "flights") == {"aircraft": 4}
     first = retries.ask(app.store, "flights", "aircraft", by="ada", now_ms=1)
     assert retries.ask(app.store, "flights", "aircraft", by="bob", now_ms=2) == first
-    assert retries.open_retries(app.store, "flights") == (first,)
-    retries.done(app.store, "flights", first)
-    assert retries.open_retries(app.store, "flights") == ()
+    assert retries.RETRIES.all(app.store, "flights") == (first,)
+    retries.RETRIES.remove(app.store, first.id, "flights")
+    assert retries.RETRIES.all(app.store, "flights") == ()
     with pytest.raises(Refused, match="no rejected record of flights/legs waits"):
         retries.ask(app.store, "flights", "legs", by="ada", now_ms=3)
     with pytest.raises(NotFound):

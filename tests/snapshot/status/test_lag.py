@@ -79,23 +79,23 @@ def test_an_idle_run_says_what_it_waits_for(stages: tuple[StageLag, ...], quiet_
 
 def test_a_runner_has_the_stages_of_the_epoch_it_claimed() -> None:
     store, second = MemoryStore(), str(ULID())
-    roster.beat(store, "a", roster.Beat(str(ULID()), "host:1", {"s": 1, "r": 4}))
-    roster.beat(store, "a", roster.Beat(second, "host:2", {"s": 2}))
+    roster.RUNNERS.put(store, roster.Beat(str(ULID()), "host:1", {"s": 1, "r": 4}), "a")
+    roster.RUNNERS.put(store, roster.Beat(second, "host:2", {"s": 2}), "a")
     alive = roster.beats(store, "a", NOW_MS)
     assert roster.runner_of(head("s", epoch=2), alive) == "host:2"
     assert roster.runner_of(head("s", epoch=3), alive) == ""
     assert roster.runner_of(head("r", epoch=4), alive) == "host:1"
-    roster.last_beat(store, "a", second)
+    roster.RUNNERS.remove(store, second, "a")
     assert [one.by for one in roster.beats(store, "a", NOW_MS)] == ["host:1"]
 
 
 def test_an_old_sign_of_life_is_none_and_goes_in_the_end(tmp_path: Path) -> None:
     store, killed, new = open_store(str(tmp_path)), str(ULID()), str(ULID())
-    roster.beat(store, "a", roster.Beat(killed, "host:1", {"s": 1}))
+    roster.RUNNERS.put(store, roster.Beat(killed, "host:1", {"s": 1}), "a")
     written_ms = next(iter(store.list("a/runners/"))).modified_ms
     assert roster.beats(store, "a", written_ms + 59_000)
     assert not roster.beats(store, "a", written_ms + 61_000)
-    roster.beat(store, "a", roster.Beat(new, "host:2", {"s": 2}))
+    roster.RUNNERS.put(store, roster.Beat(new, "host:2", {"s": 2}), "a")
     roster.sweep(store, "a", new)
     assert len(list(store.list("a/runners/"))) == 2
     path = store.local_path(f"a/runners/{killed}.json")

@@ -124,7 +124,7 @@ def test_a_name_that_is_taken_is_refused(app: FlightsApp) -> None:
 def test_a_name_taken_while_the_snapshot_was_under_way_ends_the_request(app: FlightsApp) -> None:
     other = pin(app.store, now(app), "other", by="bob@host")
     asked = ask(app)
-    app.store.put(keys.snapshot("flights", "good"), codec.encode(replace(other, name="good")))
+    app.store.put(keys.note(keys.snapshots("flights"), "good"), codec.encode(replace(other, name="good")))
     app.step_all()
     with pytest.raises(Refused, match="taken by bob@host while this one was under way"):
         try_complete(app.store, "flights", asked)

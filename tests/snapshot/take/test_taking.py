@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Unavailable
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.cut.stored import Snapshot, find_snapshot
+from slackwater.snapshot.cut.stored import SNAPSHOTS, Snapshot, find_snapshot
 from slackwater.snapshot.take import capture
 from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import create
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.versions import keys
 from slackwater.store.versions.commit import commit, successor
@@ -276,9 +275,9 @@ def test_a_completer_that_was_overtaken_at_the_last_moment_discards_what_it_kept
     def overtake() -> None:
         first.append(complete(diamond, asked))
         # The other has written the snapshot, and its withdrawal of the request is still on its way.
-        diamond.store.put(keys.request(APP, asked.id), requested)
+        diamond.store.put(keys.note(keys.requests(APP), asked.id), requested)
 
-    requested = diamond.store.get(keys.request(APP, asked.id))
+    requested = diamond.store.get(keys.note(keys.requests(APP), asked.id))
     second = complete(diamond, asked, Interrupted(diamond.logs, overtake))
     assert first == [second]
     assert second is not None
@@ -292,7 +291,7 @@ def test_a_name_taken_meanwhile_refuses_the_request_and_discards_what_was_kept(
     diamond, asked = finished
     other = Snapshot("good", str(ULID()), APP, 0, 0, "instant", {"moves": 1}, "bob@host")
 
-    taken = Interrupted(diamond.logs, lambda: create(diamond.store, other))
+    taken = Interrupted(diamond.logs, lambda: SNAPSHOTS.add(diamond.store, other))
     with pytest.raises(Refused, match="taken by bob@host while this one was under way"):
         complete(diamond, asked, taken)
     assert objects(diamond) == set()

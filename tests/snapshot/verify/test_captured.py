@@ -161,12 +161,12 @@ def test_a_pinned_moment_keeps_all_records_or_none(app: FanIn) -> None:
     assert report(app, "bank@bare").consistent
     assert report(app, "bank@kept", deep=True).consistent
     half = read_snapshot(app.store, "bank", "kept")
-    app.store.put(keys.snapshot("bank", "kept"), codec.encode(replace(half, channels=half.channels[:1])))
+    app.store.put(keys.note(keys.snapshots("bank"), "kept"), codec.encode(replace(half, channels=half.channels[:1])))
     assert "by-right to join: 10 records of versions 6 to 6 are in flight, and it keeps none" in only(
         report(app, "bank@kept")
     )
 
 
 def test_a_snapshot_that_is_no_snapshot_is_named(app: FanIn) -> None:
-    app.store.put(keys.snapshot("bank", "good"), sealed({}))
-    assert keys.snapshot("bank", "good") in only(report(app))
+    app.store.put(keys.note(keys.snapshots("bank"), "good"), sealed({}))
+    assert keys.note(keys.snapshots("bank"), "good") in only(report(app))

@@ -85,6 +85,6 @@ def test_a_gap_in_what_is_whole_is_named(app: FlightsApp) -> None:
 def test_a_boundary_that_cannot_be_read_is_a_difference(app: FlightsApp) -> None:
     limit = horizon.newest(app.store, app.name)
     assert limit is not None
-    key = keys.boundary(app.name, limit.number)
+    key = keys.note(keys.boundaries(app.name), limit.number)
     app.store.put(key, b"{")
     assert any(key in each.message for each in deeply(app, "flights@old").differences)

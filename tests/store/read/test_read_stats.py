@@ -22,9 +22,10 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.shared_counts import SharedCounts, shared_stats
 from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.objects.stats import Stats
-from slackwater.store.read.read_stats import Reads, charged, looked_up
+from slackwater.store.read.read_stats import Reads, looked_up
 from slackwater.store.versions import codec, history
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.amend import charged, claim
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest, Sst
 
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights

@@ -6,7 +6,8 @@ import pytest
 from slackwater.errors import Fenced, Refused
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import keys
-from slackwater.store.versions.commit import check_there, claim, commit, is_retired, successor
+from slackwater.store.versions.amend import claim
+from slackwater.store.versions.commit import check_there, commit, is_retired, successor
 from slackwater.store.versions.manifest import Manifest
 
 

@@ -19,9 +19,9 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.prices import Prices, monthly_cost
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.stats import Stats
-from slackwater.store.read.read_stats import charged
 from slackwater.store.versions import apps, history
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.amend import charged, claim
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table
 from slackwater.store.versions.usage import hourly, recent, usage_since
 from typer.testing import CliRunner, Result

@@ -1,0 +1,193 @@
+"""A change to a stage as data, and the one loop that commits such changes by compare-and-swap.
+
+Claims, compactions, rescales, migrations, batches: each says what must hold of the newest version, and what is made of
+it. Whoever loses the race for a number looks again, asks again and makes it of the version that came first. Kinds of
+`manifest.BESIDE` take the stage from nobody; any other has the next epoch, which fences off the writer that has it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from ulid import ULID
+
+from ...errors import CommitConflict, Fenced
+from ..objects.protocol import ObjectStore
+from ..objects.stats import Stats
+from . import commit, history, horizon, keys
+from .aside import all_ssts
+from .manifest import BESIDE, Kind, Manifest
+
+_identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
+
+_ATTEMPTS = 100
+"""Lost races, to those that commit at the same moment, before an amendment gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """A change to a stage, as data: what must hold of its newest version, and the version that it makes of that.
+
+    Attributes:
+        kind: what for.
+        update: gets the version after the newest with nothing changed yet (`commit.successor`; an empty version 1 for
+            the claim of a stage that has none) and returns it with other content. Pure.
+        requires: asked of each version that it is to follow, before anything is made of it. False where nothing is left
+            to do. Raises where the change may not be; brings about what takes time.
+        epoch: of the writer that has the stage, which is fenced off by whoever takes it over; 0 for a change that does
+            not depend on who has it.
+        taken: what making it took of the store.
+    """
+
+    kind: Kind
+    update: Callable[[Manifest], Manifest] = lambda draft: draft
+    requires: Callable[[Manifest], bool] = lambda _head: True
+    epoch: int = 0
+    taken: Stats = field(default_factory=Stats)
+
+
+class Amended(NamedTuple):
+    """What became of an amendment."""
+
+    before: Manifest | None
+    """The version that it followed; None for a stage's first."""
+    manifest: Manifest
+    """The version that was committed; `before` where nothing was left to do."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether this call committed anything."""
+        return self.manifest is not self.before
+
+
+def amend(
+    store: ObjectStore,
+    of: Manifest | tuple[str, str],
+    change: Amendment,
+    *,
+    by: str,
+    now_ms: int | Callable[[], int],
+    writer: str = "",
+    taken: Callable[[], Stats] | None = None,
+) -> Amended:
+    """Commit a change behind a stage's newest version, by compare-and-swap; after a lost race, behind the next newest.
+
+    Args:
+        store: where the app lives.
+        of: the newest version, as the caller saw it within the last half hour; or the names of app and stage. Who has
+            the stage tries the version that it knows without looking for others.
+        change: what is done.
+        by: host:pid or user@host, for messages to people.
+        now_ms: the wall clock; a function is asked for each attempt.
+        writer: unique id of the author, where its later commits carry it too.
+        taken: what was taken of the store since it was last asked: for the version to tell. None when nobody counts.
+
+    Raises:
+        Fenced: somebody took the stage from the writer that the change is of; or the stage is gone.
+        CommitConflict: others kept winning the race for the next number.
+        NotFound: there is no such stage, and this is no claim.
+        Refused: the stage is retired, and this is no claim that brings it back.
+        Corruption: the head cannot be read.
+        Unavailable: storage did not answer; the version may have been committed.
+        ValueError: `update` changed who or what the version is, or made it one that could not be read again.
+    """
+    head, (app, stage) = (of, (of.app, of.stage)) if isinstance(of, Manifest) else (None, of)
+    keys.check_name("app", app)
+    keys.check_name("stage", stage)
+    writer, spent, attempt = writer or str(ULID()), change.taken, 1
+    while True:
+        if attempt > 1 or not change.epoch:
+            head = newest(store, app, stage, head)
+        if head is None and change.kind != "claim":
+            head = history.read(store, app, stage, 1)  # says what there is
+        if head is not None and not change.requires(head):
+            return Amended(head, head)
+        time_ms = now_ms if isinstance(now_ms, int) else now_ms()
+        if head is None:
+            draft = Manifest(app, stage, 1, 1, writer, time_ms, change.kind, by=by)
+        else:
+            epoch = change.epoch or head.epoch + (change.kind not in BESIDE)
+            draft = commit.successor(head, kind=change.kind, epoch=epoch, writer=writer, by=by, now_ms=time_ms)
+        made = change.update(draft)
+        if _identity(made) != _identity(draft):
+            raise ValueError(
+                f"an update may change a version's content, not its identity: expected {_identity(draft)}, "
+                f"found {_identity(made)}"
+            )
+        if taken is not None and head is not None:
+            spent += taken()
+            made = charged(head, made, spent)
+        try:
+            commit.commit(store, made)
+        except CommitConflict as lost:
+            if attempt == _ATTEMPTS or (change.epoch and isinstance(lost, Fenced)):
+                raise
+            attempt += 1
+        else:
+            return Amended(head, made)
+
+
+def claim(
+    store: ObjectStore,
+    app: str,
+    stage: str,
+    *,
+    writer: str,
+    by: str,
+    now_ms: int,
+    kind: Kind = "claim",
+    build: Callable[[Manifest], Manifest] = lambda draft: draft,
+) -> Manifest:
+    """Take a stage over: commit a version with the next epoch, and return it. `build` and errors as of `amend`."""
+    return amend(store, (app, stage), Amendment(kind, build), writer=writer, by=by, now_ms=now_ms).manifest
+
+
+def begin(store: ObjectStore, first: Manifest) -> bool:
+    """Commit a stage's first version, unless somebody else has: one of the same kind. Returns whether it was this call.
+
+    Raises as `commit.commit`.
+    """
+    try:
+        commit.commit(store, first)
+    except CommitConflict:
+        found = history.find(store, first.app, first.stage, first.version)
+        if found is None or found.kind != first.kind:
+            raise
+        return False
+    return True
+
+
+def newest(store: ObjectStore, app: str, stage: str, known: Manifest | None = None) -> Manifest | None:
+    """A stage's newest version, to build the next on, None when it has none; `known` was it within the last half hour.
+
+    Raises:
+        Fenced: the stage is gone, or all of its history up to `known`.
+        Corruption: the newest manifest is not readable.
+    """
+    seen = horizon.freshness(store)
+    began = seen.now()
+    if known is None:
+        head = history.head(store, app, stage)
+    elif (later := history.find(store, app, stage, known.version + 1)) is not None:
+        head = history.head(store, app, stage, known=later.version) or later
+    else:
+        head = known
+        if not seen.is_fresh(app, stage, head.version + 1):
+            # A process that was asleep may find the number free because all there was is gone.
+            commit.check_there(store, head, head.version)
+    seen.saw_free(app, stage, head.version + 1 if head else 1, began)
+    return head
+
+
+def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
+    """The manifest that follows `before`, with what it took in `stats`, and added to `totals`.
+
+    That is `taken`, and the bytes of the SSTs that are new, which are counted here.
+    """
+    known = {sst.object for sst in all_ssts(before)}
+    new = [sst for sst in all_ssts(manifest) if sst.object not in known]
+    flushed = sum(sst.bytes for sst in new if sst.level == 0)
+    stats = taken + Stats(flushed_bytes=flushed, compacted_bytes=sum(sst.bytes for sst in new) - flushed)
+    return replace(manifest, stats=stats, totals=(before.totals or Stats()) + stats)
