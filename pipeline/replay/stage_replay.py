@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import NotFound, Refused
-from ...snapshot.bisect.record import Address
+from ...snapshot.bisect.verdict import Address
 from ...snapshot.diff.side import Side
 from ...store.read.due_rows import due_rows
 from ...store.read.read_stats import Reads

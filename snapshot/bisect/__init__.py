@@ -1,22 +1,25 @@
-"""Finding the commit that made something wrong: predicates, the search over cuts, its session, the changed keys.
+"""Finding the commit that made something wrong: predicates, the search over the line, its session, the changed keys.
 
-And finding records among many, by what sets of them do: `delta` and `poison`, which know nothing of either.
+Also what a report tells beside the verdict (`evidence`), invariants that are asked again and again (`watcher`), and
+finding items among many by what sets of them do (`poison`, which knows nothing of commits). Only reads, but for the tag
+`last-good`.
 """
 
 __all__ = [
     "changed_keys",
     "check",
-    "delta",
     "ends",
+    "evidence",
     "flips",
+    "invariants",
     "judge",
     "lattice",
     "narrow",
     "poison",
     "predicate",
     "programs",
-    "record",
     "search",
     "session",
     "verdict",
+    "watcher",
 ]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from slackwater.snapshot.diff import dropped, side, stored_row
-from slackwater.snapshot.diff.history import Change, key_changes
+from slackwater.snapshot.diff.key_history import Change, key_changes
 from slackwater.snapshot.diff.moments import table_diff
 from slackwater.snapshot.diff.side import Side
 from slackwater.snapshot.diff.stored_row import StoredKey

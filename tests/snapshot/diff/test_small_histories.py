@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.diff import dropped, side, stored_row
-from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import table_diff
 from slackwater.snapshot.diff.side import Side
 from slackwater.store.objects.counting import CountingStore
