@@ -88,7 +88,7 @@ def _manifests(stretch: Stretch) -> Iterable[Manifest | None]:
 def _is_thinned(stretch: Stretch) -> bool:
     limit = horizon.newest(stretch.store, stretch.app)
     numbers = range(stretch.after + 1, stretch.up_to + 1)
-    return limit is not None and not all(limit.allows(stretch.stage, number) for number in numbers)
+    return not all(limit.allows(stretch.stage, number) for number in numbers)
 
 
 def _taken(side: Side, sst: Sst, seq: int) -> pa.Table:

@@ -129,7 +129,7 @@ class Reachable:
         first, kept = {}, {}
         for stage, known in self.known.stages.items():
             start = self.first(stage)
-            if start > known.first or (self.known.last is not None and stage in self.known.last.first):
+            if start > known.first or stage in self.known.last.first:
                 first[stage] = start
                 kept[stage] = tuple(sorted(version for version in self.single.get(stage, {}) if version < start))
         return Boundary(number, final, first, {stage: each for stage, each in kept.items() if each}, self.moments, by)
@@ -143,7 +143,7 @@ def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
     found = Reachable(known)
     _whole(found, retention, read)
     kept = [moment for snapshot in known.snapshots for moment in _keep_pinned(found, snapshot, read)]
-    if retention.keeps_everything and known.last is not None:
+    if retention.keeps_everything:
         kept += [_keep(found, moment.stages, _EVERYTHING, read) for moment in known.last.moments]
     starts = {stage: found.first(stage) for stage in known.stages}
     lost = [stage for stage, start in starts.items() if start > 1]
@@ -223,7 +223,7 @@ def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
 def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
     """The consistent cut of a time, by version; from the moments that stay where the history is not whole any more."""
     at = {stage: found for stage in known.stages if (found := _at(known, stage, time_ms, read)) is not None}
-    if known.last is not None and not known.last.first.keys() <= at.keys():
+    if not known.last.first.keys() <= at.keys():
         moment = known.last.at(time_ms)
         return dict(moment.stages) if moment else {}
     at = {stage: manifest for stage, manifest in at.items() if not manifest.retired}
@@ -259,7 +259,7 @@ def _keep(found: Reachable, versions: Mapping[str, int], reason: Reason, read: R
 
 def _lasting(known: Known, moment: Moment, read: Read) -> Moment:
     """The moment, with the time up to which the app stood there: what is about to go knows it."""
-    for earlier in known.last.moments if known.last is not None else ():
+    for earlier in known.last.moments:
         if earlier.stages == moment.stages:
             return earlier
     following = {stage: moment.stages.get(stage, there.first - 1) + 1 for stage, there in known.stages.items()}

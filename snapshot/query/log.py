@@ -70,7 +70,7 @@ def entries(
         Unavailable: storage or Kafka did not answer.
     """
     stages = stages_of(store, app, stage)
-    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), thinned=True)
+    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), left=True)
     manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()
@@ -84,12 +84,13 @@ def _entry(
     manifest: Manifest,
     names: dict[tuple[str, int], list[str]],
     held: Held | None,
-    limits: Boundary | None,
+    limits: Boundary,
 ) -> Entry:
-    earlier = before(store, manifest)
+    left = limits.before(manifest.stage, manifest.version)
+    gone = (left + 1, manifest.version - 1) if left + 1 < manifest.version and not manifest.begins else None
+    earlier = before(store, manifest) if gone is None else None
     added = manifest.table.added if manifest.table is not None else {}
     windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
-    thinned = _thinned(manifest, limits) if earlier is None and limits is not None else None
     return Entry(
         stage=manifest.stage,
         version=manifest.version,
@@ -104,12 +105,12 @@ def _entry(
         snapshots=tuple(names.get((manifest.stage, manifest.version), ())),
         epoch=manifest.epoch,
         by=manifest.by,
-        thinned=thinned,
+        thinned=gone,
         renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
         added=tuple(name for name, since in added.items() if since == manifest.version),
         watermark_ms=manifest.watermark_ms,
         backfilled=_backfilled(manifest),
-        replayable=False if thinned else held.all_of(windows) if held is not None and windows else None,
+        replayable=False if gone else held.all_of(windows) if held is not None and windows else None,
     )
 
 
@@ -119,15 +120,6 @@ def _backfilled(manifest: Manifest) -> tuple[str, ...]:
         return ()
     ids = {number for each in manifest.backfills if each.version == manifest.version for number in each.columns}
     return tuple(each.name for each in table.values if each.id in ids and not each.name.startswith("_"))
-
-
-def _thinned(manifest: Manifest, limits: Boundary) -> tuple[int, int] | None:
-    """The versions right before this one, when they were collected."""
-    if manifest.version > limits.first.get(manifest.stage, 0) or manifest.begins:
-        return None
-    left = [version for version in limits.kept.get(manifest.stage, ()) if version < manifest.version]
-    first = left[-1] + 1 if left else 1
-    return (first, manifest.version - 1) if first < manifest.version else None
 
 
 def _names(store: ObjectStore, app: str, manifests: Iterable[Manifest]) -> dict[tuple[str, int], list[str]]:

@@ -69,12 +69,12 @@ def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callabl
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
     """From where on the history is whole, and all versions that belong to it; what is missing is added to `wrong`."""
     found = list(list_manifests(store, app, stage))
-    limit = None
+    limit = horizon.NOTHING_COLLECTED
     with noted(wrong):
         # After the listing: what a collection takes meanwhile is beyond the boundary that is seen then.
         limit = horizon.newest(store, app)
     first = min(found, default=0)
-    if limit is not None and stage in limit.first:
+    if stage in limit.first:
         first = limit.first[stage]
         found = [version for version in found if limit.allows(stage, version)]
         wrong += (

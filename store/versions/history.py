@@ -140,9 +140,8 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
     """The version from which on the history is whole, 0 when the stage has none. Two or three requests."""
-    limit = horizon.newest(store, app)
-    if limit is not None and stage in limit.first:
-        return limit.first[stage]
+    if whole_from := horizon.newest(store, app).first.get(stage):
+        return whole_from
     return 1 if _exists(store, app, stage, 1) else next(_versions(store, app, stage), 0)
 
 
@@ -154,7 +153,7 @@ def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
     limit = horizon.newest(store, app)
     found = _versions(store, app, stage)
     # One that is collectable may still be there, or be again, for a while.
-    return tuple(version for version in found if limit is None or limit.allows(stage, version))
+    return tuple(version for version in found if limit.allows(stage, version))
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
@@ -185,7 +184,7 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
     """The largest version, given that `low` exists or is 0."""
     # A disk tells in microseconds whether a file exists, and lists a long history in a fifth of a second.
     if store.local_path(keys.manifest(app, stage, 1)) is not None:
-        low = max(low, _whole_from(store, app, stage)) or 1
+        low = max(low, horizon.newest(store, app).first.get(stage, 1))
         if _exists(store, app, stage, low):
             return _search(store, app, stage, low, within=1)
         low = 0
@@ -194,14 +193,8 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
         if len(page) < _PAGE:
             return page[-1] if page else low
         # Before the history is whole there are gaps, in which a search would end.
-        low = max(page[-1], _whole_from(store, app, stage))
+        low = max(page[-1], horizon.newest(store, app).first.get(stage, 0))
         low = _search(store, app, stage, low, within=_PAGE)
-
-
-def _whole_from(store: ObjectStore, app: str, stage: str) -> int:
-    """The first version after those that were thinned out; 0 when none was."""
-    limit = horizon.newest(store, app)
-    return limit.first.get(stage, 0) if limit is not None else 0
 
 
 def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
@@ -230,8 +223,7 @@ def _missing(store: ObjectStore, app: str, stage: str, version: int) -> NotFound
     if newest is None:
         return NotFound(f"version of {app}/{stage}", f"v{version}")
     first = first_version(store, app, stage)
-    limit = horizon.newest(store, app)
-    before = [f"v{number}" for number in (limit.kept.get(stage, ()) if limit else ())]
+    before = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
     if len(before) > 1:
         before = [f"{len(before)} of {before[0]} to {before[-1]}"]
     found = "there are " + " and ".join([*before, f"v{first} to v{newest.version}"])
