@@ -6,6 +6,7 @@ finding items among many by what sets of them do (`poison`, which knows nothing 
 """
 
 __all__ = [
+    "between",
     "changed_keys",
     "check",
     "ends",
@@ -13,8 +14,6 @@ __all__ = [
     "flips",
     "invariants",
     "judge",
-    "lattice",
-    "narrow",
     "poison",
     "predicate",
     "programs",

@@ -5,6 +5,7 @@ So nothing is evaluated at any version but the first: what each version wrote (`
 keys are wrong is counted on. The cost follows the rows that were written, whatever the state and the history.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,11 +25,11 @@ from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.aside import owner, table_of
 from ...store.versions.manifest import Manifest, Sst
+from ..cut.line import ref_of
 from ..query.columns import visible_schema
 from ..query.row_local import HINT, ROW, row_local
+from .between import Between
 from .ends import find_ends
-from .judge import ref_of
-from .lattice import Between
 from .predicate import Predicate
 
 _CHANGES = f"""
@@ -92,12 +93,12 @@ def scan(
     """
     now_ms = instants.now_ms() if now_ms is None else now_ms
     ends = find_ends(store, app, predicate, good, bad, now_ms)
-    if ends.left and (good or not ends.begins):
+    if not ends.between.is_whole and (good or not ends.begins):
         raise Refused(
             "--scan looks at every version, and some between these ends were thinned out",
-            hint=f"choose ends from {ref_of(ends.between.whole.last(ends.between.whole.beginning()))} on",
+            hint=f"choose ends from {ends.between.whole.ref(ends.between.whole.beginning())} on",
         )
-    return flips(store, cache, ends.between, predicate)
+    return flips(store, cache, dataclasses.replace(ends.between, low=ends.begin), predicate)
 
 
 def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Predicate) -> Flips:

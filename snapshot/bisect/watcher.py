@@ -26,7 +26,6 @@ from ..query.channel_tables import names_channels
 from ..take.capture import ChannelReader
 from ..take.snapshots import move, pin
 from .invariants import Invariant
-from .judge import ref_of
 
 LAST_GOOD = "last-good"
 _BY = "slackwater watch"
@@ -140,7 +139,7 @@ class Watcher:
         self._results |= {result.invariant: (cut.versions, result) for result in results}
         tag = self._tag(cut)
         self._due_ms |= {invariant: now_ms + invariant.every_ms for invariant in due}
-        ref = ref_of(Line(self._store, cut).last(cut))
+        ref = Line(self._store, cut).ref(cut)
         return Look(cut, ref, results, before, tag) if results else None
 
     def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> Result:

@@ -22,6 +22,7 @@ from .consistency import raise_senders
 from .graph import Cut, consumed, order
 from .timeline import newest_where
 
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """A moment that is left where history was collected around it."""
