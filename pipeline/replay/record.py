@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ...errors import Corruption, NotFound, Refused
 from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys
-from ...snapshot.bisect.poison import smallest, turning_point
+from ...snapshot.bisect.delta import smallest, turning_point
 from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
 from ...snapshot.cut.graph import Cut

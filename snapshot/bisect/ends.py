@@ -128,42 +128,55 @@ def find_ends(
         Refused: an end is another app's; or `good` is not before `bad`; or the predicate names a table that is retired
             at `bad`.
     """
-    for text in filter(None, (good, bad)):
+    given = tuple(filter(None, (good, bad)))
+    for text in given:
         _check_app(app, text, now_ms)
-    asked = {text: resolve(store, text, now_ms=now_ms) for text in (good, bad) if text}
+    asked = {text: resolve(store, text, now_ms=now_ms) for text in given}
     # After the ends, so that they lie on it. What the app commits from now on does not move it.
     line = line_of(store, app)
     asked = {text: with_retired(line, cut) for text, cut in asked.items()}
-    given, until = asked.get(good or ""), asked.get(bad or "", line.heads)
-    begin, is_late = line.beginning(), not line.is_whole(until)
+    until = asked[bad] if bad else line.heads
+    is_late, begin = not line.is_whole(until), line.beginning()
     high = line.around(until) if bad and not is_late else until
     _check_not_retired(predicate, high, bad or app)
     between = Between(line, begin, high, _watched(predicate, line), predicate.channels)
-    if given is not None and line.is_whole(given):
-        low = line.within(given)
-        if line.limit.first and not replace(between, high=low).ordered():
-            low = begin  # the prefix within a snapshot may lie where history is not whole
-    elif given is not None:
-        low = given
-    else:
-        left = line.left_between(Cut(app, {}), high)
-        low = line.at(left[0]) if left else begin
-        if is_late and not left:
+    low = _good_end(between, asked[good] if good else None)
+    if is_late or line.is_whole(low):
+        begin = low
+    _check_order(replace(between, low=low), begin, good, bad)
+    begins = "" if is_late or not line.limit.first or (good and begin is low) else line.ref(begin)
+    return Ends(replace(between, low=low), begin, good, bad, asked, begins)
+
+
+def _good_end(between: Between, given: Cut | None) -> Cut:
+    """The moment to begin at, `given` or else the oldest; `between` begins where the whole line does."""
+    line, begin = between.whole, between.low
+    if given is None:
+        left = line.left_between(Cut(between.high.app, {}), between.high)
+        return line.at(left[0]) if left else begin
+    if not line.is_whole(given):
+        return given
+    low = line.within(given)
+    # The prefix within a snapshot may lie where history is not whole.
+    return low if not line.limit.first or replace(between, high=low).ordered() else begin
+
+
+def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None) -> None:
+    """Raise `Refused` when the good end is not before the bad one; `begin` is from where on all versions are there."""
+    line, low, high, app = between.whole, between.low, between.high, between.high.app
+    is_before = replace(between, low=begin).ordered()
+    if not line.is_whole(high):
+        is_before = not line.is_whole(low) and low.time_ms < high.time_ms
+        if not is_before and not good:
             raise Refused(
                 f"of the history of {app} nothing is left before {bad}: gc thinned it out",
                 hint=f"`slackwater log {app}` shows what is left; give a later moment as the bad one",
             )
-    is_whole = line.is_whole(low)
-    if is_late or is_whole:
-        begin = low
-    is_before = not is_whole and low.time_ms < high.time_ms if is_late else replace(between, low=begin).ordered()
     if not is_before:
         raise Refused(
             f"the good moment {good or f'(the beginning of {app})'} is not before the bad one, {bad or app}",
             hint="good must be the earlier of the two",
         )
-    begins = "" if is_late or not line.limit.first or (good and is_whole) else line.ref(begin)
-    return Ends(replace(between, low=low), begin, good, bad, asked, begins)
 
 
 def pinned(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:

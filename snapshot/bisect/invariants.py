@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import Unavailable, Usage
 from ...store.objects.protocol import ObjectStore
-from .check import check
+from .predicate import check
 
 TIMEOUT_S = 60.0
 """So long a command may take. It is to tell somebody, or to start what takes longer."""

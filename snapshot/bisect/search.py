@@ -223,7 +223,7 @@ def _verdict(judge: Judge, ends: Ends, found: _Narrowed, evaluations: int) -> Ve
         bad_ref=judge.ref(bad),
         good_version=before.version if before else 0,
         bad_version=commit.version,
-        good_time_ms=previous.time_ms if previous else 0,
+        good_time_ms=previous.time_ms if previous and between.is_whole else good.time_ms,
         bad_time_ms=commit.time_ms,
         lineage=_lineage(judge.store, before, commit),
         rows=rows.slice(0, MAX_ROWS),

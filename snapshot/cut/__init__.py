@@ -4,7 +4,6 @@ Reads manifests and decides; writes nothing but the requests for snapshots. Not 
 """
 
 __all__ = [
-    "consistency",
     "documents",
     "graph",
     "in_flight",
@@ -17,5 +16,4 @@ __all__ = [
     "requests",
     "resolve",
     "stored",
-    "timeline",
 ]

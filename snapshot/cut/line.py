@@ -18,9 +18,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary
 from ...store.versions.manifest import Manifest
-from .consistency import raise_senders
-from .graph import Cut, consumed, order
-from .timeline import newest_where
+from .graph import Cut, consumed, order, raise_senders
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +193,7 @@ class Line:
             read = consumed(manifest)
             return not any(read.get(sender, 0) >= sent.version for sender, sent in earliest.items())
 
-        last = newest_where(self.read, self._lowest, head, independent)
+        last = history.newest_where(self.read, self._lowest, head, independent)
         if last is head:
             return None
         return self.read(stage, last.version + 1 if last else min(self._lowest(stage), head.version))
@@ -204,7 +202,7 @@ class Line:
         """The commits with an effective time up to this one, as the newest of each stage."""
         found = {}
         for stage, head in self.heads.stages.items():
-            newest = newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
+            newest = history.newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
             if newest is None and stage in self.floor:
                 newest = self.read(stage, self.floor[stage])
             if newest is not None:

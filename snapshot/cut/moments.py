@@ -12,8 +12,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon, migrations
 from ...store.versions.horizon import Moment
 from ...store.versions.manifest import Manifest
-from .consistency import lower_receivers, raise_senders
-from .graph import Cut, Thinned
+from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
 
 

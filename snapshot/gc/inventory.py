@@ -22,7 +22,6 @@ from ...store.versions import limits as fits
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots
-from ..cut.timeline import list_manifests
 from .known import Known, StageKnown
 
 _BATCH = 256
@@ -108,7 +107,7 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
     boundaries = horizon.all_of(store, app)
     last = next((each for each in reversed(boundaries) if each.final), horizon.NOTHING_COLLECTED)
-    manifests = {stage: versions for stage in stages if (versions := list_manifests(store, app, stage))}
+    manifests = {stage: versions for stage in stages if (versions := dict(history.list_manifests(store, app, stage)))}
     seen: dict[tuple[str, int], Manifest] = {}
     there = {}
     for stage, versions in manifests.items():

@@ -22,12 +22,11 @@ from msgspec.structs import replace
 
 from ... import instants
 from ...errors import Corruption, NotFound
+from ...store.versions import history
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
-from ..cut.consistency import raise_senders
-from ..cut.graph import consumed, order
+from ..cut.graph import consumed, order, raise_senders
 from ..cut.stored import Snapshot
-from ..cut.timeline import newest_where
 from .known import Known
 from .retention import Retention
 
@@ -217,7 +216,9 @@ def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Ite
 def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
     """The stage's version at a time, None when its whole history is later."""
     there = known.stages[stage]
-    return newest_where(read, lambda _stage: there.first, there.head, lambda manifest: manifest.time_ms <= time_ms)
+    return history.newest_where(
+        read, lambda _stage: there.first, there.head, lambda manifest: manifest.time_ms <= time_ms
+    )
 
 
 def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:

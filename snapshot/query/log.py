@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import horizon
+from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Kind, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import newest, stages_of
 from ..cut.stored import list_snapshots
-from ..cut.timeline import before
 from .replayable import Held, Topics
 
 _CLOCK_SLACK_MS = 3_600_000
@@ -88,7 +87,7 @@ def _entry(
 ) -> Entry:
     left = limits.before(manifest.stage, manifest.version)
     gone = (left + 1, manifest.version - 1) if left + 1 < manifest.version and not manifest.begins else None
-    earlier = before(store, manifest) if gone is None else None
+    earlier = history.before(store, manifest) if gone is None else None
     added = manifest.table.added if manifest.table is not None else {}
     windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
     return Entry(

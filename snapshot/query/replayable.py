@@ -10,7 +10,6 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..cut.lineage import Window
 from ..cut.moments import heads_of, stages_of
-from ..cut.timeline import newest_where
 
 
 class Topics(Protocol):
@@ -66,7 +65,7 @@ def unreplayable(store: ObjectStore, app: str, topics: Topics) -> dict[str, int]
                 for partition, offset in enumerate(read.offsets)
             )
 
-        last = newest_where(
+        last = history.newest_where(
             partial(history.read, store, app), partial(history.first_version, store, app), head, is_gone
         )
         if last is not None:

@@ -5,7 +5,7 @@ from math import ceil, log2
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.bisect.poison import smallest, turning_point
+from slackwater.snapshot.bisect.delta import smallest, turning_point
 
 
 @given(st.integers(1, 2_000), st.data())
