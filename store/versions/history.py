@@ -6,6 +6,7 @@ are few, a search over the numbers (galloping, Bentley and Yao 1976) when there 
 Decoded manifests are kept for each store, a few hundred, since searches in time come back to the same ones.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -149,18 +150,13 @@ def newest_where(
     """
     if holds(newest):
         return newest
-    best: Manifest | None = None
-    low, high = first(newest.stage), newest.version - 1
-    while low <= high:
-        middle = (low + high) // 2
-        manifest = read(newest.stage, middle)
-        if manifest is None:
-            low = middle + 1
-        elif holds(manifest):
-            best, low = manifest, middle + 1
-        else:
-            high = middle - 1
-    return best
+
+    def is_later(version: int) -> bool:
+        return (found := read(newest.stage, version)) is not None and not holds(found)
+
+    versions = range(first(newest.stage), newest.version)
+    after = bisect_left(versions, True, key=is_later)
+    return read(newest.stage, versions[after - 1]) if after else None
 
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
