@@ -21,8 +21,8 @@ from .validation import nearest
 if TYPE_CHECKING:
     from .pipeline.kafka.channels import KafkaChannels
     from .pipeline.run.options import Options
+    from .snapshot.bisect.invariants import Invariant
     from .snapshot.gc.retention import Retention
-    from .snapshot.watch.invariants import Invariant
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
 
@@ -249,7 +249,7 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
 
 
 def _invariant(path: Path, name: str, table: object) -> "Invariant":
-    from .snapshot.watch.invariants import Invariant
+    from .snapshot.bisect.invariants import Invariant
 
     called = f"invariants.{name}"
     given = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store

@@ -10,7 +10,7 @@ from .terminal import Part
 from .values import stream, word
 
 if TYPE_CHECKING:
-    from ..snapshot.bisect.record import Guilty, Message
+    from ..snapshot.bisect.verdict import Guilty, Message
     from ..snapshot.diff.key_changes import KeyChange, KeyChanges
 
 _MAX_TEXT = 2_000

@@ -165,7 +165,7 @@ def check_none_open(app_name: str) -> None:
 
 def note_input_gone(session: Session, app_name: str) -> None:
     """Say of which versions Kafka does not hold the input any more, where it is known where Kafka is."""
-    from ..snapshot.query.replayable import unreplayable
+    from ..snapshot.query.log import unreplayable
 
     topics = session.settings.open_channels()
     if topics is None:

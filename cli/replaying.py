@@ -12,8 +12,7 @@ from .session import Session
 
 if TYPE_CHECKING:
     from ..pipeline.replay.program import Program
-    from ..snapshot.bisect.record import Guilty, Hop
-    from ..snapshot.bisect.verdict import Verdict
+    from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
     from ..store.read.cache import SstCache
 
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from ..errors import Usage
 from ..snapshot.bisect.predicate import Predicate
 from ..snapshot.bisect.programs import Function, Python
-from ..snapshot.bisect.record import Guilty
 from ..snapshot.bisect.session import Asked
-from ..snapshot.bisect.verdict import Verdict
+from ..snapshot.bisect.verdict import Guilty, Verdict
 from ..store.objects.protocol import ObjectStore
 
 if TYPE_CHECKING:

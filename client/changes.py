@@ -7,7 +7,7 @@ from typing import overload
 import duckdb
 
 from .. import instants
-from ..snapshot.diff import history
+from ..snapshot.diff import key_history as history
 from ..snapshot.diff.moments import TableDiff
 from ..snapshot.query.answers import as_relation
 from ..store.sst.python_values import python_rows

@@ -14,7 +14,7 @@ from ..snapshot.bisect.search import bisect as search
 from ..snapshot.bisect.verdict import Step
 from ..snapshot.cut.resolve import resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots
-from ..snapshot.diff.history import key_history
+from ..snapshot.diff.key_history import key_history
 from ..snapshot.query.log import entries
 from ..snapshot.rejected.listing import RejectedRecords
 from ..snapshot.rejected.listing import rejected as list_rejected

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from .. import instants
-from ..snapshot.bisect.record import Guilty
-from ..snapshot.bisect.verdict import Verdict
+from ..snapshot.bisect.verdict import Guilty, Verdict
 from ..snapshot.cut.lineage import Window
 from ..snapshot.query.answers import as_relation
 from ..snapshot.query.log import Entry

@@ -12,7 +12,6 @@ __all__ = [
     "clone",
     "cut",
     "diff",
-    "evidence",
     "gc",
     "init",
     "maintain",
@@ -20,5 +19,4 @@ __all__ = [
     "status",
     "take",
     "verify",
-    "watch",
 ]

@@ -14,11 +14,10 @@ from .masking import Mask
 
 if TYPE_CHECKING:
     from ...snapshot.bisect.changed_keys import ChangedKeys
-    from ...snapshot.bisect.record import Guilty, Hop, Message
-    from ...snapshot.bisect.verdict import Verdict
+    from ...snapshot.bisect.evidence import Evidence
+    from ...snapshot.bisect.verdict import Guilty, Hop, Message, Verdict
     from ...snapshot.cut.lineage import Window
     from ...snapshot.diff.key_changes import KeyChange
-    from ...snapshot.evidence.collect import Evidence
 
 _MAX_KEYS = 10
 """Keys that are shown."""

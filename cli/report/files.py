@@ -14,8 +14,7 @@ from .contents import Case, document
 from .masking import Mask
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.record import Guilty
-    from ...snapshot.bisect.verdict import Verdict
+    from ...snapshot.bisect.verdict import Guilty, Verdict
 
 _ENDINGS = {"--report": (".html", ".htm"), "--md": (".md", ".markdown")}
 
@@ -60,7 +59,7 @@ class Reports:
         wanted = [(path, option, render) for path, option, render in formats if path is not None]
         if not wanted:
             return
-        from ...snapshot.evidence.collect import collect
+        from ...snapshot.bisect.evidence import collect
         from ...store.versions.apps import free_name
 
         settings = session.settings

@@ -9,10 +9,9 @@ from .timeline import timeline
 
 if TYPE_CHECKING:
     from ...snapshot.bisect.changed_keys import ChangedKeys
+    from ...snapshot.bisect.evidence import Evidence, Reached
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.stored import Snapshot
-    from ...snapshot.evidence.collect import Evidence
-    from ...snapshot.evidence.reached import Reached
     from ...snapshot.verify.ledger import Entry
 
 _MAX_KEYS = 3
@@ -23,7 +22,7 @@ _MAX_SNAPSHOTS = 20
 
 def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
     """When it turned: the picture, and every evaluation in the order of the line."""
-    from ...snapshot.evidence.collect import distance
+    from ...snapshot.bisect.evidence import distance
 
     picture = timeline(verdict, evidence)
     caption = "Commits of the app's line, by how many lie between them and the turn; far away they stand closer."
@@ -53,7 +52,7 @@ def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
 
 
 def _count(rows: int) -> str:
-    from ...snapshot.evidence.collect import MAX_COUNTED
+    from ...snapshot.bisect.evidence import MAX_COUNTED
 
     return formats.count(rows) if rows < MAX_COUNTED else f"{formats.count(rows)} or more"
 

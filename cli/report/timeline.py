@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ...snapshot.bisect.evidence import Evidence
     from ...snapshot.bisect.verdict import Answer, Verdict
-    from ...snapshot.evidence.collect import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Timeline:
 
 def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
     """What the picture shows of a search."""
-    from ...snapshot.evidence.collect import distance
+    from ...snapshot.bisect.evidence import distance
 
     bad = verdict.bad.versions
     probes = sorted(

@@ -20,10 +20,9 @@ from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.bisect.changed_keys import ChangedKeys
-    from ...snapshot.bisect.record import Guilty
     from ...snapshot.bisect.session import Asked
     from ...snapshot.bisect.session import Session as Search
-    from ...snapshot.bisect.verdict import Step, Verdict
+    from ...snapshot.bisect.verdict import Guilty, Step, Verdict
     from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.lineage import Lineage, Window
     from ...store.objects.protocol import ObjectStore

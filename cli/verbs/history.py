@@ -14,8 +14,8 @@ from ..tables import Grid
 from ..terminal import Part
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.record import Guilty
-    from ...snapshot.diff.history import Change, KeyHistory
+    from ...snapshot.bisect.verdict import Guilty
+    from ...snapshot.diff.key_history import Change, KeyHistory
     from ...store.read.cache import SstCache
 
 
@@ -43,7 +43,7 @@ def history(
     With the version that made it, the offsets that this version read, and the values before and after. Rows that
     expired are among them. Versions that did not write the key are not read.
     """
-    from ...snapshot.diff.history import key_history
+    from ...snapshot.diff.key_history import key_history
 
     with closing(session.settings.open_cache()) as cache:
         found = key_history(

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ...pipeline.run.stopping import Stop
+    from ...snapshot.bisect.invariants import Invariant
     from ...snapshot.bisect.verdict import Step, Verdict
+    from ...snapshot.bisect.watcher import Look, Result, State, Watcher
     from ...snapshot.take.capture import ChannelReader
-    from ...snapshot.watch.invariants import Invariant
-    from ...snapshot.watch.watcher import Look, Result, State, Watcher
     from ...store.read.cache import SstCache
 
 _MAX_ROWS = 10
@@ -55,9 +55,9 @@ def watch(
     is called. Ctrl-C or SIGTERM ends it.
     """
     from ...pipeline.run.stopping import stop_signals
+    from ...snapshot.bisect.watcher import Watcher
     from ...snapshot.query.channel_tables import names_channels
     from ...snapshot.take.audit_log import record, whoami
-    from ...snapshot.watch.watcher import Watcher
 
     invariants = [each for each in session.settings.invariants.values() if each.app in ("", app_name)]
     if not invariants:
@@ -136,7 +136,7 @@ class _Report:
             self._session.show(None, *parts)
 
     def _call(self, invariant: "Invariant", look: "Look", verdict: "Verdict | None", report: Path | None) -> None:
-        from ...snapshot.watch import hook
+        from ...snapshot.bisect.invariants import call
 
         if not invariant.on_failure:
             return
@@ -150,7 +150,7 @@ class _Report:
             "SLACKWATER_REPORT": str(report) if report is not None else "",
         }
         try:
-            hook.call(invariant.on_failure, about)
+            call(invariant.on_failure, about)
         except Unavailable as error:
             self._session.output.failure(error)
 

@@ -21,8 +21,7 @@ from ...errors import Corruption, NotFound, Refused
 from ...fold.delta import smallest, turning_point
 from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys
 from ...snapshot.bisect.predicate import At, Predicate
-from ...snapshot.bisect.record import Address, CannotProve, Guilty, Hop, Message
-from ...snapshot.bisect.verdict import MAX_ROWS, Verdict
+from ...snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Window
 from ...snapshot.diff.ancestry import Ancestry

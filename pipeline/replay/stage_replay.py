@@ -19,7 +19,7 @@ from ...fold.failing import RECORD
 from ...fold.falling import EVERY_HASH, Falling, merge_falling
 from ...fold.late import Lateness
 from ...fold.merge import Base, merge
-from ...snapshot.bisect.record import Address
+from ...snapshot.bisect.verdict import Address
 from ...snapshot.diff.side import Side
 from ...store.read.due_rows import due_rows
 from ...store.read.read_stats import Reads

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from ...snapshot.bisect.changed_keys import changed_keys
 from ...snapshot.bisect.predicate import At
-from ...snapshot.bisect.record import Guilty, Hop
-from ...snapshot.bisect.verdict import Verdict
+from ...snapshot.bisect.verdict import Guilty, Hop, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, direct, losses
 from ...snapshot.query.same_rows import differing

@@ -1,17 +1,21 @@
-"""Finding the commit that made something wrong: predicates, the search over cuts, its session, the changed keys."""
+"""Finding the commit that made something wrong: predicates, the search over the line, its session, the changed keys.
+
+Also what a report tells beside the verdict (`evidence`) and invariants that are asked again and again (`watcher`). Only
+reads, but for the tag `last-good`.
+"""
 
 __all__ = [
+    "between",
     "changed_keys",
-    "check",
     "ends",
+    "evidence",
     "flips",
+    "invariants",
     "judge",
-    "lattice",
-    "narrow",
     "predicate",
     "programs",
-    "record",
     "search",
     "session",
     "verdict",
+    "watcher",
 ]

@@ -6,14 +6,13 @@ keys are wrong is counted on. The cost follows the rows that were written, whate
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-from msgspec.structs import replace
 
 from ... import instants
 from ...errors import Refused, Usage
@@ -26,9 +25,8 @@ from ...store.versions.aside import owner, table_of
 from ...store.versions.manifest import Manifest, Sst
 from ..query.columns import visible_schema
 from ..query.row_local import HINT, ROW, row_local
+from .between import Between
 from .ends import find_ends
-from .judge import ref_of
-from .lattice import Between
 from .predicate import Predicate
 
 _CHANGES = f"""
@@ -92,12 +90,12 @@ def scan(
     """
     now_ms = instants.now_ms() if now_ms is None else now_ms
     ends = find_ends(store, app, predicate, good, bad, now_ms)
-    if ends.left and (good or not ends.begins):
+    if not ends.between.is_whole and (good or not ends.begins):
         raise Refused(
             "--scan looks at every version, and some between these ends were thinned out",
-            hint=f"choose ends from {ref_of(ends.between.whole.last(ends.between.whole.beginning()))} on",
+            hint=f"choose ends from {ends.between.whole.ref(ends.between.whole.beginning())} on",
         )
-    return flips(store, cache, ends.between, predicate)
+    return flips(store, cache, replace(ends.between, low=ends.begin), predicate)
 
 
 def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Predicate) -> Flips:
@@ -119,35 +117,53 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
         raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=HINT)
     table, sql = row_local(predicate.sql, between.high.tables)
     stage, high = owner(table, between.high.stages), between.high.tables[table]
-    low = table_of(between.low.stages[stage], table) if stage in between.low.stages else None
     first = between.lowest(stage)
     read = (history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1))
-    after = [table_of(each, table) for each in read]
-    sources = [*(_Source(sst, first, None) for sst in (low.ssts if low else ())), *_written(after)]
-    manifests = ([low] if low else []) + after
+    manifests = [table_of(each, table) for each in read]
+    sources = [*_written(manifests)]
+    if stage in between.low.stages:
+        low = table_of(between.low.stages[stage], table)
+        manifests.insert(0, low)
+        sources += (_Source(sst, first, None) for sst in low.ssts)
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
+    paths = {each.sst.object: cache.parquet_path(store, each.sst) for each in sources}
+    changes, rows = _changes(table, (sql, predicate.sql), high, manifests, sources, paths)
+    later = {version: delta for version, delta in changes.items() if version > first}
+    at_first = sum(changes.values()) - sum(later.values())
+    counts = [*zip([first, *later], np.cumsum([at_first, *later.values()]).tolist(), strict=True)]
+    times = {each.version: each.time_ms for each in manifests}
+    found = tuple(
+        Flip(f"{high.app}/{stage}@v{version}", version, times[version], after > 0, after)
+        for (_, before), (version, after) in pairwise(counts)
+        if (before > 0) != (after > 0)
+    )
+    return Flips(stage, first, high.version, found, tuple(counts), rows)
+
+
+def _changes(
+    table: str,
+    sql: tuple[str, str],
+    high: Manifest,
+    manifests: Sequence[Manifest],
+    sources: "Sequence[_Source]",
+    paths: Mapping[str, Path],
+) -> tuple[dict[int, int], int]:
+    """By version, how many more keys are wrong, ascending; and how many rows were looked at.
+
+    `sql` is the query for the rows that are wrong, and what was typed.
+    """
     with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
-        _show(con, table, high, sources, {each.sst.object: cache.parquet_path(store, each.sst) for each in sources})
+        _show(con, table, high, sources, paths)
         try:
-            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql})")
+            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql[0]})")
         except duckdb.Error as error:
-            raise Usage(str(error).partition("\n")[0], quoted=f"query: {predicate.sql}") from error
+            raise Usage(str(error).partition("\n")[0], quoted=f"query: {sql[1]}") from error
         clocks = {each.clock_ms: each.version for each in reversed(manifests)}
         con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
         keys = ", ".join(quoted(column.name) for column in high.table.key) if high.table else ""
-        changes = con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall()
-        rows = con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
-    versions = [first, *(version for version, _ in changes if version > first)]
-    at_first = sum(delta for version, delta in changes if version <= first)
-    counts = np.cumsum([at_first, *(delta for version, delta in changes if version > first)]).tolist()
-    by_version = {each.version: each for each in manifests}
-    found = tuple(
-        Flip(ref_of(replace(by_version[version], stage=stage)), version, by_version[version].time_ms, after > 0, after)
-        for (_, before), (version, after) in pairwise(zip(versions, counts, strict=True))
-        if (before > 0) != (after > 0)
-    )
-    return Flips(stage, first, high.version, found, tuple(zip(versions, counts, strict=True)), rows)
+        changes = dict(con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall())
+        return changes, con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
 
 
 @dataclass(frozen=True, slots=True)

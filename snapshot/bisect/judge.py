@@ -1,7 +1,7 @@
 """Asking the predicate at places of the line: no moment twice, and none whose tables hold the same rows as another."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -9,10 +9,9 @@ import pyarrow as pa
 from ...errors import Gone, NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
 from ..take.capture import ChannelReader
-from .lattice import Between
+from .between import Between
 from .predicate import At, Predicate, Skip, Wanted
 from .verdict import Answer, Step
 
@@ -29,8 +28,6 @@ class Judge:
     on_step: Callable[[Step], None] | None
     reader: ChannelReader | None
     """Reads records in flight."""
-    refs: Mapping[frozenset[tuple[str, int]], str]
-    """Refs to moments that are no prefixes of the line, by their versions."""
     judged: dict[tuple[frozenset[object], ...], Step] = field(default_factory=dict)
     """The answers, in their order, by what decides them."""
     lacking: dict[object, str] = field(default_factory=dict)
@@ -89,8 +86,7 @@ class Judge:
 
     def ref(self, cut: Cut) -> str:
         """A ref to a moment, empty for the one before the first commit."""
-        named = self.refs.get(frozenset(cut.versions.items()))
-        return named if named is not None else ref_of(self.between.whole.last(cut))
+        return self.between.whole.ref(cut)
 
     def _ask(self, cut: Cut) -> tuple[Answer, str, bool]:
         """The answer, why it is that, and whether it is a skip for want of a table or column."""
@@ -117,8 +113,3 @@ class Judge:
         """What the tables that decide the predicate look like at a cut."""
         tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
         return tuple((table.key, table.values) if table else None for table in tables)
-
-
-def ref_of(commit: Manifest | None) -> str:
-    """The ref of the prefix that ends with a commit; empty without one."""
-    return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""

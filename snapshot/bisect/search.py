@@ -1,11 +1,16 @@
 """Find the commit that made something wrong: a binary search over the app's line with a predicate.
 
-The predicate is asked at prefixes of the line (`line`), which are consistent cuts that a ref names: so a wrong answer
-is wrong state, never a torn look at a running app, and whoever types the ref gets the same answer.
+The predicate is asked at moments of the line (`cut.line`), consistent cuts that a ref names: so a wrong answer is wrong
+state, never a torn look at a running app, and whoever types the ref gets the same answer. As in git's bisect of a
+linear history, a moment that cannot be judged is passed over and another one taken, until none is left between the last
+good and the first bad one. Which is taken is our own: one beside a moment that could be judged (see `Between.middle`),
+so that a column which came late is found in a few steps.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import pyarrow as pa
@@ -18,11 +23,10 @@ from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage, direct, trace
 from ..take.capture import ChannelReader
+from .between import PROBES, Between, Skips, length
 from .changed_keys import changed_keys
 from .ends import Ends, find_ends
 from .judge import Judge
-from .lattice import Between
-from .narrow import Narrowed, length, narrow, probe
 from .predicate import ByHand, Predicate, Where
 from .verdict import MAX_ROWS, Answer, Step, Stretch, Verdict
 
@@ -49,7 +53,7 @@ def bisect(
     Tables that had no version yet at a moment are empty there. Versions whose tables hold the same rows are not
     evaluated twice, nor those of tables that the predicate does not name, so there are O(log versions) evaluations
     per table. An end that is no prefix of the line, as a snapshot, is moved to the next one that is: the good end
-    back, the bad one forward. Where versions were thinned out, the moments that are left are searched.
+    back, the bad one forward. Where versions were collected, the moments that are left are searched.
 
     Args:
         store: where the app lives.
@@ -76,23 +80,100 @@ def bisect(
     predicate = Where(predicate) if isinstance(predicate, str) else predicate
     now_ms = instants.now_ms() if now_ms is None else now_ms
     ends = find_ends(store, app, predicate, good, bad, now_ms)
-    judge = Judge(store, cache, predicate, ends.between, on_step, reader, ends.refs)
+    judge = Judge(store, cache, predicate, ends.between, on_step, reader)
     if isinstance(predicate, ByHand) and not good:
-        judge.know(ends.between.low, "good")  # there is nothing to look at
-    ends = ends.with_known(judge, store, known or {}, now_ms)
-    between, is_whole = ends.settle(judge)
-    if not is_whole:
-        return _verdict(judge, ends, Narrowed(between, (), (), certain=False), _evaluated(judge), is_whole)
-    found = narrow(judge, between)
+        judge.know(ends.begin, "good")  # there is nothing to look at
+    ends = ends.with_known(judge, known or {}, now_ms)
+    found = _narrow(judge, ends.settle(judge))
     evaluations = _evaluated(judge)
     while not isinstance(predicate, ByHand):
-        probe(judge, found)
+        _probe(judge, found)
         nearer = _towards(edge, judge, found)
         if nearer is None:
             break
-        found = narrow(judge, nearer)
+        found = _narrow(judge, nearer)
         evaluations = _evaluated(judge)
-    return _verdict(judge, ends, found, evaluations, is_whole)
+    return _verdict(judge, ends, found, evaluations)
+
+
+@dataclass(frozen=True, slots=True)
+class _Narrowed:
+    """What is left of a stretch."""
+
+    between: Between
+    """From a good moment to a bad one; nothing in between could be judged."""
+    good: tuple[Cut, ...]
+    """Moments that are good, each nearer to the verdict than the one before it."""
+    bad: tuple[Cut, ...]
+    """Moments that are bad, each nearer to the verdict than the one before it."""
+    certain: bool
+    """Whether a single commit is left that can have made it bad."""
+
+
+def _narrow(judge: Judge, between: Between) -> _Narrowed:
+    """Halve a stretch, whose ends are judged, as far as that goes. Raises as `Predicate.rows`."""
+    good, bad = [between.low], [between.high]
+    skips: defaultdict[str, set[int]] = defaultdict(set)
+    lacking: defaultdict[str, list[int]] = defaultdict(list)
+    low = judge.judge(between.low, 0)
+    if low.answer == "skip":
+        for stage in between.watched:
+            _skip(skips[stage], lacking[stage], between.lowest(stage), lacks=low.lacks)
+    while (cut := _next(judge, between, skips)) is not None:
+        step = judge.judge(cut, between.evaluations_left() - 1)
+        if step.answer == "bad":
+            between = replace(between, high=cut)
+            bad.append(cut)
+        elif step.answer == "good":
+            between = replace(between, low=cut)
+            good.append(cut)
+        elif (commit := between.line.last(cut)) is not None:
+            _skip(skips[commit.stage], lacking[commit.stage], commit.version, lacks=step.lacks)
+    return _Narrowed(between, tuple(good), tuple(bad), _is_certain(judge, between))
+
+
+def _probe(judge: Judge, found: _Narrowed) -> None:
+    """Look into the widest stretches that the search jumped over, where nothing proves the order."""
+    cuts: list[Cut] = []
+    for chain in (found.good, found.bad[::-1]):
+        gaps = [replace(judge.between, low=low, high=high) for low, high in pairwise(chain)]
+        gaps.sort(key=lambda gap: sum(gap.length(stage) for stage in gap.differing()), reverse=True)
+        cuts += [cut for gap in gaps[:PROBES] if (cut := gap.middle()) is not None]
+    for number, cut in enumerate(cuts, 1):
+        judge.judge(cut, len(cuts) - number)
+
+
+def _next(judge: Judge, between: Between, skips: Skips) -> Cut | None:
+    """The moment to look at next, None when no other can be."""
+    if (middle := between.middle(skips)) is not None:
+        return middle
+    if (commit := between.only()) is None:
+        return None
+    # Commits of other watched tables that were undone may lie beside it: then both its sides must be looked at.
+    before, up_to = between.line.before(commit), between.line.up_to(commit)
+    if judge.judge(before, 0).answer == "bad":
+        return before
+    return up_to if judge.judge(up_to, 0).answer == "good" else None
+
+
+def _is_certain(judge: Judge, between: Between) -> bool:
+    commit = between.only()
+    if commit is None or len(between.differing()) > 1:
+        return False
+    sides = between.line.before(commit), between.line.up_to(commit)
+    return [judge.judge(side, 0).answer for side in sides] == ["good", "bad"]
+
+
+def _skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
+    """Pass over a version; when it lacks a column, also those between it and the next ones that lack it, too."""
+    skips.add(version)
+    if lacks:
+        for other in (
+            max((each for each in lacking if each < version), default=version),
+            min((each for each in lacking if each > version), default=version),
+        ):
+            skips.update(range(min(other, version), max(other, version)))
+        lacking.append(version)
 
 
 def _evaluated(judge: Judge) -> int:
@@ -100,7 +181,7 @@ def _evaluated(judge: Judge) -> int:
     return sum(any(content) and not step.given for content, step in judge.judged.items())
 
 
-def _towards(edge: Edge, judge: Judge, found: Narrowed) -> Between | None:
+def _towards(edge: Edge, judge: Judge, found: _Narrowed) -> Between | None:
     """A stretch nearer to the edge that is meant, in which it went from good to bad, too; None when none is known."""
     low, high = length(found.between.low), length(found.between.high)
     steps = sorted(judge.judged.values(), key=lambda step: length(step.cut))
@@ -120,34 +201,29 @@ def _towards(edge: Edge, judge: Judge, found: Narrowed) -> Between | None:
     return None
 
 
-def _verdict(judge: Judge, ends: Ends, found: Narrowed, evaluations: int, is_whole: bool) -> Verdict:
+def _verdict(judge: Judge, ends: Ends, found: _Narrowed, evaluations: int) -> Verdict:
     between, line = found.between, found.between.line
     candidates = () if found.certain else _candidates(between)
     certain = found.certain or [each.last - each.first for each in candidates] == [0]
     heads = [between.high.stages[each.stage] for each in candidates]
-    place = line.place if is_whole else _time
-    commit = between.only() if found.certain else max(heads, key=place, default=None)
+    commit = between.only() if found.certain else max(heads, key=line.place, default=None)
     if commit is None or (certain and not commit.may_change_rows):
         raise _unsteady()
-    last_good, first_bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
-    rows = _rows(judge, first_bad)
-    before, previous = last_good.stages.get(commit.stage), max(last_good.stages.values(), key=_time, default=None)
-    if is_whole:
-        previous = between.whole.last(last_good)
+    good, bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
+    rows = _rows(judge, bad)
+    before, previous = good.stages.get(commit.stage), between.whole.last(good)
     keys = changed_keys(judge.store, judge.cache, before, commit, rows.slice(0, MAX_ROWS))
-    ordered = [(length(step.cut), step) for step in judge.judged.values()]
-    low, high = length(last_good), length(first_bad)
     return Verdict(
-        app=between.high.app,
+        app=bad.app,
         predicate=judge.predicate,
         stage=commit.stage,
-        good=last_good,
-        bad=first_bad,
-        good_ref=judge.ref(last_good),
-        bad_ref=judge.ref(first_bad),
+        good=good,
+        bad=bad,
+        good_ref=judge.ref(good),
+        bad_ref=judge.ref(bad),
         good_version=before.version if before else 0,
         bad_version=commit.version,
-        good_time_ms=previous.time_ms if previous else 0,
+        good_time_ms=previous.time_ms if previous and between.is_whole else good.time_ms,
         bad_time_ms=commit.time_ms,
         lineage=_lineage(judge.store, before, commit),
         rows=rows.slice(0, MAX_ROWS),
@@ -156,13 +232,18 @@ def _verdict(judge: Judge, ends: Ends, found: Narrowed, evaluations: int, is_who
         steps=tuple(judge.judged.values()),
         evaluations=evaluations,
         candidates=() if certain else candidates,
-        thinned=not is_whole and not certain,
-        non_monotone=tuple(
-            step for at, step in ordered if (step.bad and at <= low) or (step.answer == "good" and at >= high)
-        ),
+        thinned=not between.is_whole and not certain,
+        non_monotone=_against_the_order(judge, good, bad),
         asked=ends.asked,
         begins=ends.begins,
     )
+
+
+def _against_the_order(judge: Judge, good: Cut, bad: Cut) -> tuple[Step, ...]:
+    """Steps that are bad up to the last good moment, or good from the first bad one on."""
+    low, high = length(good), length(bad)
+    placed = [(length(step.cut), step) for step in judge.judged.values()]
+    return tuple(step for at, step in placed if (step.bad and at <= low) or (step.answer == "good" and at >= high))
 
 
 def _rows(judge: Judge, bad: Cut) -> pa.Table:
@@ -189,10 +270,6 @@ def _lineage(store: ObjectStore, before: Manifest | None, commit: Manifest) -> L
         return trace(store, before, commit)
     except NotFound:  # of the stages upstream, the versions that were read are collected
         return Lineage(commit.stage, direct(before, commit, ()) if before else (), ())
-
-
-def _time(commit: Manifest) -> tuple[int, int, int]:
-    return commit.time_ms, 0, commit.version
 
 
 def _unsteady() -> Refused:

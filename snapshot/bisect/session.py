@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from ...errors import NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
-from .check import check
-from .predicate import ByHand, Predicate, Where
+from .predicate import ByHand, Predicate, Where, check
 from .programs import Run, load
 from .search import Edge
 from .verdict import Answer, Step

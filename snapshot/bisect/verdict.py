@@ -1,13 +1,14 @@
-"""What bisect finds: the commit, the moments on both its sides, and how it was found."""
+"""What is found: the commit that made something wrong, and the input record behind it, each with how it was found."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
 
+from ...errors import Refused
 from ..cut.graph import Cut
-from ..cut.lineage import Lineage
+from ..cut.lineage import Lineage, Window
 from .changed_keys import ChangedKeys
 from .predicate import Predicate
 
@@ -112,3 +113,76 @@ class Verdict:
     def where(self) -> str:
         """SQL that returns rows when something is wrong; empty where code decides that."""
         return self.predicate.sql
+
+
+class CannotProve(Refused):
+    """A replay does not show which record it was; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a record is in Kafka: `topic[partition]@offset`, and of a repartition topic the row in the message."""
+
+    topic: str
+    partition: int
+    offset: int
+    row: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}{'' if self.row is None else f'+{self.row}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """The record that was found among those which one version of a stage read."""
+
+    stage: str
+    version: int
+    record: Address
+    records: int
+    """How many records the version read."""
+    candidates: int
+    """How many of them could have to do with it."""
+    replays: int
+    """Of how many choices of them it was seen what the stage makes of them."""
+    alone: bool
+    """Whether it is bad with this record alone; else only with some of those that came before it."""
+    needs: int | None = None
+    """With how many of those it is bad, of which none can be left out; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A record of a user's topic as Kafka has it."""
+
+    address: Address
+    time_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """The way from a bad commit to the record behind it, as far as it could be proved."""
+
+    hops: tuple[Hop, ...]
+    """From the commit upwards, one for each stage; none where nothing could be proved."""
+    message: Message | None
+    """The record of the user's own topic at the end of the way; None where it ends before."""
+    reason: str
+    """Why the way ends before; empty where it does not."""
+    windows: tuple[Window, ...]
+    """Where the way ends: the smallest part of the input that is proved to hold it."""
+    keys: ChangedKeys | None
+    """What the record did to the table of the bad commit: its keys before and after it."""
+    others: int | None = None
+    """How many more records of the commit make the predicate true by themselves; None where that is not known."""
+
+    @property
+    def replays(self) -> int:
+        """How many choices of records were replayed."""
+        return sum(hop.replays for hop in self.hops)
+
+    def __iter__(self) -> Iterator[Hop]:
+        return iter(self.hops)

@@ -4,7 +4,6 @@ Reads manifests and decides; writes nothing but the requests for snapshots. Not 
 """
 
 __all__ = [
-    "consistency",
     "graph",
     "in_flight",
     "line",
@@ -16,5 +15,4 @@ __all__ = [
     "requests",
     "resolve",
     "stored",
-    "timeline",
 ]

@@ -9,17 +9,28 @@ with an effective time up to T are those of that time, with what these had consu
 a commit is `app/stage@vN`. What a stage has consumed only grows, so a place on the line is found by binary searches.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
-from ...store.versions.horizon import Boundary
+from ...store.versions.horizon import NOTHING_COLLECTED, Boundary
 from ...store.versions.manifest import Manifest
-from .consistency import raise_senders
-from .graph import Cut, consumed, order
-from .timeline import before, newest_where
+from .graph import Cut, consumed, order, raise_senders
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A moment that is left where history was collected around it."""
+
+    stage: str
+    version: int
+    """No earlier moment has this version of this stage, so it names the moment."""
+    time_ms: int
+    versions: Mapping[str, int]
+
 
 Place = tuple[int, int, int]
 """Where a commit stands on the line: its effective time, the rank of its stage, its version."""
@@ -27,11 +38,16 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Line:
-    """The line of an app up to a consistent cut, which is all of it that is looked at."""
+    """The line of an app up to a consistent cut, which is all of it that is looked at.
+
+    Where garbage collection took versions, moments before the whole line may be left: they come first, by their times.
+    """
 
     store: ObjectStore
     heads: Cut
     """The newest version of each stage: with the same heads, the line is the same."""
+    limit: Boundary = NOTHING_COLLECTED
+    """What was collected. Without it, only the whole line may be asked about."""
     floor: Mapping[str, int] = field(default_factory=dict)
     """Versions of a prefix. Searches begin behind it, so only commits that lie behind it may be asked about."""
     _firsts: dict[str, int] = field(default_factory=dict, init=False, compare=False)
@@ -55,8 +71,50 @@ class Line:
             self._firsts[stage] = history.first_version(self.store, self.heads.app, stage)
         return self._firsts[stage]
 
+    @cached_property
+    def left(self) -> tuple[Left, ...]:
+        """The moments before the whole line, the oldest first."""
+        found: list[Left] = []
+        earlier: Mapping[str, int] = {}
+        for moment in self.limit.moments:
+            new = (stage for stage, version in moment.stages.items() if earlier.get(stage) != version)
+            stage, earlier = next(new, next(iter(moment.stages))), moment.stages
+            found.append(Left(stage, moment.stages[stage], moment.time_ms, moment.stages))
+        return tuple(found)
+
+    def left_between(self, low: Cut, high: Cut) -> tuple[Left, ...]:
+        """The moments before the whole line that come after one and before another."""
+        return self.left[self._number_left(low)[1] : self._number_left(high)[0]]
+
+    def is_left(self, cut: Cut) -> bool:
+        """Whether a cut is one of the moments before the whole line."""
+        before, up_to = self._number_left(cut)
+        return before < up_to
+
+    def at(self, left: Left) -> Cut:
+        """One of the moments before the whole line."""
+        return self._cut({stage: self.read(stage, version) for stage, version in left.versions.items()})
+
+    def is_whole(self, cut: Cut) -> bool:
+        """Whether a cut lies where no version was collected."""
+        return self.limit.is_whole(cut.versions)
+
+    def _number_left(self, cut: Cut) -> tuple[int, int]:
+        """How many moments before the whole line come before a cut; and with it, where it is one of them."""
+        if self.is_whole(cut):
+            return len(self.left), len(self.left)
+        # These moments have no stages that were retired by then.
+        there = {stage: each.version for stage, each in cut.stages.items() if not each.retired}
+        for number, each in enumerate(self.left):
+            if each.versions in (there, cut.versions):
+                return number, number + 1
+        number = bisect_left(self.left, cut.time_ms, key=lambda each: each.time_ms)
+        return number, number
+
     def place(self, commit: Manifest) -> Place:
         """Where a commit stands; what is smaller comes before it."""
+        if commit.version < self.limit.first.get(commit.stage, 0):
+            return commit.time_ms, self.ranks[commit.stage], commit.version
         return self._effective_ms(commit), self.ranks[commit.stage], commit.version
 
     def up_to(self, commit: Manifest) -> Cut:
@@ -75,8 +133,16 @@ class Line:
         return self._cut(found)
 
     def last(self, prefix: Cut) -> Manifest | None:
-        """The commit that a prefix ends with, None for the empty one."""
+        """The commit that a prefix ends with, None for the empty one; of a moment before the line, what names it."""
+        if self.is_left(prefix):
+            left = self.left[self._number_left(prefix)[0]]
+            return self.read(left.stage, left.version)
         return max(prefix.stages.values(), key=self.place, default=None)
+
+    def ref(self, prefix: Cut) -> str:
+        """The ref of a prefix, or of a moment before the line; empty for the moment before the first commit."""
+        commit = self.last(prefix)
+        return ref_of(commit) if commit is not None else ""
 
     def within(self, cut: Cut) -> Cut:
         """The longest prefix that lies within a cut: the cut itself, if it is a prefix."""
@@ -127,7 +193,7 @@ class Line:
             read = consumed(manifest)
             return not any(read.get(sender, 0) >= sent.version for sender, sent in earliest.items())
 
-        last = newest_where(self.read, self._lowest, head, independent)
+        last = history.newest_where(self.read, self._lowest, head, independent)
         if last is head:
             return None
         return self.read(stage, last.version + 1 if last else min(self._lowest(stage), head.version))
@@ -136,7 +202,7 @@ class Line:
         """The commits with an effective time up to this one, as the newest of each stage."""
         found = {}
         for stage, head in self.heads.stages.items():
-            newest = newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
+            newest = history.newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
             if newest is None and stage in self.floor:
                 newest = self.read(stage, self.floor[stage])
             if newest is not None:
@@ -150,13 +216,18 @@ class Line:
         return Cut(self.heads.app, {stage: commit for stage, commit in found.items() if commit is not None})
 
 
+def ref_of(commit: Manifest) -> str:
+    """The ref of the prefix that ends with a commit."""
+    return f"{commit.app}/{commit.stage}@v{commit.version}"
+
+
 def newest_first(
-    store: ObjectStore, app: str, heads: Mapping[str, Manifest], *, thinned: bool = False
+    store: ObjectStore, app: str, heads: Mapping[str, Manifest], *, left: bool = False
 ) -> Iterator[Manifest]:
     """The line from its end, the newest commit first; reads one manifest ahead for each stage.
 
     `heads` is a consistent cut, or one stage alone. Of a stage whose history was collected come those versions from
-    which on it is whole; with `thinned` then also those left before.
+    which on it is whole; with `left` then also those left before.
     """
     limit = horizon.newest(store, app)
     ranks = {stage: rank for rank, stage in enumerate(order(heads))}
@@ -174,14 +245,8 @@ def newest_first(
         commit = max(free or ahead.values(), key=place)
         last_ms = min(commit.time_ms, last_ms)
         yield commit
-        if earlier := _earlier(store, commit, limit, thinned):
-            ahead[commit.stage] = earlier
-        else:
-            del ahead[commit.stage]
-
-
-def _earlier(store: ObjectStore, manifest: Manifest, limit: Boundary | None, thinned: bool) -> Manifest | None:
-    if limit is None or manifest.version > limit.first.get(manifest.stage, 0):
-        return before(store, manifest)
-    left = [version for version in limit.kept.get(manifest.stage, ()) if version < manifest.version]
-    return history.find(store, manifest.app, manifest.stage, left[-1]) if thinned and left else None
+        del ahead[commit.stage]
+        number = limit.before(commit.stage, commit.version)
+        is_next = left or number >= limit.first.get(commit.stage, 0)
+        if number and is_next and not commit.begins and (found := history.find(store, app, commit.stage, number)):
+            ahead[commit.stage] = found

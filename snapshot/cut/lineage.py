@@ -8,7 +8,6 @@ from ...fold.records import ranges
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
-from .timeline import before, newest_where
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -128,11 +127,13 @@ def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input |
 
     last = history.find(store, sent.app, former.stage, former.version)
     begin = partial(history.first_version, store, sent.app)
-    return (newest_where(partial(history.read, store, sent.app), begin, last, is_read) if last else None) or first
+    return (
+        history.newest_where(partial(history.read, store, sent.app), begin, last, is_read) if last else None
+    ) or first
 
 
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
-    if before(store, manifest) is None:
+    if history.before(store, manifest) is None:
         return manifest
     first = history.first_version(store, manifest.app, manifest.stage)
     return history.read(store, manifest.app, manifest.stage, min(first, manifest.version))

@@ -10,11 +10,10 @@ from functools import partial
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
-from ...store.versions.horizon import Boundary, Moment
+from ...store.versions.horizon import Moment
 from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import MIGRATIONS
-from .consistency import lower_receivers, raise_senders
-from .graph import Cut, Thinned
+from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
 
 
@@ -40,7 +39,7 @@ def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
 
 def line_of(store: ObjectStore, app: str) -> Line:
     """The app's line up to now, with the versions that retire a stage. Raises `NotFound` when there is no such app."""
-    return Line(store, Cut(app, newest(store, app, stages_of(store, app))))
+    return Line(store, Cut(app, newest(store, app, stages_of(store, app))), horizon.newest(store, app))
 
 
 def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
@@ -77,7 +76,7 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
         return cut_around(store, stages, found[asked])
     # After the versions: what was collected while they were searched is said there.
     limit = horizon.newest(store, app)
-    if limit is not None and not _whole(limit, found):
+    if not limit.is_whole(_numbers(found)):
         return _of_moment(store, app, limit.at(time_ms), time_ms)
     return _without_retired(store, app, _settled(store, found))
 
@@ -91,7 +90,7 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     app = commit.app
     found = Line(store, Cut(app, newest(store, app, stages))).up_to(commit)
     limit = horizon.newest(store, app)
-    if limit is None or _whole(limit, found.stages):
+    if limit.is_whole(found.versions):
         return _without_retired(store, app, found.stages, commit)
     # No moment with this commit is earlier than the commit, so the oldest is the nearest.
     having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
@@ -106,7 +105,7 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     raised = raise_senders({**found.stages, **firsts}, read)
     raised = lower_receivers({**raised, commit.stage: commit}, commit.stage, read, first)
-    if not _whole(limit, raised):
+    if not limit.is_whole(_numbers(raised)):
         return Cut(app, {})
     cut = _without_retired(store, app, raised, commit)
     return replace(cut, thinned=Thinned(commit.time_ms, cut.time_ms))
@@ -175,9 +174,8 @@ def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest]
     return Cut(app, raise_senders(there, partial(history.read, store, app)))
 
 
-def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
-    """Whether every stage that lost versions is there with one of its whole history."""
-    return all(stage in stages and stages[stage].version >= first for stage, first in limit.first.items())
+def _numbers(stages: Mapping[str, Manifest]) -> dict[str, int]:
+    return {stage: each.version for stage, each in stages.items()}
 
 
 def _of_moment(store: ObjectStore, app: str, moment: Moment | None, asked_ms: int) -> Cut:

@@ -77,7 +77,7 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
     except SlackwaterError as error:
         limit = horizon.newest(store, cut.app)
         read = ((each.stage, each.version) for each in cut.stages.values())
-        gone = [f"{stage}@v{version}" for stage, version in read if limit and not limit.allows(stage, version)]
+        gone = [f"{stage}@v{version}" for stage, version in read if not limit.allows(stage, version)]
         if not gone:
             raise
         raise NotFound(
@@ -149,15 +149,14 @@ def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -
 def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFound:
     where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
     limit = horizon.newest(store, ref.app)
-    lost = limit.first if limit else {}
-    firsts = [(stage, history.first_version(store, ref.app, stage)) for stage in (lost or stages)]
+    firsts = [(stage, history.first_version(store, ref.app, stage)) for stage in (limit.first or stages)]
     times = [history.read(store, ref.app, stage, version).time_ms for stage, version in firsts if version]
     if not times:
         found, hint = f"{where} has no version yet", "`slackwater run` starts it"
     elif not ref.stage and (last := retired_since(store, ref.app, stages)):
         found = f"every stage of {ref.app} was retired by {_shown(last)}"
         hint = f"{ref.app}/STAGE is the last of a stage; {ref.app}@{_shown(last - 1)} is before that"
-    elif limit is not None and lost:
+    elif limit.first:
         whole, left = _shown(max(times)), [_shown(moment.time_ms) for moment in limit.moments]
         before = f"; before that, {len(left)} moments are left, from {left[0]} to {left[-1]}" if left else ""
         found = f"the history of {ref.app} is whole from {whole} on{before}"

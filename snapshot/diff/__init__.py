@@ -3,4 +3,13 @@
 Nothing here looks at rows that both moments have, or versions that did not write the key: cost follows the change.
 """
 
-__all__ = ["ancestry", "candidates", "dropped", "history", "key_changes", "moments", "side", "stored_row", "versions"]
+__all__ = [
+    "ancestry",
+    "candidates",
+    "key_changes",
+    "key_history",
+    "moments",
+    "side",
+    "stored_row",
+    "versions",
+]

@@ -54,10 +54,8 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
     if _first_name(one[1]) != _first_name(other[1]) or one[1].backfills != other[1].backfills:
         # A backfill gives rows of the same `_seq` other values.
         return Ancestry()
-    if (one[0].url, one[1].app) == (other[0].url, other[1].app):
-        lines: tuple[tuple[Stretch, ...], ...] = tuple(tuple(_names(*each)) for each in (one, other))
-    else:
-        lines = tuple(tuple(_line(*each)) for each in (one, other))
+    apart = (one[0].url, one[1].app) != (other[0].url, other[1].app)
+    lines = [tuple(_line(*each, over_clones=apart)) for each in (one, other)]
     for number, mine in enumerate(lines[0]):
         for place, theirs in enumerate(lines[1]):
             if (mine.store.url, mine.app, mine.stage) == (theirs.store.url, theirs.app, theirs.stage):
@@ -73,29 +71,20 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
     return Ancestry()
 
 
-def _stretch(store: ObjectStore, manifest: Manifest) -> Stretch:
-    return Stretch(store, manifest.app, manifest.stage, 0, manifest.version)
-
-
 def _first_name(manifest: Manifest) -> str:
     """What the stage was called first."""
     return manifest.formerly[0].stage if manifest.formerly else manifest.stage
 
 
-def _names(store: ObjectStore, manifest: Manifest) -> Iterator[Stretch]:
-    """The stretches of versions of one app that a version follows from, under the names that its stage had."""
-    stretch = _stretch(store, manifest)
-    for former in reversed(manifest.formerly):
-        yield replace(stretch, after=former.version)
-        stretch = Stretch(store, manifest.app, former.stage, 0, former.version)
-    yield stretch
+def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[Stretch]:
+    """The stretches of versions that a version follows from: under the names that its stage had, newest first.
 
-
-def _line(store: ObjectStore, manifest: Manifest) -> Iterator[Stretch]:
-    """The stretches of versions that a version follows from, its own app's first, then its source's."""
-    stretch, names = _stretch(store, manifest), list(manifest.formerly)
+    `over_clones` also those of the app that its own was cloned from, and so on.
+    """
+    stretch = Stretch(store, manifest.app, manifest.stage, 0, manifest.version)
+    names = list(manifest.formerly)
     while True:
-        info = apps.find_app(stretch.store, stretch.app)
+        info = apps.find_app(stretch.store, stretch.app) if over_clones else None
         origin = info.origin if info is not None else None
         born = origin.cut.get(stretch.stage, 0) if origin is not None else 0
         if names and names[-1].version > born:

@@ -52,13 +52,7 @@ class Versions:
 
     def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
         """The first of the places `low` to `high` for which `holds`, which it does for `high` and from it on."""
-        while low < high:
-            middle = (low + high) // 2
-            if holds(self[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return low + bisect_left(range(low, high), True, key=lambda place: holds(self[place]))
 
     def backwards(self, place: int) -> Iterator[tuple[int, Manifest]]:
         """This version and those before it, newest first, each with its place."""

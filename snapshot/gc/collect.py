@@ -164,7 +164,7 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
     proposal = plan.boundary(number, by, final=False)
     # A proposal that is left of a collection that was killed hides what it did not get to take: replace it.
     settled = not seen.boundaries or seen.boundaries[-1].final
-    if settled and _content(proposal) == _content(last or Boundary(0, final=True)):
+    if settled and _content(proposal) == _content(last):
         return plan
     horizon.propose(store, app, proposal)
     try:

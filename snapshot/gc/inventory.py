@@ -22,7 +22,6 @@ from ...store.versions import limits as fits
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots
-from ..cut.timeline import list_manifests
 from .known import Known, StageKnown
 
 _BATCH = 256
@@ -107,8 +106,8 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     stages = history.list_stages(store, app)
     ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
     boundaries = horizon.all_of(store, app)
-    last = next((each for each in reversed(boundaries) if each.final), None)
-    manifests = {stage: versions for stage in stages if (versions := list_manifests(store, app, stage))}
+    last = next((each for each in reversed(boundaries) if each.final), horizon.NOTHING_COLLECTED)
+    manifests = {stage: versions for stage in stages if (versions := dict(history.list_manifests(store, app, stage)))}
     seen: dict[tuple[str, int], Manifest] = {}
     there = {}
     for stage, versions in manifests.items():
@@ -189,9 +188,9 @@ def _there(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
         raise _missing(app, stage, (version,)) from None
 
 
-def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary | None) -> int:
+def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary) -> int:
     """From where on the history is whole; raises `Corruption` where it is not."""
-    first = last.first.get(stage, 0) if last is not None else 0
+    first = last.first.get(stage, 0)
     if not first:
         first = min(versions)
         if first > 1 and not _there(store, app, stage, first).begins:
@@ -207,8 +206,6 @@ def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectI
 
 def _check_kept(app: str, known: Known, manifests: dict[str, dict[int, ObjectInfo]]) -> None:
     """See that all that was to be kept before the whole history is there."""
-    if known.last is None:
-        return
     for stage, versions in known.last.kept.items():
         if gone := [version for version in versions if version not in manifests.get(stage, ())]:
             raise _missing(app, stage, gone)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...store.versions.horizon import Boundary
+from ...store.versions.horizon import NOTHING_COLLECTED, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import Snapshot
 
@@ -30,7 +30,7 @@ class Known:
     stages: Mapping[str, StageKnown]
     """Those that have a version."""
     snapshots: tuple[Snapshot, ...] = ()
-    last: Boundary | None = None
+    last: Boundary = NOTHING_COLLECTED
     """The last final boundary; what it gives up does not exist, whoever names it."""
 
     def exists(self, stage: str, version: int) -> bool:
@@ -39,10 +39,8 @@ class Known:
             return False
         if version >= self.stages[stage].first:
             return True
-        return self.last is not None and stage in self.last.first and self.last.allows(stage, version)
+        return stage in self.last.first and self.last.allows(stage, version)
 
     def has_collected(self, snapshot: Snapshot) -> bool:
         """Whether a version that the snapshot pins was collected, or was to be, before it was pinned."""
-        return self.last is not None and not all(
-            self.last.allows(stage, version) for stage, version in snapshot.stages.items()
-        )
+        return not all(self.last.allows(stage, version) for stage, version in snapshot.stages.items())

@@ -22,12 +22,11 @@ from msgspec.structs import replace
 
 from ... import instants
 from ...errors import Corruption, NotFound
+from ...store.versions import history
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
-from ..cut.consistency import raise_senders
-from ..cut.graph import consumed, order
+from ..cut.graph import consumed, order, raise_senders
 from ..cut.stored import Snapshot
-from ..cut.timeline import newest_where
 from .known import Known
 from .retention import Retention
 
@@ -129,7 +128,7 @@ class Reachable:
         first, kept = {}, {}
         for stage, known in self.known.stages.items():
             start = self.first(stage)
-            if start > known.first or (self.known.last is not None and stage in self.known.last.first):
+            if start > known.first or stage in self.known.last.first:
                 first[stage] = start
                 kept[stage] = tuple(sorted(version for version in self.single.get(stage, {}) if version < start))
         return Boundary(number, final, first, {stage: each for stage, each in kept.items() if each}, self.moments, by)
@@ -143,7 +142,7 @@ def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
     found = Reachable(known)
     _whole(found, retention, read)
     kept = [moment for snapshot in known.snapshots for moment in _keep_pinned(found, snapshot, read)]
-    if retention.keeps_everything and known.last is not None:
+    if retention.keeps_everything:
         kept += [_keep(found, moment.stages, _EVERYTHING, read) for moment in known.last.moments]
     starts = {stage: found.first(stage) for stage in known.stages}
     lost = [stage for stage, start in starts.items() if start > 1]
@@ -217,13 +216,15 @@ def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Ite
 def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
     """The stage's version at a time, None when its whole history is later."""
     there = known.stages[stage]
-    return newest_where(read, lambda _stage: there.first, there.head, lambda manifest: manifest.time_ms <= time_ms)
+    return history.newest_where(
+        read, lambda _stage: there.first, there.head, lambda manifest: manifest.time_ms <= time_ms
+    )
 
 
 def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
     """The consistent cut of a time, by version; from the moments that stay where the history is not whole any more."""
     at = {stage: found for stage in known.stages if (found := _at(known, stage, time_ms, read)) is not None}
-    if known.last is not None and not known.last.first.keys() <= at.keys():
+    if not known.last.first.keys() <= at.keys():
         moment = known.last.at(time_ms)
         return dict(moment.stages) if moment else {}
     at = {stage: manifest for stage, manifest in at.items() if not manifest.retired}
@@ -259,7 +260,7 @@ def _keep(found: Reachable, versions: Mapping[str, int], reason: Reason, read: R
 
 def _lasting(known: Known, moment: Moment, read: Read) -> Moment:
     """The moment, with the time up to which the app stood there: what is about to go knows it."""
-    for earlier in known.last.moments if known.last is not None else ():
+    for earlier in known.last.moments:
         if earlier.stages == moment.stages:
             return earlier
     following = {stage: moment.stages.get(stage, there.first - 1) + 1 for stage, there in known.stages.items()}

@@ -12,7 +12,6 @@ __all__ = [
     "get",
     "log",
     "moments",
-    "replayable",
     "row_local",
     "same_rows",
     "sql",

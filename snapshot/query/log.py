@@ -1,23 +1,55 @@
-"""The history of an app: the versions of all its stages, as they stand on its line."""
+"""The history of an app: the versions of all its stages, as they stand on its line; and which could be replayed."""
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from typing import Protocol
 
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import horizon
+from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Kind, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses
-from ..cut.moments import newest, stages_of
+from ..cut.moments import heads_of, newest, stages_of
 from ..cut.stored import list_snapshots
-from ..cut.timeline import before
-from .replayable import Held, Topics
 
 _CLOCK_SLACK_MS = 3_600_000
 """How far the clocks of storage and of writers may differ, before a snapshot's name could be missing."""
+
+
+class Topics(Protocol):
+    """What this needs of Kafka; `pipeline` implements it."""
+
+    def starts(self, topic: str, /) -> tuple[int, ...] | None:
+        """The first offset that Kafka holds of each partition, None when there is no such topic.
+
+        Raises:
+            Refused: the broker does not let us look.
+            Unavailable: Kafka did not answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What Kafka still holds; asked once a topic."""
+
+    topics: Topics
+    _starts: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
+
+    def from_on(self, topic: str, partition: int, offset: int) -> bool:
+        """Whether nothing of a partition from this offset on is gone. Raises as `Topics.starts`."""
+        if topic not in self._starts:
+            self._starts[topic] = self.topics.starts(topic)
+        starts = self._starts[topic]
+        return starts is not None and partition < len(starts) and starts[partition] <= offset
+
+    def all_of(self, windows: Iterable[Window]) -> bool:
+        """Whether Kafka holds all records of these windows. Raises as `Topics.starts`."""
+        return all(self.from_on(window.topic, window.partition, window.start) for window in windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +102,7 @@ def entries(
         Unavailable: storage or Kafka did not answer.
     """
     stages = stages_of(store, app, stage)
-    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), thinned=True)
+    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), left=True)
     manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()
@@ -84,12 +116,13 @@ def _entry(
     manifest: Manifest,
     names: dict[tuple[str, int], list[str]],
     held: Held | None,
-    limits: Boundary | None,
+    limits: Boundary,
 ) -> Entry:
-    earlier = before(store, manifest)
+    left = limits.before(manifest.stage, manifest.version)
+    gone = (left + 1, manifest.version - 1) if left + 1 < manifest.version and not manifest.begins else None
+    earlier = history.before(store, manifest) if gone is None else None
     added = manifest.table.added if manifest.table is not None else {}
     windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
-    thinned = _thinned(manifest, limits) if earlier is None and limits is not None else None
     return Entry(
         stage=manifest.stage,
         version=manifest.version,
@@ -104,12 +137,12 @@ def _entry(
         snapshots=tuple(names.get((manifest.stage, manifest.version), ())),
         epoch=manifest.epoch,
         by=manifest.by,
-        thinned=thinned,
+        thinned=gone,
         renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
         added=tuple(name for name, since in added.items() if since == manifest.version),
         watermark_ms=manifest.watermark_ms,
         backfilled=_backfilled(manifest),
-        replayable=False if thinned else held.all_of(windows) if held is not None and windows else None,
+        replayable=False if gone else held.all_of(windows) if held is not None and windows else None,
     )
 
 
@@ -121,15 +154,6 @@ def _backfilled(manifest: Manifest) -> tuple[str, ...]:
     return tuple(each.name for each in table.values if each.id in ids and not each.name.startswith("_"))
 
 
-def _thinned(manifest: Manifest, limits: Boundary) -> tuple[int, int] | None:
-    """The versions right before this one, when they were collected."""
-    if manifest.version > limits.first.get(manifest.stage, 0) or manifest.begins:
-        return None
-    left = [version for version in limits.kept.get(manifest.stage, ()) if version < manifest.version]
-    first = left[-1] + 1 if left else 1
-    return (first, manifest.version - 1) if first < manifest.version else None
-
-
 def _names(store: ObjectStore, app: str, manifests: Iterable[Manifest]) -> dict[tuple[str, int], list[str]]:
     # A snapshot is written after the versions it names, so an older one can name none of these.
     since_ms = min(manifest.time_ms for manifest in manifests) - _CLOCK_SLACK_MS
@@ -138,3 +162,32 @@ def _names(store: ObjectStore, app: str, manifests: Iterable[Manifest]) -> dict[
         for part in snapshot.stages.items():
             names.setdefault(part, []).append(snapshot.name)
     return names
+
+
+def unreplayable(store: ObjectStore, app: str, topics: Topics) -> dict[str, int]:
+    """By stage, the last version whose input is gone from Kafka, in part at least; stages without one are left out.
+
+    A request a topic, and manifests as a binary search over versions reads them.
+
+    Raises:
+        NotFound: there is no such app.
+        Refused: the broker does not let us look.
+        Unavailable: storage or Kafka did not answer.
+    """
+    held, found = Held(topics), {}
+    for stage, head in heads_of(store, app, stages_of(store, app)).items():
+
+        def is_gone(manifest: Manifest) -> bool:
+            """Whether the version after this one read what is gone."""
+            return any(
+                not held.from_on(read.topic, partition, offset)
+                for read in manifest.inputs.values()
+                for partition, offset in enumerate(read.offsets)
+            )
+
+        last = history.newest_where(
+            partial(history.read, store, app), partial(history.first_version, store, app), head, is_gone
+        )
+        if last is not None:
+            found[stage] = min(last.version + 1, head.version)
+    return found

@@ -96,7 +96,7 @@ class Moments:
             return self._cut(clause.since, clause.table, known)
         except NotFound:
             ref = self._ref(clause.since, clause.table)
-            if not isinstance(ref.moment, AtTime) or horizon.newest(self.store, ref.app) is not None:
+            if not isinstance(ref.moment, AtTime) or horizon.newest(self.store, ref.app).number:
                 raise
             return Cut(ref.app, {})
 
@@ -154,9 +154,11 @@ def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until
     names = (*last.formerly, Former(last.stage, last.version + 1))
     for name, end in ((former.stage, former.version) for former in names):
         if (whole := history.first_version(store, until.app, name)) and first < end:
-            kept = limit.kept.get(name, ()) if limit is not None else ()
-            whole = max(first, whole)
-            numbers += [*(each for each in kept if first <= each < min(whole, end)), *range(whole, end)]
+            whole, kept = max(first, whole), limit.kept.get(name, ())
+            numbers += [
+                *(each for each in kept if first <= each < min(whole, end)),
+                *range(whole, end),
+            ]
             first = end
 
     def read(number: int) -> Manifest:

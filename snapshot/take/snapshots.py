@@ -125,7 +125,7 @@ def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Sn
     history.list_stages(store, written.app)  # raises when the app is being removed: the same holds of that
     limit = horizon.newest(store, written.app)
     for stage, version in written.stages.items():
-        if limit is not None and not limit.allows(stage, version):
+        if not limit.allows(stage, version):
             raise NotFound(
                 f"moment of app {written.app!r}",
                 written.name,

@@ -9,7 +9,6 @@ from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Aside, Input, Lost, Manifest, Output, Sink
-from ..cut.timeline import before, list_manifests
 from .report import Checked, noted
 
 _PARTITIONS = range(1, 1 << 31)
@@ -35,7 +34,7 @@ def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
     wrong: list[str] = []
     earlier = None
     with noted(wrong):
-        earlier = before(store, manifest)
+        earlier = history.before(store, manifest)
     if earlier is not None:
         wrong += differences(earlier, manifest)
     if earlier is not None or wrong:
@@ -68,13 +67,13 @@ def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callabl
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
     """From where on the history is whole, and all versions that belong to it; what is missing is added to `wrong`."""
-    found = list(list_manifests(store, app, stage))
-    limit = None
+    found = [version for version, _ in history.list_manifests(store, app, stage)]
+    limit = horizon.NOTHING_COLLECTED
     with noted(wrong):
         # After the listing: what a collection takes meanwhile is beyond the boundary that is seen then.
         limit = horizon.newest(store, app)
     first = min(found, default=0)
-    if limit is not None and stage in limit.first:
+    if stage in limit.first:
         first = limit.first[stage]
         found = [version for version in found if limit.allows(stage, version)]
         wrong += (

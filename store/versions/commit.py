@@ -146,7 +146,7 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
         return
     limit = horizon.newest(store, manifest.app)
     try:
-        if limit is not None and not limit.allows(manifest.stage, manifest.version):
+        if not limit.allows(manifest.stage, manifest.version):
             raise Fenced(
                 f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
                 f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",

@@ -6,8 +6,10 @@ are few, a search over the numbers (galloping, Bentley and Yao 1976) when there 
 Decoded manifests are kept for each store, a few hundred, since searches in time come back to the same ones.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from threading import Lock
 from weakref import WeakKeyDictionary
@@ -15,7 +17,7 @@ from weakref import WeakKeyDictionary
 from cachetools import LRUCache
 
 from ...errors import NotFound, ObjectNotFound
-from ..objects.protocol import ObjectStore, exists
+from ..objects.protocol import ObjectInfo, ObjectStore, exists
 from . import apps, codec, horizon, keys
 from .manifest import Manifest
 
@@ -111,6 +113,13 @@ def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Ma
         version += 1
 
 
+def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
+    """The version before this one, or None where the stage's kept history begins. Errors as of `find`."""
+    if manifest.version == 1 or manifest.begins:
+        return None
+    return find(store, manifest.app, manifest.stage, manifest.version - 1)
+
+
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
     """The newest version committed at `time_ms` or before, or None when all are later from the first on.
 
@@ -122,28 +131,39 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
         Corruption: a manifest on the way is not readable.
     """
     newest = head(store, app, stage)
-    if newest is None or newest.time_ms <= time_ms:
+    if newest is None:
+        return None
+    read, first = partial(find, store, app), partial(first_version, store, app)
+    return newest_where(read, first, newest, lambda manifest: manifest.time_ms <= time_ms)
+
+
+def newest_where(
+    read: Callable[[str, int], Manifest | None],
+    first: Callable[[str], int],
+    newest: Manifest,
+    holds: Callable[[Manifest], bool],
+) -> Manifest | None:
+    """The newest of a stage's versions, from its `first` up to `newest`, for which `holds`, or None when there is none.
+
+    A binary search: `holds` must be true up to some version and false after it. For `newest` itself nothing is read.
+    `read` may give None for a version that was collected meanwhile, and all before it with it.
+    """
+    if holds(newest):
         return newest
-    best, low, high = None, first_version(store, app, stage), newest.version
-    # The answer, if there is one, is `best` or a version in low..high-1.
-    while low < high:
-        middle = (low + high) // 2
-        manifest = find(store, app, stage, middle)
-        if manifest is None:
-            low = middle + 1  # collected since the listing, and all before it
-        elif manifest.time_ms <= time_ms:
-            best, low = manifest, middle + 1
-        else:
-            high = middle
-    return best
+
+    def is_later(version: int) -> bool:
+        return (found := read(newest.stage, version)) is not None and not holds(found)
+
+    versions = range(first(newest.stage), newest.version)
+    after = bisect_left(versions, True, key=is_later)
+    return read(newest.stage, versions[after - 1]) if after else None
 
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
     """The version from which on the history is whole, 0 when the stage has none. Two or three requests."""
-    limit = horizon.newest(store, app)
-    if limit is not None and stage in limit.first:
-        return limit.first[stage]
-    return 1 if _exists(store, app, stage, 1) else next(_versions(store, app, stage), 0)
+    if whole_from := horizon.newest(store, app).first.get(stage):
+        return whole_from
+    return 1 if _exists(store, app, stage, 1) else next(iter(list_manifests(store, app, stage)), (0,))[0]
 
 
 def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
@@ -152,9 +172,16 @@ def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
     By listing: a request for each 1,000, and those of `horizon.newest`.
     """
     limit = horizon.newest(store, app)
-    found = _versions(store, app, stage)
     # One that is collectable may still be there, or be again, for a while.
-    return tuple(version for version in found if limit is None or limit.allows(stage, version))
+    return tuple(version for version, _ in list_manifests(store, app, stage) if limit.allows(stage, version))
+
+
+def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -> Iterator[tuple[int, ObjectInfo]]:
+    """The manifests after `version` that are stored, by version, ascending; collectable ones included."""
+    for info in store.list(keys.manifests(app, stage), keys.manifest(app, stage, version)):
+        # A file that somebody left in the folder is none of ours.
+        with suppress(ValueError):
+            yield keys.version_of(info.key), info
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
@@ -173,35 +200,21 @@ def _exists(store: ObjectStore, app: str, stage: str, version: int) -> bool:
     return exists(store, keys.manifest(app, stage, version))
 
 
-def _versions(store: ObjectStore, app: str, stage: str, version: int = 0) -> Iterator[int]:
-    """Numbers of the versions after `version`, by listing."""
-    for info in store.list(keys.manifests(app, stage), keys.manifest(app, stage, version)):
-        # A file that somebody left in the folder is none of ours.
-        with suppress(ValueError):
-            yield keys.version_of(info.key)
-
-
 def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
     """The largest version, given that `low` exists or is 0."""
     # A disk tells in microseconds whether a file exists, and lists a long history in a fifth of a second.
     if store.local_path(keys.manifest(app, stage, 1)) is not None:
-        low = max(low, _whole_from(store, app, stage)) or 1
+        low = max(low, horizon.newest(store, app).first.get(stage, 1))
         if _exists(store, app, stage, low):
             return _search(store, app, stage, low, within=1)
         low = 0
     while True:
-        page = tuple(islice(_versions(store, app, stage, low), _PAGE))
+        page = [version for version, _ in islice(list_manifests(store, app, stage, low), _PAGE)]
         if len(page) < _PAGE:
             return page[-1] if page else low
         # Before the history is whole there are gaps, in which a search would end.
-        low = max(page[-1], _whole_from(store, app, stage))
+        low = max(page[-1], horizon.newest(store, app).first.get(stage, 0))
         low = _search(store, app, stage, low, within=_PAGE)
-
-
-def _whole_from(store: ObjectStore, app: str, stage: str) -> int:
-    """The first version after those that were thinned out; 0 when none was."""
-    limit = horizon.newest(store, app)
-    return limit.first.get(stage, 0) if limit is not None else 0
 
 
 def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
@@ -230,8 +243,7 @@ def _missing(store: ObjectStore, app: str, stage: str, version: int) -> NotFound
     if newest is None:
         return NotFound(f"version of {app}/{stage}", f"v{version}")
     first = first_version(store, app, stage)
-    limit = horizon.newest(store, app)
-    before = [f"v{number}" for number in (limit.kept.get(stage, ()) if limit else ())]
+    before = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
     if len(before) > 1:
         before = [f"{len(before)} of {before[0]} to {before[-1]}"]
     found = "there are " + " and ".join([*before, f"v{first} to v{newest.version}"])

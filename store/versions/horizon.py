@@ -13,7 +13,7 @@ halfway, and wakes up when others have gone on, deletes only what is collectable
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
@@ -72,6 +72,18 @@ class Boundary(Struct, frozen=True):
         index = bisect_left(kept, version)
         return index < len(kept) and kept[index] == version
 
+    def before(self, stage: str, version: int) -> int:
+        """The version that may exist right before this one; 0 for none."""
+        if version > self.first.get(stage, 1):
+            return version - 1
+        kept = self.kept.get(stage, ())
+        index = bisect_left(kept, version)
+        return kept[index - 1] if index else 0
+
+    def is_whole(self, versions: Mapping[str, int]) -> bool:
+        """Whether a cut lies where all is there: it has of every stage that lost versions one from which on none is."""
+        return all(versions.get(stage, 0) >= first for stage, first in self.first.items())
+
     def at(self, time_ms: int) -> Moment | None:
         """The newest kept cut of that time or before."""
         return next((moment for moment in reversed(self.moments) if moment.time_ms <= time_ms), None)
@@ -96,13 +108,16 @@ def _(value: Boundary) -> Iterator[checks.Wrong]:
             yield checks.Wrong(f"moments[{number}].until_ms", moment.until_ms, f"0, or from {moment.time_ms} on")
 
 
-def newest(store: ObjectStore, app: str) -> Boundary | None:
-    """The boundary that counts, None while nothing was ever collected. One listing, and a read if there is one.
+NOTHING_COLLECTED = Boundary(0, final=True)
+
+
+def newest(store: ObjectStore, app: str) -> Boundary:
+    """The boundary that counts; `NOTHING_COLLECTED` before the first. One listing, and a read if there is one.
 
     Raises:
         Corruption: it is not readable.
     """
-    return BOUNDARIES.newest(store, app)
+    return BOUNDARIES.newest(store, app) or NOTHING_COLLECTED
 
 
 def all_of(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
@@ -128,7 +143,7 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
     if BOUNDARIES.add(store, boundary, app) != boundary:  # else it is ours, also where the answer was lost
         raise overtaken(app)
     # Numbers of replaced boundaries are free again: one that was under way for long may have taken such a number.
-    if (after := newest(store, app)) is None or after.number != boundary.number:
+    if newest(store, app).number != boundary.number:
         BOUNDARIES.remove(store, boundary.number, app)
         raise overtaken(app)
 

@@ -21,7 +21,7 @@ from slackwater.snapshot.backfill.targets import Left, Target, backfillable, not
 from slackwater.snapshot.bisect.flips import scan
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.query.sql import connect, run_query

@@ -13,8 +13,8 @@ from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.record import find_record
 from slackwater.pipeline.run.program import load_app
 from slackwater.snapshot.bisect.predicate import Where
-from slackwater.snapshot.bisect.record import Guilty, Hop
 from slackwater.snapshot.bisect.search import bisect
+from slackwater.snapshot.bisect.verdict import Guilty, Hop
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.snapshot.bisect.check import check
 from slackwater.snapshot.bisect.flips import Flips, scan
-from slackwater.snapshot.bisect.predicate import Predicate, Where
+from slackwater.snapshot.bisect.predicate import Predicate, Where, check
 from slackwater.snapshot.bisect.programs import Run
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.query.sql import connect, run_query

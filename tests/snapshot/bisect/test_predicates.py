@@ -6,8 +6,7 @@ from unittest import SkipTest
 import duckdb
 import pytest
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.snapshot.bisect.check import check
-from slackwater.snapshot.bisect.predicate import Predicate
+from slackwater.snapshot.bisect.predicate import Predicate, check
 from slackwater.snapshot.bisect.programs import Python, Run, load
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.bisect.verdict import Verdict

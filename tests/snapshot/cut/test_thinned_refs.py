@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound
-from slackwater.snapshot.cut.consistency import raise_senders
-from slackwater.snapshot.cut.graph import violations
+from slackwater.snapshot.cut.graph import raise_senders, violations
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention

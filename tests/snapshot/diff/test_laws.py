@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
-from slackwater.snapshot.diff import dropped, side, stored_row
-from slackwater.snapshot.diff.history import Change, key_changes
+from slackwater.snapshot.diff import candidates, side, stored_row
+from slackwater.snapshot.diff.key_history import Change, key_changes
 from slackwater.snapshot.diff.moments import table_diff
 from slackwater.snapshot.diff.side import Side
 from slackwater.snapshot.diff.stored_row import StoredKey
@@ -59,7 +59,7 @@ class DiffModel(StateModel):
     def check_diff(self, one: tuple[str, int], other: tuple[str, int], *, by_ranges: bool, by_versions: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if by_versions:
-                patch.setattr(dropped, "VERSION_BYTES", 0)
+                patch.setattr(candidates, "VERSION_BYTES", 0)
             if by_ranges:
                 patch.setattr(side, "SMALL_BYTES", 0)
             found = table_diff(STAGE, self.side(*one), self.side(*other))

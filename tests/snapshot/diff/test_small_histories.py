@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.snapshot.diff import dropped, side, stored_row
-from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff import candidates, side, stored_row
+from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import table_diff
 from slackwater.snapshot.diff.side import Side
 from slackwater.store.objects.counting import CountingStore
@@ -88,7 +88,7 @@ def test_each_difference_and_history_is_that_of_the_dictionaries(
         model = written(steps, cache, expires=expires)
         if not model.shown:
             return
-        patch.setattr(dropped, "VERSION_BYTES", data.draw(st.sampled_from([0, 1 << 40]), "by comparing"))
+        patch.setattr(candidates, "VERSION_BYTES", data.draw(st.sampled_from([0, 1 << 40]), "by comparing"))
         for module in (side, stored_row):
             patch.setattr(module, "SMALL_BYTES", data.draw(st.sampled_from([0, 1 << 20]), "whole"))
         # The newest version is never collected.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused, SlackwaterError, Usage
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.init import load as loading
 from slackwater.snapshot.init.initialise import initialise
 from slackwater.snapshot.init.source import Source

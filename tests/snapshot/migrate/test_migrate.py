@@ -13,7 +13,7 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
-from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate

@@ -16,7 +16,7 @@ from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.moments import later_stages
 from slackwater.snapshot.cut.requests import cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.inventory import last_collection
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage

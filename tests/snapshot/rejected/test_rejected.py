@@ -9,7 +9,7 @@ from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.rescale import rescale

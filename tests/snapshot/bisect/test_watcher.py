@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import NotFound, Unavailable, Usage
+from slackwater.snapshot.bisect import invariants
+from slackwater.snapshot.bisect.invariants import Invariant
+from slackwater.snapshot.bisect.watcher import LAST_GOOD, Look, Watcher
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.watch import hook
-from slackwater.snapshot.watch.invariants import Invariant
-from slackwater.snapshot.watch.last_good import NAME
-from slackwater.snapshot.watch.watcher import Look, Watcher
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
@@ -44,7 +43,7 @@ def states(look: Look | None) -> dict[str, str]:
 
 
 def tagged(app: FlightsApp) -> dict[str, int]:
-    return resolve(app.store, f"flights@{NAME}", now_ms=0).versions
+    return resolve(app.store, f"flights@{LAST_GOOD}", now_ms=0).versions
 
 
 def test_each_is_asked_when_it_is_due_and_all_when_the_slowest_is(app: FlightsApp, cache: SstCache) -> None:
@@ -73,7 +72,7 @@ def test_the_newest_moment_at_which_all_hold_is_last_good(app: FlightsApp, cache
     begin = app.clock.now_ms
     first = watcher.look(begin)
     assert first is not None
-    assert (first.last_good, first.is_good, first.news) == (f"flights@{NAME}", True, ())
+    assert (first.last_good, first.is_good, first.news) == (f"flights@{LAST_GOOD}", True, ())
     good = tagged(app)
     assert good == first.cut.versions == resolve(app.store, first.ref, now_ms=0).versions
     app.run(flights(3))
@@ -169,11 +168,11 @@ def test_a_span_that_never_passes_is_refused() -> None:
 
 
 def test_a_command_has_what_happened_in_its_environment(tmp_path: Path) -> None:
-    hook.call(f'echo "$SLACKWATER_REF" > {tmp_path}/called', {"SLACKWATER_REF": "flights/carriers@v4"})
+    invariants.call(f'echo "$SLACKWATER_REF" > {tmp_path}/called', {"SLACKWATER_REF": "flights/carriers@v4"})
     assert (tmp_path / "called").read_text() == "flights/carriers@v4\n"
 
 
 @pytest.mark.parametrize(("command", "words"), [("exit 3", "exit code 3"), ("sleep 60", "had not ended after 0.1 s")])
 def test_a_command_that_fails_is_told(command: str, words: str) -> None:
     with pytest.raises(Unavailable, match=words):
-        hook.call(command, {}, timeout_s=0.1 if "sleep" in command else 10)
+        invariants.call(command, {}, timeout_s=0.1 if "sleep" in command else 10)

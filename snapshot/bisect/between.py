@@ -1,9 +1,10 @@
-"""The stretch of an app's line between two of its prefixes: what a binary search over it needs."""
+"""What lies on an app's line between two moments: what a binary search over it needs."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import ceil, log2
 from types import MappingProxyType
 
 from ...store.sst import ttl
@@ -12,15 +13,20 @@ from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, order
 from ..cut.line import Line
 
+PROBES = 2
+"""Moments looked at after the search on each side, for a history that was bad, then good, then bad again."""
+
 Skips = Mapping[str, Collection[int]]
-"""By stage, the versions whose prefixes the predicate cannot judge."""
+"""By stage, the versions that name moments which the predicate cannot judge."""
 
 _NONE: Skips = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Between:
-    """The commits of a line after the prefix `low`, up to and with the prefix `high`.
+    """The moments of a line after `low`, up to and with `high`.
+
+    These are the prefixes that end with a commit in between; where versions were collected, those that are left.
 
     Of the tables of the stages in `watched` only, contents count; those of others may differ. With `channels`, so does
     how far they have read and written.
@@ -34,8 +40,13 @@ class Between:
 
     @cached_property
     def line(self) -> Line:
-        """The line, to be asked for what lies in this stretch."""
-        return self.whole.above(self.low)
+        """The line, to be asked for what lies in between."""
+        return self.whole.above(self.low) if self.is_whole else self.whole
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every version in between is there."""
+        return self.whole.is_whole(self.low)
 
     def tables(self, cut: Cut) -> frozenset[str]:
         """The tables of the watched stages: their own, also where a cut does not have them, and those beside them."""
@@ -60,17 +71,33 @@ class Between:
             if stage in self.watched and self._content(self.low, stage) != self._content(self.high, stage)
         )
 
+    def evaluations_left(self) -> int:
+        """How many evaluations a search will take from here, as far as one can tell."""
+        if not self.is_whole:
+            return len(self.whole.left_between(self.low, self.high)).bit_length()
+        differing = self.differing()
+        longest = max((self.length(stage) for stage in differing), default=1)
+        return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1))) + PROBES
+
     def content(self, cut: Cut) -> tuple[frozenset[object], ...]:
         """What decides the predicate at a cut: the same content, the same answer."""
         return tuple(self._content(cut, stage) for stage in sorted(self.watched))
 
-    def middle(self, skips: Skips = _NONE) -> Manifest | None:
-        """A commit whose prefix lies strictly between; None when at most one commit of a watched table is left.
+    def middle(self, skips: Skips = _NONE) -> Cut | None:
+        """A moment strictly between; None when at most one commit of a watched table is left, or no other moment.
 
         The longest stretch of a watched table's versions is halved. Where each of them is a single version, it is the
         middle one of these. None of `skips` is given: where they are on all sides, the stretches beside them are
         halved, those that end with a moment that could be judged first.
         """
+        if not self.is_whole:
+            left = self.whole.left_between(self.low, self.high)
+            inside = [each for each in left if each.version not in skips.get(each.stage, ())]
+            return self.whole.at(inside[len(inside) // 2]) if inside else None
+        commit = self._middle(skips)
+        return self.line.up_to(commit) if commit is not None else None
+
+    def _middle(self, skips: Skips) -> Manifest | None:
         differing = self.differing()
         found = {stage: gap for stage in differing if (gap := self._gap(stage, skips)) is not None}
         if found:
@@ -93,8 +120,9 @@ class Between:
         return max(gaps, key=lambda gap: gap[:2], default=None)
 
     def only(self) -> Manifest | None:
-        """When `middle` is None, the one commit of a watched table that is left; None without any."""
-        return next((self.high.stages[stage] for stage in self.differing()), None)
+        """When `middle` is None, the one commit of a watched table that is left; None without any, or with several."""
+        left = self.differing()[:1] if self.is_whole else ()
+        return next((self.high.stages[stage] for stage in left if self.length(stage) <= 1), None)
 
     def lowest(self, stage: str) -> int:
         """The stage's version in `low`; when it has none there, the number before its first."""
@@ -116,3 +144,8 @@ class Between:
             content |= {(name, read.offsets) for name, read in manifest.inputs.items()}
             content |= {(name, written.ends) for name, written in manifest.outputs.items()}
         return frozenset(content)
+
+
+def length(prefix: Cut) -> int:
+    """What grows from each moment of a line to the next: of two prefixes the longer holds the other."""
+    return sum(prefix.versions.values())

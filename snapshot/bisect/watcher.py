@@ -1,4 +1,10 @@
-"""Asking invariants of an app when they are due, at its newest consistent moment, and remembering which have failed."""
+"""Asking invariants of an app when they are due, at its newest consistent moment, and remembering which have failed.
+
+The newest moment at which every invariant was seen to hold has the tag `last-good`. It is an instant snapshot under
+that name, which moves: so it is a ref like any other, `gc` keeps what it names, and all that it costs is one small
+object, written anew when it moves. A put replaces an object as a whole, so whoever dies meanwhile leaves the moment
+before or the new one.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,21 +12,23 @@ from typing import Literal
 
 import pyarrow as pa
 
-from ...errors import SlackwaterError, Unavailable
+from ...errors import Refused, SlackwaterError, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest
-from ..bisect.judge import ref_of
 from ..cut.graph import Cut
 from ..cut.line import Line
 from ..cut.moments import later_stages
 from ..cut.resolve import resolve
+from ..cut.stored import Snapshot, find_snapshot
 from ..query.answers import answer
 from ..query.channel_tables import names_channels
 from ..take.capture import ChannelReader
-from . import last_good
+from ..take.snapshots import move, pin
 from .invariants import Invariant
 
+LAST_GOOD = "last-good"
+_BY = "slackwater watch"
 MAX_ROWS = 1_000
 """Rows of a failing invariant that are held."""
 
@@ -131,7 +139,7 @@ class Watcher:
         self._results |= {result.invariant: (cut.versions, result) for result in results}
         tag = self._tag(cut)
         self._due_ms |= {invariant: now_ms + invariant.every_ms for invariant in due}
-        ref = ref_of(Line(self._store, cut).last(cut))
+        ref = Line(self._store, cut).ref(cut)
         return Look(cut, ref, results, before, tag) if results else None
 
     def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> Result:
@@ -159,5 +167,38 @@ class Watcher:
             each in self._results and self._results[each][0] == cut.versions and self._results[each][1].state == "holds"
             for each in self._invariants
         )
-        found = last_good.advance(self._store, cut, self._by) if is_good else last_good.find(self._store, self._app)
-        return f"{self._app}@{last_good.NAME}" if found is not None else ""
+        found = advance(self._store, cut, self._by) if is_good else last_good(self._store, self._app)
+        return f"{self._app}@{LAST_GOOD}" if found is not None else ""
+
+
+def last_good(store: ObjectStore, app: str) -> Snapshot | None:
+    """What the tag names, None before it was set.
+
+    Raises:
+        Refused: somebody took a snapshot of this name.
+        Unavailable: storage did not answer.
+    """
+    found = find_snapshot(store, app, LAST_GOOD)
+    if found is not None and not (found.kind == "instant" and found.by.startswith(_BY)):
+        by = f", taken by {found.by}" if found.by else ""
+        raise Refused(
+            f"{app}@{LAST_GOOD} is a snapshot of its own{by}; a watch would move it",
+            hint=f"`slackwater snapshot rm {app} {LAST_GOOD}` frees the name",
+        )
+    return found
+
+
+def advance(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
+    """Let the tag name this cut, unless it names a later one. Returns what it names now.
+
+    Raises:
+        NotFound: a version of the cut was collected meanwhile; the tag stays where it was.
+        Refused: as `last_good`.
+        Unavailable: storage did not answer.
+    """
+    found, author = last_good(store, cut.app), f"{_BY} by {by}"
+    if found is None:
+        return pin(store, cut, LAST_GOOD, by=author)
+    # Another watch may have seen a newer moment meanwhile.
+    is_behind = any(version < found.stages.get(stage, 0) for stage, version in cut.versions.items())
+    return found if is_behind or found.stages == cut.versions else move(store, found, cut, by=author)

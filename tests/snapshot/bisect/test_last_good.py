@@ -2,11 +2,11 @@
 
 import pytest
 from slackwater.errors import NotFound, Refused
+from slackwater.snapshot.bisect.watcher import LAST_GOOD, advance, last_good
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
 from slackwater.snapshot.take.snapshots import move, pin
-from slackwater.snapshot.watch.last_good import NAME, advance, find
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.protocol import ObjectStore
 
@@ -19,13 +19,13 @@ def now(app: FlightsApp, ref: str = "flights") -> Cut:
 
 
 def named(store: ObjectStore) -> dict[str, int]:
-    return resolve(store, f"flights@{NAME}", now_ms=0).versions
+    return resolve(store, f"flights@{LAST_GOOD}", now_ms=0).versions
 
 
 def test_it_is_a_ref_that_moves_forward_only() -> None:
     app = aging_app()
     app.run(flights(20))
-    assert find(app.store, "flights") is None
+    assert last_good(app.store, "flights") is None
     early = now(app)
     first = advance(app.store, early, "ada@host")
     assert named(app.store) == early.versions
@@ -35,7 +35,7 @@ def test_it_is_a_ref_that_moves_forward_only() -> None:
     assert named(app.store) == now(app).versions
     advance(app.store, early, "ada@host")
     assert named(app.store) == now(app).versions
-    assert [each.name for each in list_snapshots(app.store, "flights")] == [NAME]
+    assert [each.name for each in list_snapshots(app.store, "flights")] == [LAST_GOOD]
 
 
 def test_a_collection_keeps_what_it_names_and_takes_what_it_named() -> None:
@@ -58,10 +58,10 @@ def test_a_collection_keeps_what_it_names_and_takes_what_it_named() -> None:
 def test_a_snapshot_that_somebody_took_is_not_moved() -> None:
     app = aging_app()
     app.run(flights(10))
-    pin(app.store, now(app), NAME, by="ada@host")
+    pin(app.store, now(app), LAST_GOOD, by="ada@host")
     with pytest.raises(Refused, match="taken by ada@host") as caught:
         advance(app.store, now(app), "bob@host")
-    assert f"slackwater snapshot rm flights {NAME}" in caught.value.hint
+    assert f"slackwater snapshot rm flights {LAST_GOOD}" in caught.value.hint
 
 
 def test_whoever_dies_over_moving_it_leaves_the_one_moment_or_the_other() -> None:
@@ -113,9 +113,9 @@ def test_moving_it_takes_a_handful_of_requests_however_long_the_history() -> Non
 def test_what_was_collected_meanwhile_is_not_tagged() -> None:
     app = old_app()
     store, old = store_of(app), now(app, "flights/legs@v4")
-    recent = pin(store, now(app), NAME, by="slackwater watch by ada@host")
+    recent = pin(store, now(app), LAST_GOOD, by="slackwater watch by ada@host")
     store.once("put", "snapshots/", lambda: gc(app))
     with pytest.raises(NotFound, match="was collected before it could be pinned"):
         move(store, recent, old)
-    assert find_snapshot(store, "flights", NAME) == recent
+    assert find_snapshot(store, "flights", LAST_GOOD) == recent
     check_whole(app)

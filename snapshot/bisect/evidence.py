@@ -4,24 +4,26 @@ All of it is read from the store and costs some dozens of manifests, a few evalu
 the search has just looked at, and the rows of one version for each later stage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from ...errors import SlackwaterError
+import pyarrow as pa
+
+from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..bisect.predicate import At, Skip
-from ..bisect.verdict import Verdict
 from ..cut.line import Line, newest_first
 from ..cut.moments import later_stages, line_of
 from ..cut.stored import Snapshot, list_snapshots
 from ..take.capture import ChannelReader
 from ..verify.verify import Report, verify
-from .reached import Reached, reached
+from .changed_keys import ChangedKeys, changed_keys
+from .predicate import At, Skip
+from .verdict import Verdict
 
 MAX_COUNTED = 100_000
 """Wrong rows that are counted at one moment; there may be more."""
@@ -31,6 +33,22 @@ _BEFORE = 8
 """Commits that are told of before the verdict's."""
 _AFTER = 6
 """Commits that are told of after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A later stage that got something of the bad version's."""
+
+    first: Manifest
+    """The stage's first version that had consumed the bad one, directly or through stages between them."""
+    newest: int
+    """The stage's newest version: all between these two build on it."""
+    rows: int
+    """How many rows the first read of stages that had consumed the bad version, or are its stage; not all need be its.
+    """
+    keys: ChangedKeys | None
+    """The keys whose rows the first changed, by whatever input; None for a stage without a table, and where its rows
+    cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +130,32 @@ def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Channe
         with suppress(SlackwaterError, Skip):
             counts[step.ref] = verdict.predicate.rows(at, MAX_COUNTED).num_rows
     return counts
+
+
+def reached(line: Line, cache: SstCache, version: Manifest) -> Iterator[Reached]:
+    """Each stage that had consumed a version, senders before receivers.
+
+    Args:
+        line: the app's line, which may begin behind the version's predecessor.
+        cache: where SSTs of a remote store come to lie.
+        version: any on the line.
+
+    Raises:
+        Unavailable: storage did not answer.
+    """
+    firsts = line.dependents(version)
+    for stage, first in firsts.items():
+        yield Reached(
+            first=first,
+            newest=line.heads.stages[stage].version,
+            rows=sum(read.rows for read in first.inputs.values() if read.upstream in (version.stage, *firsts)),
+            keys=_changed(line, cache, first),
+        )
+
+
+def _changed(line: Line, cache: SstCache, version: Manifest) -> ChangedKeys | None:
+    before = history.find(line.store, version.app, version.stage, version.version - 1) if version.version > 1 else None
+    try:
+        return changed_keys(line.store, cache, before, version, pa.table({}))
+    except (NotFound, Corruption):
+        return None

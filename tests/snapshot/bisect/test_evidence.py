@@ -3,11 +3,11 @@
 from itertools import pairwise
 
 import pytest
+from slackwater.snapshot.bisect.evidence import Evidence, collect, distance
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.bisect.verdict import Verdict
 from slackwater.snapshot.cut.graph import consumed
 from slackwater.snapshot.cut.moments import line_of
-from slackwater.snapshot.evidence.collect import Evidence, collect, distance
 from slackwater.snapshot.query.log import entries
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore

@@ -1,6 +1,0 @@
-"""What a report tells beside the verdict of bisect: the commits around it, how much was wrong, what it reached.
-
-Only reads. Not here: how it is told (`cli/report/`).
-"""
-
-__all__ = ["collect", "reached"]
