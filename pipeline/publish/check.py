@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...errors import NotFound, Refused
 from ..api.app import App
 from ..api.stage import Stage
-from ..kafka import topics
-from ..kafka.clients import Kafka
+from ..kafka.protocol import Kafka
 from .claimed import written
 
 
@@ -18,7 +17,7 @@ def check_targets(
     """See that sinks can be published.
 
     Args:
-        kafka: Client properties.
+        kafka: Kafka, opened.
         app: As declared.
         stages: Those that are to run.
         reads: Topics that the app reads under another name, by the declared name.
@@ -38,7 +37,7 @@ def check_targets(
     if not wanted:
         return
     read = {reads.get(name, name) for name in app.topics}
-    there = topics.partition_counts(kafka)
+    there = kafka.partition_counts()
     for topic, stage in wanted.items():
         if topic not in there:
             known = [name for name in there if not name.startswith("__")]
@@ -51,5 +50,5 @@ def check_targets(
                 "ever",
                 hint="let the sink publish to another topic",
             )
-        if refused := topics.not_writable(kafka, topic):
+        if refused := kafka.not_writable(topic):
             raise refused

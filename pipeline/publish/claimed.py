@@ -14,8 +14,7 @@ from ...store.versions import published
 from ...store.versions.manifest import Manifest, Sink
 from ..api import sink as api
 from ..api.stage import Stage
-from ..kafka import topics
-from ..kafka.clients import Kafka
+from ..kafka.protocol import Kafka
 from ..messages import outgoing
 
 _FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
@@ -34,7 +33,7 @@ def create_internal(
     """Make the internal topics of the stages' sinks, where there are none. Raises `Refused` or `Unavailable`."""
     wanted = {api.internal_topic(app, at.name, one.name): 1 for at in stages for one in written(at, publishes)}
     if wanted:
-        topics.create_topics(kafka, wanted, only_ask=only_ask, config=_FOR_EVER)
+        kafka.create_topics(wanted, only_ask=only_ask, config=_FOR_EVER)
 
 
 def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
@@ -70,7 +69,7 @@ def claimed(
             found[name] = draft.sinks[name]
         else:
             topic = api.internal_topic(draft.app, stage.name, name)
-            found[name] = Sink(topic, topics.offsets(kafka, topic)[1][0], draft.version, one.kind)
+            found[name] = Sink(topic, kafka.offsets(topic)[1][0], draft.version, one.kind)
     return {name: replace(sink, attempts=(), rows=0) for name, sink in found.items()}
 
 

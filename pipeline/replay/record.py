@@ -30,7 +30,7 @@ from ...snapshot.query.same_rows import differing, places_of
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions import history
-from ..kafka.records import message_at
+from ..kafka.messages import message_at
 from .alone import bad_alone
 from .program import Program
 from .stage_replay import Numbers, StageReplay

@@ -149,13 +149,13 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
 def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
     kafka: EmbeddedKafka, app: FlightsApp, tmp_path: Path
 ) -> None:
-    from slackwater.pipeline.kafka import topics as kafka_topics
     from slackwater.pipeline.kafka.consumer_groups import announce
+    from slackwater.pipeline.kafka.open import open_kafka
 
-    brokers = {"bootstrap.servers": kafka.bootstrap}
+    brokers = open_kafka(kafka.bootstrap)
     topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}
     for topic in (*topics, "flights"):
-        kafka_topics.create_topics(brokers, {topic: 1})
+        brokers.create_topics({topic: 1})
     for stage in app.heads:
         announce(brokers, "flights", stage, {"flights": (0,)})
     assert groups(kafka) >= {f"slackwater-flights-{stage}" for stage in app.heads}
@@ -165,15 +165,15 @@ def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
         done("retire", f"flights/{stage}")
     aged(tmp_path)
     assert "left in Kafka" in done("app", "rm", "flights", "--kafka", kafka.bootstrap)
-    assert topics <= kafka_topics.partition_counts(brokers).keys()
+    assert topics <= brokers.partition_counts().keys()
     # It is not too late for that.
     for _ in range(2):
         said = done("app", "rm", "flights", "--topics", "--kafka", kafka.bootstrap)
         assert "done already" in said
         assert "removed from Kafka its topics flights-by-aircraft-repartition" in said
-    eventually(lambda: not topics & kafka_topics.partition_counts(brokers).keys(), "the topics are gone")
-    assert "flights" in kafka_topics.partition_counts(brokers)
-    kafka_topics.delete_topics(brokers, ["flights"])  # the broker is others' too
+    eventually(lambda: not topics & brokers.partition_counts().keys(), "the topics are gone")
+    assert "flights" in brokers.partition_counts()
+    brokers.delete_topics(["flights"])  # the broker is others' too
     assert not {group for group in groups(kafka) if group.startswith("slackwater-flights-")}
 
 

@@ -18,7 +18,7 @@ from slackwater.pipeline.api.topic import Topic
 from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.claim.start_positions import StartFinder
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 
@@ -112,10 +112,10 @@ def test_what_is_not_such_as_spark_takes_is_refused_where_it_is_written(option: 
 
 @pytest.mark.kafka
 def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
+    client = open_kafka(kafka.bootstrap)
     name = f"flights-{uuid4().hex[:8]}"
-    topics.create_topics(client, {name: 2})
-    producer = Producer(client)
+    client.create_topics({name: 2})
+    producer = Producer(client.properties)
     for number in range(10):
         producer.produce(name, b"x", partition=number % 2, timestamp=1_000 + number)
     assert producer.flush(30) == 0

@@ -22,8 +22,8 @@ from slackwater.pipeline.batch.stage_job import BatchTimes, StageJob
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.batch.task import Result, Sent
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
-from slackwater.pipeline.kafka.messages import header_of, split
+from slackwater.pipeline.kafka.messages import header_of, send, split
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.wake import Told
@@ -52,7 +52,7 @@ class Looped(StageJob):
 
     def __init__(self, config: StageConfig, store: ObjectStore, cache: SstCache) -> None:
         super().__init__(config, store, cache, homes=None, access=lambda: None, stopping=lambda: False)
-        self.stage, self.kafka = config.stage, config.places.kafka
+        self.stage, self.kafka = config.stage, open_kafka(config.places.kafka)
         self.jobs = 0
         self.clocks: list[int] = []
         """By which each attempt was to look its keys up."""
@@ -69,7 +69,7 @@ class Looped(StageJob):
             if mine:
                 attempt = f"w.{base.version + 1}.{task}"
                 messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
-                ends = records.send(self.kafka, name, messages, attempt.encode(), patience_s=30)
+                ends = send(self.kafka, name, messages, attempt.encode(), patience_s=30)
                 sent = {p: Sent(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
                 self.clocks.append(times.clock_ms)
                 results.append(Result(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
@@ -80,10 +80,10 @@ class Running:
     """A stage that reads channels `left` and `right`, or the topic `events`, and writes `out` in two partitions."""
 
     def __init__(self, kafka: EmbeddedKafka, folder: Path, *reads: str, table: Table | None = None) -> None:
-        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+        self.kafka = open_kafka(kafka.bootstrap)
         self.store = CountingStore(LocalStore(folder / "store"))
         self.topic = f"out-{uuid4().hex[:8]}"
-        topics.create_topics(self.kafka, {self.topic: 2})
+        self.kafka.create_topics({self.topic: 2})
         self.scratch = folder / "scratch"
         self.told: list[BatchReport] = []
         self.at: dict[str, Position] = {}
@@ -115,7 +115,7 @@ class Running:
         config = StageConfig(
             stage,
             Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
-            Places("a", "s", str(folder / "store"), self.kafka, (folder / "cache", 1 << 20), 30),
+            Places("a", "s", str(folder / "store"), self.kafka.properties, (folder / "cache", 1 << 20), 30),
             Limits(None, 0),
             Checkpoint(self.scratch),
             Told(folder / "told"),
@@ -147,13 +147,9 @@ class Running:
 
     def headers(self) -> list[list[str]]:
         """What lies in each partition of the output."""
-        ends = topics.offsets(self.kafka, self.topic)[1]
+        ends = self.kafka.offsets(self.topic)[1]
         return [
-            [
-                header_of(message)
-                for chunk in records.read_range(self.kafka, self.topic, p, 0, end, patience_s=30)
-                for message in chunk
-            ]
+            [header_of(message) for chunk in self.kafka.read(self.topic, p, 0, end, patience_s=30) for message in chunk]
             for p, end in enumerate(ends)
         ]
 

@@ -16,7 +16,8 @@ from slackwater.errors import Gone, Refused
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
+from slackwater.pipeline.kafka.messages import send
+from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import absent, retire
@@ -38,14 +39,14 @@ def same(rows: DataFrame) -> DataFrame:
 
 
 def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
+    client = open_kafka(kafka.bootstrap)
     app = sw.App(f"a{uuid4().hex[:8]}")
     events = f"events-{app.name}"
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     sender = app.stages["same"]
     for name in ("early", "late"):
         app.stages[name] = replace(sender, name=name, reads=("by-n",), writes=())
-    topics.create_topics(client, {events: 1})
+    client.create_topics({events: 1})
     claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
     shape = Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((sender,))
@@ -53,9 +54,9 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: E
     early = claimer.claim(app.stages["early"], shape, 1)
     topic = early.inputs["by-n"].topic
 
-    admin = AdminClient(client)
+    admin = AdminClient(client.properties)
     admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
-    eventually(lambda: len(topics.offsets(client, topic)[1]) == 5, "the new partitions")
+    eventually(lambda: len(client.offsets(topic)[1]) == 5, "the new partitions")
     again = claimer.claim(app.stages["early"], shape, 2)
     late = claimer.claim(app.stages["late"], shape, 2)
     assert claimer.claim(sender, shape, 2).outputs["by-n"].ends == (0, 0)
@@ -66,20 +67,20 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: E
 def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new_stage_says_what_it_will_not_see(
     kafka: EmbeddedKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
+    client = open_kafka(kafka.bootstrap)
     app = sw.App(f"a{uuid4().hex[:8]}")
     events = f"events-{app.name}"
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     old = app.stages["same"]
     new = app.stages["new"] = replace(old, name="new", writes=())
-    topics.create_topics(client, {events: 2})
-    admin = AdminClient(client)
+    client.create_topics({events: 2})
+    admin = AdminClient(client.properties)
 
     def delete(*before: int) -> None:
         doomed = [TopicPartition(events, partition, offset) for partition, offset in enumerate(before)]
         for deleted in admin.delete_records(doomed).values():
             deleted.result()
-        eventually(lambda: topics.offsets(client, events)[0] == before, "the records to be gone")
+        eventually(lambda: client.offsets(events)[0] == before, "the records to be gone")
 
     refusing = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
     accepting = replace(refusing, accept_loss=True)
@@ -87,7 +88,7 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     ensure_app(refusing.store, AppInfo(app.name, 1))
     refusing.create_channels((old,))
     refusing.claim(old, shape, 1)
-    records.send(client, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30)
+    send(client, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30)
     delete(3, 0)
 
     with pytest.raises(Gone, match=rf"would go on at offsets that are gone from Kafka: {events}\[0\] 0\.\.3$"):
@@ -111,8 +112,8 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
 
     # A topic that was made again is no loss to be accepted: offsets mean other records now.
     admin.delete_topics([events])[events].result()
-    eventually(lambda: topics.end_offsets(client, events) is None, "the topic to be gone")
-    topics.create_topics(client, {events: 2})
+    eventually(lambda: end_offsets(client, events) is None, "the topic to be gone")
+    client.create_topics({events: 2})
     for claimer in (refusing, accepting):
         with pytest.raises(Refused, match=rf"further than the topic goes: {events}\[0\] 0\.\.3, .* made again") as no:
             claimer.check(old)
@@ -122,13 +123,13 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
 def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
+    client = open_kafka(kafka.bootstrap)
     app, store = sw.App(f"a{uuid4().hex[:8]}"), LocalStore(tmp_path)
     events = f"events-{app.name}"
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     sender = app.stages["same"]
     reader = app.stages["reader"] = replace(sender, name="reader", reads=("by-n",), writes=())
-    topics.create_topics(client, {events: 1})
+    client.create_topics({events: 1})
     ensure_app(store, AppInfo(app.name, 1))
     claimer = Claimer(store, client, app, {}, "w", "test", accept_loss=False)
     shape = Shape({}, {"by-n": ROWS}, (), None, None)
@@ -150,18 +151,18 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
 
 
 def test_a_claim_asks_kafka_again_since_time_has_passed_since_the_check(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
+    client = open_kafka(kafka.bootstrap)
     app = sw.App(f"a{uuid4().hex[:8]}")
     events = f"events-{app.name}"
     latest = sw.topic(events, starting_offsets="latest")
     app.stage(reads=latest, writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
-    topics.create_topics(client, {events: 1})
+    client.create_topics({events: 1})
     claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
     stage, shape = app.stages["same"], Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((stage,))
 
     def send() -> None:
-        records.send(client, events, [(0, b"x")] * 5, b"", patience_s=30)
+        send(client, events, [(0, b"x")] * 5, b"", patience_s=30)
 
     send()
     assert claimer.check(stage).offsets[events] == ((0,), (5,))

@@ -10,20 +10,20 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, NotFound
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.messages import marker_header, split
+from slackwater.pipeline.kafka.messages import marker_header, send, split
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.snapshot.cut.in_flight import InFlight
 
 pytestmark = pytest.mark.kafka
 
 
 def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(kafka: EmbeddedKafka) -> None:
-    properties = {"bootstrap.servers": kafka.bootstrap}
+    properties = open_kafka(kafka.bootstrap)
     topic = f"markers-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1})
+    properties.create_topics({topic: 1})
     for header in (b"attempt-1", marker_header("good")):
-        records.send(properties, topic, [(0, b"")], header, patience_s=30)
+        send(properties, topic, [(0, b"")], header, patience_s=30)
     channels = KafkaChannels(properties, patience_s=30)
     assert [channels.marker(topic, 0, offset) for offset in (0, 1, 2)] == ["", "good", None]
     assert channels.marker(topic, 1, 0) is None
@@ -34,15 +34,15 @@ def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(kafka: 
 def test_what_is_gone_from_a_range_is_missed_where_there_were_rows_and_not_where_there_was_litter(
     kafka: EmbeddedKafka,
 ) -> None:
-    properties = {"bootstrap.servers": kafka.bootstrap}
+    properties = open_kafka(kafka.bootstrap)
     topic = f"lossy-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1})
+    properties.create_topics({topic: 1})
     for header, numbers in ((b"dead", [0]), (b"ours", [1, 2]), (b"ours", [3])):
         messages = list(split(pa.table({"n": pa.array(numbers, pa.int64())}), np.zeros(len(numbers), np.int32)))
-        records.send(properties, topic, messages, header, patience_s=30)
+        send(properties, topic, messages, header, patience_s=30)
     flight = InFlight("c", topic, "up", "down", (0,), (3,), ("ours",), 3, (3,), 0, 2, "n long")
 
-    admin = AdminClient(properties)
+    admin = AdminClient(properties.properties)
 
     def delete(before: int) -> None:
         place = TopicPartition(topic, 0, before)

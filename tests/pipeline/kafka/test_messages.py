@@ -12,9 +12,7 @@ from msgspec import structs
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.markers import write_markers
 from slackwater.pipeline.kafka.messages import (
     check_count,
     decode,
@@ -22,8 +20,11 @@ from slackwater.pipeline.kafka.messages import (
     encode,
     header_of,
     marker_header,
+    send,
     split,
+    write_markers,
 )
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.source.data_source import Private, SourceOptions
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.readers import ChannelReader, _Range
@@ -117,10 +118,10 @@ class Written:
     """A channel of three partitions on a real broker, and its manifests in a real store."""
 
     def __init__(self, kafka: EmbeddedKafka, store: LocalStore) -> None:
-        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+        self.kafka = open_kafka(kafka.bootstrap)
         self.store = store
         self.topic = f"c-{uuid4().hex[:8]}"
-        topics.create_topics(self.kafka, {self.topic: 3})
+        self.kafka.create_topics({self.topic: 3})
         self.output = Output(self.topic, (0, 0, 0), schema="n long", sent=(0, 0, 0))
         self.version = 0
 
@@ -128,7 +129,7 @@ class Written:
         """Each number to the partition of its remainder by three."""
         rows = pa.table({"n": pa.array(numbers, pa.int64())})
         messages = list(split(rows, np.array(numbers) % 3))
-        return records.send(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
+        return send(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
         """Commit a version, with litter of a zombie in front; `count` is what its manifest miscounts."""
@@ -154,7 +155,7 @@ class Written:
         return [
             [
                 message  # type: ignore[misc]
-                for chunk in records.read_range(self.kafka, self.topic, p, first, end, patience_s=30)
+                for chunk in self.kafka.read(self.topic, p, first, end, patience_s=30)
                 for message in chunk
             ]
             for p, (first, end) in enumerate(zip(start, ends, strict=True))
@@ -164,7 +165,7 @@ class Written:
         """As Spark has the source read a batch."""
         store = str(self.store.url)
         options = SourceOptions(input="c", topic=self.topic, upstream="up", patience_s=30, app="a", store=store)
-        reader = ChannelReader(options, StructType([StructField("n", LongType())]), Private(self.kafka))
+        reader = ChannelReader(options, StructType([StructField("n", LongType())]), Private(self.kafka.properties))
         parts = reader.partitions(start.json(), end.json())
         assert all(isinstance(part, _Range) for part in parts)
         return [n for part in parts for rows in reader.read(part) for n in rows["n"].to_pylist()]

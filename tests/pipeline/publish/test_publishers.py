@@ -15,11 +15,10 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from msgspec.structs import replace
 from slackwater.errors import Fenced, Gone, Refused, SlackwaterError
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
-from slackwater.pipeline.kafka.messages import split
-from slackwater.pipeline.kafka.records import send
-from slackwater.pipeline.kafka.transactions import Aborted, Transactions
-from slackwater.pipeline.kafka.transactions import Fenced as Overtaken
+from slackwater.pipeline.kafka.messages import send, split
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Aborted, Transactions, TransactionSettings
+from slackwater.pipeline.kafka.protocol import Fenced as Overtaken
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
@@ -37,10 +36,10 @@ class Writer:
     """A runner of one stage with one sink, without Spark."""
 
     def __init__(self, bootstrap: str, make: Callable[[str], object]) -> None:
-        self.kafka = {"bootstrap.servers": bootstrap}
+        self.kafka = open_kafka(bootstrap)
         self.name = f"app-{uuid4().hex[:8]}"
         self.topic = f"{self.name}-out"
-        topics.create_topics(self.kafka, {self.topic: 1})
+        self.kafka.create_topics({self.topic: 1})
         app = sw.App(self.name)
         app.stage(reads=sw.topic("in"), writes=make(self.topic), name="s")(lambda raw: raw)  # type: ignore[arg-type]
         (self.stage,) = app.in_order()
@@ -90,7 +89,7 @@ class Writer:
             publishers.close()
 
     def found(self) -> list[bytes]:
-        return [message.value() or b"" for message in committed(self.kafka["bootstrap.servers"], self.topic)]
+        return [message.value() or b"" for message in committed(self.kafka, self.topic)]
 
     @property
     def internal(self) -> str:
@@ -129,7 +128,7 @@ def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_interna
     # Taken over by the next runner, which has nothing to do but to tidy up.
     writer.claim()
     with writer.publishing() as publishers:
-        eventually(lambda: topics.offsets(writer.kafka, writer.internal)[0][0] > 0, "published records are deleted")
+        eventually(lambda: writer.kafka.offsets(writer.internal)[0][0] > 0, "published records are deleted")
     assert len(writer.found()) == 40
     assert len(list(writer.store.list(keys.published(writer.name, "s", writer.topic)))) == 1
 
@@ -166,10 +165,9 @@ def opened(transactions: Transactions) -> tuple[int, str] | None:
 def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_and_is_made_again(
     kafka: EmbeddedKafka,
 ) -> None:
-    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"away-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1, f"{topic}-internal": 1})
-    transactions = Transactions(
-        properties,
+    properties, topic = open_kafka(kafka.bootstrap), f"away-{uuid4().hex[:8]}"
+    properties.create_topics({topic: 1, f"{topic}-internal": 1})
+    settings = TransactionSettings(
         transactional_id=topic,
         group=topic,
         source=f"{topic}-internal",
@@ -177,12 +175,12 @@ def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_an
         patience_s=60,
         timeout_s=2,
     )
-    with closing(transactions):
+    with closing(properties.transactions(settings)) as transactions:
         assert opened(transactions) is None
         transactions.begin()
         transactions.add([b"k"], [b"before it was away"])
         # Who reads what is committed sees the end move once the broker has given it up.
-        eventually(lambda: topics.offsets(properties, topic)[1] == (2,), "the broker has given it up")
+        eventually(lambda: properties.offsets(topic)[1] == (2,), "the broker has given it up")
         with pytest.raises(Overtaken):
             transactions.commit(1, "place")
         assert opened(transactions) is None
@@ -190,8 +188,8 @@ def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_an
         transactions.add([b"k"], [b"again"])
         transactions.commit(1, "place")
         # Kafka says that it is committed before it is on each topic.
-        eventually(lambda: len(list(committed(kafka.bootstrap, topic))) == 1, "it is there")
-        assert [message.value() for message in committed(kafka.bootstrap, topic)] == [b"again"]
+        eventually(lambda: len(list(committed(properties, topic))) == 1, "it is there")
+        assert [message.value() for message in committed(properties, topic)] == [b"again"]
         assert opened(transactions) == (1, "place")
 
 
@@ -227,7 +225,10 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
 def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: EmbeddedKafka) -> None:
     writer = Writer(kafka.bootstrap, bodies)
     small = ConfigEntry("max.message.bytes", "1000", incremental_operation=AlterConfigOpType.SET)
-    topic, admin = ConfigResource("topic", writer.topic, incremental_configs=[small]), AdminClient(writer.kafka)
+    topic, admin = (
+        ConfigResource("topic", writer.topic, incremental_configs=[small]),
+        AdminClient(writer.kafka.properties),
+    )
     admin.incremental_alter_configs([topic])[topic].result(30)
     with writer.publishing() as publishers:
         publishers.move(writer.commit(os.urandom(5_000)))  # nothing makes these smaller
@@ -242,8 +243,8 @@ def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(kafka
     writer = Writer(kafka.bootstrap, bodies)
     writer.commit(b"1")
     writer.commit(b"2")
-    gone = TopicPartition(writer.internal, 0, topics.offsets(writer.kafka, writer.internal)[1][0])
-    admin = AdminClient(writer.kafka)  # gone before its answer comes, it would never give one
+    gone = TopicPartition(writer.internal, 0, writer.kafka.offsets(writer.internal)[1][0])
+    admin = AdminClient(writer.kafka.properties)  # gone before its answer comes, it would never give one
     admin.delete_records([gone])[gone].result(30)
     with writer.publishing() as publishers:
         error = failure(publishers)

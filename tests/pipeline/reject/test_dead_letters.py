@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from slackwater.errors import Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.rejects import DeadLetter, send_rejects
 
 from tests.pipeline.publish.reader import committed
@@ -18,20 +18,20 @@ LETTER = DeadLetter("orders", 2, 17, b"k", b"ten", (("trace", b"1"),), "ValueErr
 
 
 def test_letters_are_on_their_topic_with_why(kafka: EmbeddedKafka) -> None:
-    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"dead-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1})
+    properties, topic = open_kafka(kafka.bootstrap), f"dead-{uuid4().hex[:8]}"
+    properties.create_topics({topic: 1})
     send_rejects(properties, topic, [LETTER, replace(LETTER, key=None, value=None)], patience_s=30)
-    first, second = committed(kafka.bootstrap, topic)
+    first, second = committed(properties, topic)
     assert (first.key(), first.value(), first.headers()) == (b"k", b"ten", LETTER.headers_of())
     assert (second.key(), second.value()) == (None, None)
 
 
 def test_a_topic_that_takes_no_more_is_named_and_the_next_letters_are_not_held_up(kafka: EmbeddedKafka) -> None:
-    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"dead-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1}, config={"max.message.bytes": "1000"})
+    properties, topic = open_kafka(kafka.bootstrap), f"dead-{uuid4().hex[:8]}"
+    properties.create_topics({topic: 1}, config={"max.message.bytes": "1000"})
     large = replace(LETTER, value=os.urandom(5_000))  # nothing makes these smaller
     with pytest.raises(Refused, match=f"the topic of rejected records '{topic}' takes none") as refused:
         send_rejects(properties, topic, [large], patience_s=30)
     assert "nothing is lost: make room there, or name another topic" in refused.value.hint
     send_rejects(properties, topic, [LETTER], patience_s=30)
-    assert [message.value() for message in committed(kafka.bootstrap, topic)] == [b"ten"]
+    assert [message.value() for message in committed(properties, topic)] == [b"ten"]

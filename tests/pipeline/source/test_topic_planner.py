@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 from slackwater.errors import Unavailable
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.patience import Patience
 from slackwater.pipeline.source.planner import Pace, Position, TopicPlanner
 
@@ -41,7 +42,7 @@ class Topic:
         self, pace: Pace | None = None, *, max_records: int | None = None, handled: tuple[str, ...] = ()
     ) -> TopicPlanner:
         return TopicPlanner(
-            self.servers,
+            open_kafka(self.servers),
             "t",
             pace=pace or Pace(0),
             max_records=max_records,
@@ -139,7 +140,13 @@ def test_a_broker_that_is_away_for_too_long_is_told() -> None:
         nobody.bind(("127.0.0.1", 0))
         servers = {"bootstrap.servers": f"127.0.0.1:{nobody.getsockname()[1]}"}
         planner = TopicPlanner(
-            servers, "t", pace=Pace(0), max_records=None, patience=Patience("Kafka", 0.1), requests=tuple, handled=set()
+            open_kafka(servers),
+            "t",
+            pace=Pace(0),
+            max_records=None,
+            patience=Patience("Kafka", 0.1),
+            requests=tuple,
+            handled=set(),
         )
         assert planner.latest(START) == START, "it is waited for"
         expected = f"^Kafka has not answered for .* s \\(Kafka at {servers['bootstrap.servers']} does not answer"

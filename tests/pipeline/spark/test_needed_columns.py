@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
+from slackwater.pipeline.kafka.messages import send
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, SourceOptions
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.readers import TopicReader
@@ -97,15 +98,15 @@ def test_each_of_two_streams_has_its_own_and_of_one_that_is_used_twice_both_uses
 
 @pytest.mark.kafka
 def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"needed-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1})
-    records.send(properties, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
+    properties, topic = open_kafka(kafka.bootstrap), f"needed-{uuid4().hex[:8]}"
+    properties.create_topics({topic: 1})
+    send(properties, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
     told = Needed(tmp_path / "needed")
     schema = to_arrow_schema(parse_ddl(TOPIC_SCHEMA), timezone="UTC")
 
     def read() -> pa.Table:
         options = SourceOptions(input="orders", topic=topic, needed=str(told.path), patience_s=30)
-        reader = TopicReader(options, parse_ddl(TOPIC_SCHEMA), Private(properties))
+        reader = TopicReader(options, parse_ddl(TOPIC_SCHEMA), Private(properties.properties))
         (part,) = reader.partitions(Position("orders", (0,)).json(), Position("orders", (2,)).json())
         return pa.Table.from_batches(reader._read(part, schema), schema)  # type: ignore[arg-type]
 
