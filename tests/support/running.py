@@ -22,6 +22,7 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
@@ -104,7 +105,7 @@ class Ledger:
         return "branches"
 
     @property
-    def kafka(self) -> dict[str, str]:
+    def kafka(self) -> Kafka:
         return open_kafka(self.bootstrap)
 
     def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:

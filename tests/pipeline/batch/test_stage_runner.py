@@ -1,4 +1,4 @@
-"""One batch of a stage, from Spark's plan to the manifest, on a real broker; only Spark's job is left to a loop."""
+"""One batch of a stage, from Spark's plan to the manifest, on Kafka in memory; only Spark's job is left to a loop."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from slackwater.pipeline.batch.stage_config import Limits, StageConfig
 from slackwater.pipeline.batch.stage_job import BatchTimes, StageJob
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.batch.task import Result, Sent
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import header_of, send, split
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.source.checkpoint import Checkpoint
@@ -37,8 +37,6 @@ from slackwater.store.sst.ttl import BEFORE_ALL_MS, first_clock_ms
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Span, Table, Ttl
-
-pytestmark = pytest.mark.kafka
 
 ROWS = StructType([StructField("n", LongType())])
 SNAPSHOT = "s1"
@@ -79,8 +77,8 @@ class Looped(StageJob):
 class Running:
     """A stage that reads channels `left` and `right`, or the topic `events`, and writes `out` in two partitions."""
 
-    def __init__(self, kafka: EmbeddedKafka, folder: Path, *reads: str, table: Table | None = None) -> None:
-        self.kafka = open_kafka(kafka.bootstrap)
+    def __init__(self, memory_kafka: MemoryKafka, folder: Path, *reads: str, table: Table | None = None) -> None:
+        self.kafka = memory_kafka
         self.store = CountingStore(LocalStore(folder / "store"))
         self.topic = f"out-{uuid4().hex[:8]}"
         self.kafka.create_topics({self.topic: 2})
@@ -160,15 +158,15 @@ def at(name: str, version: int, rows: int, *snapshots: str) -> Position:
 
 
 @pytest.fixture
-def joined(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
-    running = Running(kafka, tmp_path, "left", "right")
+def joined(memory_kafka: MemoryKafka, tmp_path: Path) -> Iterator[Running]:
+    running = Running(memory_kafka, tmp_path, "left", "right")
     yield running
     running.runner.close()
 
 
 @pytest.fixture
-def source(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
-    running = Running(kafka, tmp_path)
+def source(memory_kafka: MemoryKafka, tmp_path: Path) -> Iterator[Running]:
+    running = Running(memory_kafka, tmp_path)
     yield running
     running.runner.close()
 
@@ -264,8 +262,10 @@ def expiring(column: str) -> Table:
     return Table((Column("k", "int64"),), (Column("at", "timestamp[us]"),), 1, "test", Ttl(1_000, column))
 
 
-def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    running = Running(kafka, tmp_path, "left", table=expiring("at"))
+def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(
+    memory_kafka: MemoryKafka, tmp_path: Path
+) -> None:
+    running = Running(memory_kafka, tmp_path, "left", table=expiring("at"))
     heads = [
         running.run(rows, at("left", version, version)) for version, rows in enumerate(([3, 17], [5], [], [11, 20]), 1)
     ]
@@ -273,8 +273,10 @@ def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(kafka: Emb
     assert running.job.clocks == [BEFORE_ALL_MS, BEFORE_ALL_MS, 17, 17, 17], "every attempt has the same"
 
 
-def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    running = Running(kafka, tmp_path, "left", table=expiring(""))
+def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(
+    memory_kafka: MemoryKafka, tmp_path: Path
+) -> None:
+    running = Running(memory_kafka, tmp_path, "left", table=expiring(""))
     before_ms = time.time_ns() // 1_000_000
     head = running.run([3, 17], at("left", 1, 1))
     assert before_ms <= head.clock_ms <= head.time_ms

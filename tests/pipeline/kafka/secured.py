@@ -80,7 +80,7 @@ class SecuredKafka(EmbeddedKafka):
 
     def allow(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
         """Give the app's user a right, in the words of `kafka-acls`: `Read`, `topic`, `orders`."""
-        admin = AdminClient(self.client(ADMIN))
+        admin = AdminClient(self.client(ADMIN).properties)
         for answer in admin.create_acls(
             [AclBinding(*self._binding(operation, kind, name, prefixed=prefixed))]
         ).values():
@@ -88,7 +88,7 @@ class SecuredKafka(EmbeddedKafka):
 
     def forbid(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
         """Take a right away again."""
-        admin = AdminClient(self.client(ADMIN))
+        admin = AdminClient(self.client(ADMIN).properties)
         asked = AclBindingFilter(*self._binding(operation, kind, name, prefixed=prefixed))
         for answer in admin.delete_acls([asked]).values():
             assert len(answer.result(30)) == 1

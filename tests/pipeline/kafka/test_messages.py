@@ -1,4 +1,4 @@
-"""Messages of repartition topics: whose rows count, where they lie, and markers; in lists, and on a real broker."""
+"""Messages of repartition topics: whose rows count, where they lie, and markers; in lists, and in memory."""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import (
     check_count,
     decode,
@@ -24,7 +24,6 @@ from slackwater.pipeline.kafka.messages import (
     split,
     write_markers,
 )
-from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.source.data_source import Private, SourceOptions
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.readers import ChannelReader, _Range
@@ -115,10 +114,10 @@ def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) 
 
 
 class Written:
-    """A channel of three partitions on a real broker, and its manifests in a real store."""
+    """A channel of three partitions in memory, and its manifests in a real store."""
 
-    def __init__(self, kafka: EmbeddedKafka, store: LocalStore) -> None:
-        self.kafka = open_kafka(kafka.bootstrap)
+    def __init__(self, kafka: MemoryKafka, store: LocalStore) -> None:
+        self.kafka = kafka
         self.store = store
         self.topic = f"c-{uuid4().hex[:8]}"
         self.kafka.create_topics({self.topic: 3})
@@ -172,15 +171,14 @@ class Written:
 
 
 @pytest.fixture
-def written(kafka: EmbeddedKafka, tmp_path: object) -> Written:
-    return Written(kafka, LocalStore(tmp_path))  # type: ignore[arg-type]
+def written(memory_kafka: MemoryKafka, tmp_path: object) -> Written:
+    return Written(memory_kafka, LocalStore(tmp_path))  # type: ignore[arg-type]
 
 
 def place(output: Output, version: int) -> Position:
     return Position("c", output.ends, version, output.sent)
 
 
-@pytest.mark.kafka
 def test_a_marker_stands_in_every_partition_behind_the_rows_and_the_manifest_says_where(written: Written) -> None:
     before = written.version_with([0, 3, 4])  # nothing for partition 2
     after = written.version_with([6, 10], "s1", "s2")
@@ -197,7 +195,6 @@ def test_a_marker_stands_in_every_partition_behind_the_rows_and_the_manifest_say
     assert list(written.messages(before.ends, after.ends)[2][-1].headers() or ()) == [("slackwater", b"marker s2")]
 
 
-@pytest.mark.kafka
 def test_a_source_reads_what_its_versions_sent_and_counts_it(written: Written) -> None:
     start = Position("c", (0, 0, 0), 0, (0, 0, 0))
     first = place(written.version_with([0, 1, 2, 3]), 1)
@@ -209,7 +206,6 @@ def test_a_source_reads_what_its_versions_sent_and_counts_it(written: Written) -
     assert sorted(written.read(start, third)) == [0, 1, 2, 3, 12, 13, 21, 24, 27]
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("miscounted", [-1, 1])
 def test_a_source_refuses_a_range_whose_rows_are_not_as_many_as_were_sent(written: Written, miscounted: int) -> None:
     start = Position("c", (0, 0, 0), 0, (0, 0, 0))
@@ -218,7 +214,6 @@ def test_a_source_refuses_a_range_whose_rows_are_not_as_many_as_were_sent(writte
         written.read(start, end)
 
 
-@pytest.mark.kafka
 def test_records_in_flight_are_read_with_their_addresses_and_counted(written: Written) -> None:
     first, second = written.version_with([0, 1]), written.version_with([3, 6, 4], "s")
     flight = InFlight(

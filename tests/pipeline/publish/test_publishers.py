@@ -1,4 +1,4 @@
-"""The publishers of a runner, in this process and on the real broker: what they say of trouble, and that they go on."""
+"""The publishers of a runner, in this process: what they say of trouble, and that they go on."""
 
 import os
 import threading
@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import slackwater as sw
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from msgspec.structs import replace
 from slackwater.errors import Fenced, Gone, Refused, SlackwaterError
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import send, split
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import Aborted, Transactions, TransactionSettings
+from slackwater.pipeline.kafka.protocol import Aborted, Kafka, Transactions, TransactionSettings
 from slackwater.pipeline.kafka.protocol import Fenced as Overtaken
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
@@ -29,14 +29,12 @@ from slackwater.store.versions.manifest import AppInfo, Manifest
 from tests.pipeline.publish.reader import committed
 from tests.support.running import eventually
 
-pytestmark = pytest.mark.kafka
-
 
 class Writer:
     """A runner of one stage with one sink, without Spark."""
 
-    def __init__(self, bootstrap: str, make: Callable[[str], object]) -> None:
-        self.kafka = open_kafka(bootstrap)
+    def __init__(self, kafka: Kafka, make: Callable[[str], object]) -> None:
+        self.kafka = kafka
         self.name = f"app-{uuid4().hex[:8]}"
         self.topic = f"{self.name}-out"
         self.kafka.create_topics({self.topic: 1})
@@ -115,8 +113,8 @@ def failure(publishers: Publishers) -> SlackwaterError:
     return found[0]
 
 
-def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_internal_topic(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_internal_topic(any_kafka: Kafka) -> None:
+    writer = Writer(any_kafka, bodies)
     with writer.publishing() as publishers:
         for number in range(20):
             publishers.move(writer.commit(b"%d" % number, b""))
@@ -133,8 +131,8 @@ def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_interna
     assert len(list(writer.store.list(keys.published(writer.name, "s", writer.topic)))) == 1
 
 
-def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(any_kafka: Kafka) -> None:
+    writer = Writer(any_kafka, bodies)
     with writer.publishing() as old:
         old.move(writer.commit(b"1"))
         eventually(lambda: old.done, "the first is published")
@@ -162,6 +160,7 @@ def opened(transactions: Transactions) -> tuple[int, str] | None:
     return found[0]
 
 
+@pytest.mark.kafka
 def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_and_is_made_again(
     kafka: EmbeddedKafka,
 ) -> None:
@@ -193,7 +192,7 @@ def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_an
         assert opened(transactions) == (1, "place")
 
 
-def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: EmbeddedKafka) -> None:
+def test_a_function_that_fails_is_called_again_with_the_same_rows(memory_kafka: MemoryKafka) -> None:
     calls: list[tuple[int, list[bytes]]] = []
     fails = threading.Event()
     fails.set()
@@ -203,7 +202,7 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
         if fails.is_set() and len(calls) < 3:
             raise ConnectionError("the database is away")
 
-    writer = Writer(kafka.bootstrap, lambda _topic: sw.foreach_version(tell))
+    writer = Writer(memory_kafka, lambda _topic: sw.foreach_version(tell))
     with writer.publishing() as publishers:
         publishers.move(writer.commit(b"a", b"b"))
         publishers.move(writer.commit(b"c"))
@@ -213,7 +212,7 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
     def always(*_: object) -> None:
         raise ConnectionError("the database is gone")
 
-    writer = Writer(kafka.bootstrap, lambda _topic: sw.foreach_version(always))
+    writer = Writer(memory_kafka, lambda _topic: sw.foreach_version(always))
     with writer.publishing(patience_s=3) as publishers:
         publishers.move(writer.commit(b"a"))
         error = failure(publishers)
@@ -222,8 +221,9 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
     assert "ConnectionError: the database is gone" in error.message
 
 
+@pytest.mark.kafka
 def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+    writer = Writer(open_kafka(kafka.bootstrap), bodies)
     small = ConfigEntry("max.message.bytes", "1000", incremental_operation=AlterConfigOpType.SET)
     topic, admin = (
         ConfigResource("topic", writer.topic, incremental_configs=[small]),
@@ -239,13 +239,11 @@ def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: Embedded
     assert writer.found() == []
 
 
-def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(memory_kafka: MemoryKafka) -> None:
+    writer = Writer(memory_kafka, bodies)
     writer.commit(b"1")
     writer.commit(b"2")
-    gone = TopicPartition(writer.internal, 0, writer.kafka.offsets(writer.internal)[1][0])
-    admin = AdminClient(writer.kafka.properties)  # gone before its answer comes, it would never give one
-    admin.delete_records([gone])[gone].result(30)
+    writer.kafka.delete_records(writer.internal, writer.kafka.offsets(writer.internal)[1][0])
     with writer.publishing() as publishers:
         error = failure(publishers)
     assert isinstance(error, Gone)
@@ -257,8 +255,10 @@ def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(kafka
     assert writer.found() == [b"3"]
 
 
-def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_something_left(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_something_left(
+    memory_kafka: MemoryKafka,
+) -> None:
+    writer = Writer(memory_kafka, bodies)
     writer.commit(b"1")
     other = sw.App(writer.name)
     other.stage(reads=sw.topic("in"), writes=sw.repartition("c", "body"), name="s")(lambda raw: raw)
