@@ -12,7 +12,7 @@ from ulid import ULID
 from ...errors import NotFound, Refused
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.stored import ADDRESS
-from .consumer_groups import announce
+from .consumer_groups import group_of
 from .messages import decode_addressed, header_of, marker_of, read_rows, send, split
 from .open import end_offsets
 from .protocol import Kafka
@@ -64,7 +64,7 @@ class KafkaChannels:
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         """See the Protocol."""
-        announce(self.kafka, app, stage, positions)
+        self.kafka.commit_offsets(group_of(app, stage), positions)
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""

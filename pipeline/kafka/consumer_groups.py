@@ -16,11 +16,6 @@ def group_of(app: str, stage: str) -> str:
     return f"slackwater-{app}-{stage}"
 
 
-def announce(kafka: Kafka, app: str, stage: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
-    """Set the offsets of a stage's group: a courtesy to watchers, on which nothing depends, and so it does not fail."""
-    kafka.commit_offsets(group_of(app, stage), positions, wait=wait)
-
-
 class Announcer:
     """Announces the stages' positions now and then; nobody waits for it."""
 
@@ -33,5 +28,5 @@ class Announcer:
         """Announce the stages whose offsets have moved."""
         for stage, topics in positions.items():
             if self._announced.get(stage) != topics:
-                announce(self._kafka, self._app, stage, topics, wait=False)
+                self._kafka.commit_offsets(group_of(self._app, stage), topics, wait=False)
                 self._announced[stage] = topics

@@ -34,7 +34,7 @@ from ..batch.stage_config import Limits
 from ..claim.claim import Checked, Claimer, migrate_command
 from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka
-from ..publish.check import check_targets
+from ..publish.claimed import check_targets
 from ..publish.publishers import publishes
 from ..state.session import key_of_table
 from ..upkeep.write_stall import Triggers

@@ -146,13 +146,13 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
 def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
     memory_kafka: MemoryKafka, app: FlightsApp, tmp_path: Path
 ) -> None:
-    from slackwater.pipeline.kafka.consumer_groups import announce
+    from slackwater.pipeline.kafka.consumer_groups import group_of
 
     topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}
     for topic in (*topics, "flights"):
         memory_kafka.create_topics({topic: 1})
     for stage in app.heads:
-        announce(memory_kafka, "flights", stage, {"flights": (0,)})
+        memory_kafka.commit_offsets(group_of("flights", stage), {"flights": (0,)})
     assert set(memory_kafka.groups) >= {f"slackwater-flights-{stage}" for stage in app.heads}
     done("retire", "flights/carriers", "--kafka", memory_kafka.address)
     assert "slackwater-flights-carriers" not in set(memory_kafka.groups)

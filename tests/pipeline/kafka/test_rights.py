@@ -14,7 +14,7 @@ from slackwater.errors import Refused
 from slackwater.pipeline.kafka import consumer_groups
 from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.kafka.protocol import Aborted, Kafka, TransactionSettings
-from slackwater.pipeline.publish.check import check_targets
+from slackwater.pipeline.publish.claimed import check_targets
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka
@@ -81,12 +81,12 @@ def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
     assert found == [b"one"]
 
 
-def test_without_a_right_on_groups_an_announcement_ends(secured: SecuredKafka) -> None:
+def test_without_a_right_on_groups_setting_their_offsets_ends(secured: SecuredKafka) -> None:
     topic = f"told-{uuid4().hex[:8]}"
     secured.client(ADMIN).create_topics({topic: 1})
     secured.allow("Read", "topic", topic)
     started = time.monotonic()
-    consumer_groups.announce(secured.client(USER), f"a{uuid4().hex[:8]}", "stage", {topic: (0,)})
+    secured.client(USER).commit_offsets(f"slackwater-a{uuid4().hex[:8]}-stage", {topic: (0,)})
     assert time.monotonic() - started < 15
 
 
