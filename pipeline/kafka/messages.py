@@ -215,16 +215,6 @@ def _show(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def message_at(
-    kafka: Kafka, topic: str, partition: int, offset: int, *, patience_s: float
-) -> tuple[bytes | None, bytes | None, int, tuple[tuple[str, bytes | None], ...]]:
-    """Key, value, timestamp in ms and headers of one message. Raises as `Kafka.read` does."""
-    for (message,) in kafka.read(topic, partition, offset, offset + 1, patience_s=patience_s):
-        headers = tuple((name, value) for name, value in message.headers() or ())
-        return message.key(), message.value(), message.timestamp()[1], headers
-    raise Gone(f"there is no message at {topic}[{partition}]@{offset} any more")
-
-
 def topic_columns(messages: Sequence[Message], needed: Collection[str] | None = None) -> list[pa.Array]:
     """The columns of Structured Streaming's Kafka source, in its order, a row for each message of one partition.
 
