@@ -20,6 +20,7 @@ from .validation import nearest
 
 if TYPE_CHECKING:
     from .pipeline.kafka.channels import KafkaChannels
+    from .pipeline.kafka.protocol import Kafka
     from .pipeline.run.options import Options
     from .snapshot.bisect.invariants import Invariant
     from .snapshot.gc.retention import Retention
@@ -117,13 +118,19 @@ class Settings(Struct, frozen=True, kw_only=True):
             raise _missing("kafka", "the Kafka brokers are", "host:port", "--kafka HOST:PORT")
         return {**self.kafka_properties, "bootstrap.servers": self.brokers}
 
+    def open_kafka(self) -> "Kafka":
+        """Kafka, of which nothing is asked yet. Raises `Usage` when nothing names brokers."""
+        from .pipeline.kafka.open import open_kafka
+
+        return open_kafka(self.kafka())
+
     def open_channels(self) -> "KafkaChannels | None":
         """The topics between stages; None when nothing says where Kafka is."""
         if not self.brokers:
             return None
         from .pipeline.kafka.channels import KafkaChannels
 
-        return KafkaChannels(self.kafka())
+        return KafkaChannels(self.open_kafka())
 
     def run_options(self, kafka: Mapping[str, str] | None = None) -> "Options":
         """How these settings have an app run; `kafka` are other client properties. Raises `Usage` as the parts do."""

@@ -1,4 +1,4 @@
-"""For tests of an app: batches of its history, replayed from the bundles that `slackwater replay --bundle` wrote."""
+"""For tests of an app: batches of history, replayed from what `slackwater replay --bundle` wrote; Kafka in memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import NotFound
+from .pipeline.kafka.memory import MemoryKafka
+from .pipeline.kafka.protocol import Record
 
 if TYPE_CHECKING:
     from .pipeline.replay.compare import Comparison
 
-__all__ = ["Replayed", "replayed"]
+__all__ = ["MemoryKafka", "Record", "Replayed", "replayed"]
 
 Row = dict[str, object]
 

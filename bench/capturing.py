@@ -43,6 +43,7 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
     from slackwater.pipeline.kafka.channels import KafkaChannels
+    from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.spark.session import spark_session
@@ -63,14 +64,14 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     def legs(rows: DataFrame) -> DataFrame:
         return rows
 
-    kafka = {"bootstrap.servers": bootstrap}
+    kafka = open_kafka(bootstrap)
     commits: list[BatchReport] = []
     with spark_session("bench", master="local[2]"):
         # The reader claims its place and stops; then the writer runs ahead of it.
         for stage in ("legs", "events"):
             options = Options(
                 store=str(folder / "store"),
-                kafka=kafka,
+                kafka=kafka.properties,
                 stages=(stage,),
                 until_caught_up=True,
                 max_records=BATCH,

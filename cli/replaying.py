@@ -55,7 +55,7 @@ def program_here(
     from ..pipeline.run.program import load_app
 
     app = load_app(file, name=app_name)
-    with open_program(app, session.store, cache, session.settings.kafka()) as program:
+    with open_program(app, session.store, cache, session.settings.open_kafka()) as program:
         yield program
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
@@ -22,13 +22,16 @@ from ..store.versions.apps import list_apps, read_app
 from .app import StoredApp
 from .shown import Shown, View
 
+if TYPE_CHECKING:
+    from ..pipeline.kafka.protocol import Kafka as Opened
+
 
 class Kafka(Channels, Rereader, Protocol):
     """What a client needs of Kafka; `pipeline` implements it."""
 
     @property
-    def kafka(self) -> Mapping[str, str]:
-        """Librdkafka client properties."""
+    def kafka(self) -> "Opened":
+        """Kafka, opened."""
         ...
 
 

@@ -23,7 +23,7 @@ def run_options(
     channels = client.channels()
     settings = load(store=client.root)
     return replace(
-        settings.run_options(channels.kafka if channels is not None else {}),
+        settings.run_options(channels.kafka.properties if channels is not None else {}),
         master=master,
         spark_conf=check_settings(spark_conf or {}, "spark_conf"),
         py_files=check_py_files(py_files, "py_files"),

@@ -14,6 +14,9 @@ from uuid import uuid4
 import pytest
 from hypothesis import Phase, settings
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
@@ -103,6 +106,24 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A running broker. A test that stops it must start it again."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture
+def memory_kafka() -> MemoryKafka:
+    """An empty Kafka in memory."""
+    return MemoryKafka.named(f"memory://{uuid4().hex}")
+
+
+@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.kafka)])
+def any_kafka(request: pytest.FixtureRequest) -> Kafka:
+    """Each Kafka in turn: one in memory that is empty, and the running broker."""
+    return open_kafka(f"memory://{uuid4().hex}" if request.param == "memory" else request.getfixturevalue("broker"))
+
+
+@pytest.fixture(scope="session")
+def broker(kafka: EmbeddedKafka) -> str:
+    """The address of the running broker."""
+    return kafka.bootstrap
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def legs_of(messages: DataFrame, keys: int) -> DataFrame:
 def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: int, *, at_end: bool = False) -> None:
     """An app that stands at the beginning of its topic (or at the end), with a table of so many keys."""
     from msgspec.structs import replace
-    from slackwater.pipeline.kafka.topics import offsets
+    from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions import commit
 
@@ -66,8 +66,8 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
     assert claimed.table is not None
     made = commit.successor(claimed, kind="batch", epoch=1, writer="bench", by="bench", now_ms=claimed.time_ms + 1)
     if at_end:
-        kafka = {"bootstrap.servers": bootstrap}
-        inputs = {name: replace(one, offsets=offsets(kafka, one.topic)[1]) for name, one in claimed.inputs.items()}
+        kafka = open_kafka(bootstrap)
+        inputs = {name: replace(one, offsets=kafka.offsets(one.topic)[1]) for name, one in claimed.inputs.items()}
         made = replace(made, inputs=inputs)
     commit.commit(store, replace(made, ssts=_ssts(store, claimed.table, keys)))
 
@@ -76,11 +76,12 @@ def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) 
     """The first version of an app of one stage: claimed, nothing read."""
     from slackwater.pipeline.batch.schemas import shapes
     from slackwater.pipeline.claim.claim import Claimer
+    from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.pipeline.publish.claimed import create_internal
     from slackwater.store.versions import apps
     from slackwater.store.versions.manifest import AppInfo
 
-    kafka = {"bootstrap.servers": bootstrap}
+    kafka = open_kafka(bootstrap)
     apps.ensure_app(store, AppInfo(APP, time.time_ns() // 1_000_000))
     (stage,) = app.in_order()
     create_internal(kafka, APP, (stage,), None, only_ask=False)

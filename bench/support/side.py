@@ -104,13 +104,14 @@ def sums_in_flight(bootstrap: str, store: str, columns: Sequence[str]) -> list[f
     import pyarrow as pa
     import pyarrow.compute as pc
     from slackwater.pipeline.kafka.channels import KafkaChannels
+    from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.snapshot.cut.in_flight import in_flight
     from slackwater.snapshot.cut.resolve import resolve
     from slackwater.store.objects.open import open_store
 
     opened = open_store(store)
     (state,) = in_flight(opened, resolve(opened, "bench", now_ms=round(1000 * time.time())))
-    rows = pa.concat_tables(KafkaChannels({"bootstrap.servers": bootstrap}).read(state))
+    rows = pa.concat_tables(KafkaChannels(open_kafka(bootstrap)).read(state))
     return [float(rows.num_rows), *(float(pc.sum(rows[name]).as_py()) for name in columns)]
 
 

@@ -138,9 +138,9 @@ def _windows(hour: int, num: int) -> pa.Table:
 
 
 def _measure(bootstrap: str, folder: Path, num_open: int, batch: int) -> list[tuple[int, float]]:
-    from slackwater.pipeline.kafka import topics
+    from slackwater.pipeline.kafka.open import open_kafka
 
-    topics.create_topics({"bootstrap.servers": bootstrap}, {ENDED: PARTITIONS})
+    open_kafka(bootstrap).create_topics({ENDED: PARTITIONS})
     step = batch // PARTITIONS
     numbers = range(0, (WARM_UP + MEASURED) * batch, step)
     fill_ranges(bootstrap, TOPIC, [(first, first + step - 1) for first in numbers])

@@ -200,9 +200,9 @@ def _until(done: Callable[[], bool], queries: Sequence[StreamingQuery]) -> None:
 
 def create(bootstrap: str, *names: str) -> None:
     """Make topics."""
-    from slackwater.pipeline.kafka import topics
+    from slackwater.pipeline.kafka.open import open_kafka
 
-    topics.create_topics({"bootstrap.servers": bootstrap}, dict.fromkeys(names, PARTITIONS))
+    open_kafka(bootstrap).create_topics(dict.fromkeys(names, PARTITIONS))
 
 
 def send(bootstrap: str, topic: str, records: int, sent: list[float]) -> None:

@@ -79,20 +79,19 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
     """Seconds from when the publisher hears of the records until all are published."""
     import slackwater as sw
     from msgspec.structs import replace
-    from slackwater.pipeline.kafka import topics
-    from slackwater.pipeline.kafka.messages import split
-    from slackwater.pipeline.kafka.records import send
+    from slackwater.pipeline.kafka.messages import send, split
+    from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.pipeline.publish.claimed import claimed, create_internal
     from slackwater.pipeline.publish.publishers import Publishers
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions import amend, apps, commit
     from slackwater.store.versions.manifest import AppInfo, Manifest
 
-    app, kafka, store = sw.App(topic), {"bootstrap.servers": bootstrap}, open_store(str(folder))
+    app, kafka, store = sw.App(topic), open_kafka(bootstrap), open_store(str(folder))
     app.stage(reads=sw.topic("in"), writes=sw.sink(topic), name="s")(lambda raw: raw)
     (stage,) = app.in_order()
     info = apps.ensure_app(store, AppInfo(topic, 1))
-    topics.create_topics(kafka, {topic: PARTITIONS})
+    kafka.create_topics({topic: PARTITIONS})
     create_internal(kafka, topic, (stage,), None, only_ask=False)
 
     def build(draft: Manifest) -> Manifest:
@@ -131,9 +130,9 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
 
 def _produced(bootstrap: str, keys: list[bytes], values: list[bytes], topic: str) -> float:
     """Seconds that a producer of the same properties takes, without transactions, from lists that are in memory."""
-    from slackwater.pipeline.kafka import topics
+    from slackwater.pipeline.kafka.open import open_kafka
 
-    topics.create_topics({"bootstrap.servers": bootstrap}, {topic: PARTITIONS})
+    open_kafka(bootstrap).create_topics({topic: PARTITIONS})
     properties = {
         "bootstrap.servers": bootstrap,
         "enable.idempotence": True,
@@ -156,10 +155,10 @@ def _produced(bootstrap: str, keys: list[bytes], values: list[bytes], topic: str
 
 def batches(bootstrap: str, folder: Path, *, rounds: int) -> dict[str, list[float]]:
     """Seconds from batch to batch, warm, with a sink and without; they take turns, since machines drift."""
-    from slackwater.pipeline.kafka import topics
+    from slackwater.pipeline.kafka.open import open_kafka
 
     topic, sink = "bench-flights-sink", "bench-late-legs"
-    topics.create_topics({"bootstrap.servers": bootstrap}, {sink: PARTITIONS})
+    open_kafka(bootstrap).create_topics({sink: PARTITIONS})
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     for number in range(rounds):
         fill(bootstrap, (1 + WARM_UP + MEASURED) * BATCH, topic=topic, seed=number)

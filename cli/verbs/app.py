@@ -11,6 +11,7 @@ from ..session import Session, group, verb
 from ..terminal import Part
 
 if TYPE_CHECKING:
+    from ...pipeline.kafka.protocol import Kafka
     from ...snapshot.maintain.removal import Removal, Removed
 
 app = group()
@@ -44,7 +45,7 @@ def rm(
     from ...snapshot.take.audit_log import whoami
 
     if topics:
-        session.settings.kafka()  # says what is missing before anything is done
+        session.settings.open_kafka()  # says what is missing before anything is done
     done = remove_app(
         session.store,
         app_name,
@@ -53,24 +54,21 @@ def rm(
         fence=fence,
         force=force,
         dry_run=dry_run,
-        outside=lambda removal: _remove_from_kafka(session.settings.kafka(), removal) if topics else None,
+        outside=lambda removal: _remove_from_kafka(session.settings.open_kafka(), removal) if topics else None,
         on_wait=session.note,
     )
     session.show({**asdict(done), "groups": _groups(done.removal), "dry_run": dry_run}, *_words(done, topics, dry_run))
 
 
-def _remove_from_kafka(kafka: dict[str, str], removal: "Removal") -> None:
+def _remove_from_kafka(kafka: "Kafka", removal: "Removal") -> None:
     """Raises `Unavailable`, and `Refused` where Kafka does not allow it."""
-    from ...pipeline.kafka.consumer_groups import delete_groups
-    from ...pipeline.kafka.topics import delete_topics
-
-    refused = delete_topics(kafka, removal.topics)
+    refused = kafka.delete_topics(removal.topics)
     if refused:
         raise Refused(
             f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}",
             hint="remove them yourself, then say it again without --topics",
         )
-    delete_groups(kafka, _groups(removal))
+    kafka.delete_groups(_groups(removal))
 
 
 def _groups(removal: "Removal") -> tuple[str, ...]:

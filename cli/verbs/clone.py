@@ -54,7 +54,7 @@ def clone(
             name,
             topics=topics,
             sinks=_pairs("--sink", sink or ()),
-            channels=KafkaChannels(session.settings.kafka()),
+            channels=KafkaChannels(session.settings.open_kafka()),
             target_store=target,
             by=whoami(),
             dry_run=dry_run,

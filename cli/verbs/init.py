@@ -77,7 +77,7 @@ def init(
 def _first_version(
     session: Session, app: str, name: str, program: str, offsets: list[str], at: str, progress: Progress
 ) -> "FirstVersion":
-    kafka, store = session.settings.kafka(), session.store
+    kafka, store = session.settings.open_kafka(), session.store
     progress("starting Spark, which knows the program's columns")
     # Spark's Python side takes a second or two.
     from ...pipeline.maintain.first_version import first_version_of

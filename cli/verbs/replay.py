@@ -127,7 +127,7 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
         only = parse_key(stage, after.table, [None if each == r"\N" else each for each in key])
     ran = after.program.path if after.program is not None else "FILE"
     file = needed_program(session, app, code, "to replay with", f"{ran}, the program that ran")
-    kafka = session.settings.kafka()
+    kafka = session.settings.open_kafka()
     # Spark's Python side takes a second or two.
     from ...pipeline.claim.claim import program_of
     from ...pipeline.replay.compare import sent_rows

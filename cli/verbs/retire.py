@@ -37,10 +37,10 @@ def _forget_group(settings: "Settings", app_name: str, stage: str) -> str:
     """Remove the stage's consumer group, whose lag would only grow; returns why it is still there, if it is."""
     if not settings.brokers:
         return ""
-    from ...pipeline.kafka.consumer_groups import delete_groups, group_of
+    from ...pipeline.kafka.consumer_groups import group_of
 
     try:
-        delete_groups(settings.kafka(), [group_of(app_name, stage)])
+        settings.open_kafka().delete_groups([group_of(app_name, stage)])
     except Unavailable as error:
         return f"the consumer group {group_of(app_name, stage)} is still there: {error.message}"
     return ""

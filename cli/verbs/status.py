@@ -16,7 +16,7 @@ from ..status_tables import cost_parts, overview_parts
 from ..waiting import waiting_for
 
 if TYPE_CHECKING:
-    from ...pipeline.kafka.topics import EndOffsets
+    from ...pipeline.kafka.open import EndOffsets
     from ...settings import Settings
     from ...store.objects.protocol import ObjectStore
 
@@ -90,9 +90,9 @@ def _end_offsets(settings: "Settings") -> "EndOffsets | None":
     """None where nothing says where Kafka is."""
     if not settings.brokers:
         return None
-    from ...pipeline.kafka.topics import EndOffsets
+    from ...pipeline.kafka.open import EndOffsets
 
-    return EndOffsets(settings.kafka(), timeout_s=_KAFKA_TIMEOUT_S)
+    return EndOffsets(settings.open_kafka(), timeout_s=_KAFKA_TIMEOUT_S)
 
 
 def _empty(store: "ObjectStore") -> str:

@@ -21,7 +21,8 @@ from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest, Output
-from ..kafka.markers import write_markers
+from ..kafka.messages import write_markers
+from ..kafka.open import open_kafka
 from ..source.planner import Position
 from ..source.wake import Wake
 from ..spark.homes import Homes
@@ -293,4 +294,4 @@ class StageRunner:
 
     def _write_markers(self, snapshot: str, output: Output) -> tuple[int, ...]:
         places = self._config.places
-        return write_markers(places.kafka, output.topic, len(output.ends), snapshot, places.patience_s)
+        return write_markers(open_kafka(places.kafka), output.topic, len(output.ends), snapshot, places.patience_s)

@@ -37,8 +37,8 @@ from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..api.sink import Encoding, Sink
 from ..api.topic import Repartition
-from ..kafka.messages import split
-from ..kafka.records import send
+from ..kafka.messages import send, split
+from ..kafka.open import open_kafka
 from ..messages import outgoing
 from ..source.own_errors import ERROR_MARK, ErrorMark
 from ..source.worker import configure_worker
@@ -119,7 +119,7 @@ def _send(
             rows = outgoing.records(rows, channel.encoding, places.patience_s)
         messages = list(split(rows, targets))
         if messages:
-            ends = send(places.kafka, topic, messages, attempt.encode(), patience_s=places.patience_s)
+            ends = send(open_kafka(places.kafka), topic, messages, attempt.encode(), patience_s=places.patience_s)
             counts = np.bincount(targets, minlength=count).tolist()
             sent[channel.name] = {partition: Sent(counts[partition], end) for partition, end in ends.items()}
     return sent

@@ -31,7 +31,7 @@ from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
 from ..api.topic import Repartition, Topic
 from ..batch.schemas import Shape, ddl_of
-from ..kafka import topics
+from ..kafka.protocol import Kafka
 from ..publish import claimed as sinks
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
@@ -66,7 +66,7 @@ class Claimer:
     """
 
     store: ObjectStore
-    kafka: Mapping[str, str]
+    kafka: Kafka
     app: App
     topics: Mapping[str, str]
     writer: str
@@ -81,7 +81,7 @@ class Claimer:
 
         With `only_ask`, only see that this will be allowed. Raises `Refused` where it is not.
         """
-        topics.create_topics(self.kafka, self._channels(stages), only_ask=only_ask)
+        self.kafka.create_topics(self._channels(stages), only_ask=only_ask)
         sinks.create_internal(self.kafka, self.app.name, stages, self.publishes, only_ask=only_ask)
 
     def check(self, stage: Stage) -> Checked:
@@ -193,7 +193,7 @@ class Claimer:
         if known is not None:
             return replace(known, schema=ddl)
         topic = self._topic_of(channel)
-        ends = topics.offsets(self.kafka, topic)[1]
+        ends = self.kafka.offsets(topic)[1]
         return Output(topic, ends, (0,) * len(ends), schema=ddl)
 
     def _starts(self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds]) -> dict[str, StartPosition]:
@@ -257,7 +257,7 @@ class Claimer:
     def _start(self, finder: StartFinder, one: Topic | str) -> StartPosition:
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
-            first_since = partial(topics.offsets_since, self.kafka, topic)
+            first_since = partial(self.kafka.offsets_since, topic)
             begin = None if one.start == EARLIEST else partial(one.start.resolve, topic, first_since=first_since)
             return finder.topic(one.name, topic, begin)
         return finder.channel(one, self._topic_of(self.app.channel(one)), self.app.writer_of(one).name)
@@ -265,7 +265,7 @@ class Claimer:
     def _bounds(self, stage: Stage, topic: str) -> Bounds:
         """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
         try:
-            return topics.offsets(self.kafka, topic)
+            return self.kafka.offsets(topic)
         except Refused:
             if topic in self._channels((stage,)):
                 # Kafka does not say whether there is one that may not be seen. Who may not make it lacks that first.

@@ -1,16 +1,20 @@
-"""Kafka: clients, topics, records, messages and markers on the wire, consumer groups, transactions.
+"""Kafka: the seam (`protocol`, `open`), by librdkafka and in memory; messages on the wire, groups, channels.
 
-The only place that imports confluent-kafka, beside the servers for development.
+`librdkafka`, `clients`, `reading` and `transactions` import confluent-kafka, and nothing else does, beside the servers
+for development.
 """
 
 __all__ = [
     "channels",
     "clients",
     "consumer_groups",
-    "markers",
+    "librdkafka",
+    "memory",
     "messages",
+    "open",
     "patience",
-    "records",
-    "topics",
+    "protocol",
+    "reading",
+    "rejects",
     "transactions",
 ]

@@ -1,4 +1,4 @@
-"""Kafka as snapshots and clones ask for it: are the offsets there, read and copy what is in flight."""
+"""What `snapshot` asks of Kafka: are the offsets there, read and copy what is in flight."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import partial
 import pyarrow as pa
 from ulid import ULID
 
-from ...errors import Refused
+from ...errors import NotFound, Refused
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.stored import ADDRESS
-from . import records, topics
-from .clients import Kafka
-from .consumer_groups import announce
-from .messages import decode_addressed, header_of, marker_of, read_rows, split
+from .consumer_groups import group_of
+from .messages import decode_addressed, header_of, marker_of, read_rows, send, split
+from .open import end_offsets
+from .protocol import Kafka
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class KafkaChannels:
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         """See the Protocol. Raises `NotFound` or `Refused`."""
-        earliest, ends = topics.offsets(self.kafka, topic)
+        earliest, ends = self.kafka.offsets(topic)
         if len(ends) != len(offsets):
             raise Refused(
                 f"topic {topic!r} has {len(ends)} partitions; the source has read {len(offsets)}",
@@ -44,11 +44,14 @@ class KafkaChannels:
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
-        return topics.end_offsets(self.kafka, topic)
+        return end_offsets(self.kafka, topic)
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
         """See the Protocol `Topics`. Raises `Refused` or `Unavailable`."""
-        return topics.start_offsets(self.kafka, topic)
+        try:
+            return self.kafka.offsets(topic)[0]
+        except NotFound:
+            return None
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """See the Protocol. Raises `Corruption`, `Refused` or `Unavailable`."""
@@ -61,27 +64,27 @@ class KafkaChannels:
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         """See the Protocol."""
-        announce(self.kafka, app, stage, positions)
+        self.kafka.commit_offsets(group_of(app, stage), positions)
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""
-        earliest, ends = topics.offsets(self.kafka, topic)
+        earliest, ends = self.kafka.offsets(topic)
         if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
             return None
-        chunks = records.read_range(self.kafka, topic, partition, offset, offset + 1, patience_s=self.patience_s)
+        chunks = self.kafka.read(topic, partition, offset, offset + 1, patience_s=self.patience_s)
         return next((marker_of(header_of(message)) for chunk in chunks for message in chunk), None)
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """See the Protocol. Raises `Refused` or `Unavailable`."""
-        topics.create_topics(self.kafka, {topic: len(in_flight.ends)})
-        starts = topics.offsets(self.kafka, topic)[1]
+        self.kafka.create_topics({topic: len(in_flight.ends)})
+        starts = self.kafka.offsets(topic)[1]
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
         ends = list(starts)
         # A chunk at a time: what is in flight need not fit into memory.
         for messages in self._messages(in_flight) if kept is None else map(_encoded, kept):
-            sent = records.send(self.kafka, topic, messages, attempt.encode(), patience_s=self.patience_s)
+            sent = send(self.kafka, topic, messages, attempt.encode(), patience_s=self.patience_s)
             for partition, end in sent.items():
                 ends[partition] = max(ends[partition], end)
         return tuple(ends), attempt, starts
@@ -89,10 +92,8 @@ class KafkaChannels:
     def _messages(self, in_flight: InFlight) -> Iterator[list[tuple[int, bytes]]]:
         attempts = frozenset(in_flight.attempts)
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
-            for chunk in records.read_range(
-                self.kafka, in_flight.topic, partition, start, end, patience_s=self.patience_s
-            ):
-                yield [(partition, message.value()) for message in chunk if header_of(message) in attempts]
+            for chunk in self.kafka.read(in_flight.topic, partition, start, end, patience_s=self.patience_s):
+                yield [(partition, message.value() or b"") for message in chunk if header_of(message) in attempts]
 
 
 def _encoded(rows: pa.Table) -> list[tuple[int, bytes]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
 
@@ -16,14 +16,10 @@ from confluent_kafka.admin import AdminClient
 
 from ...errors import Refused, Unavailable
 from ...silence import SILENT_S, address_of, told_of_silence, warn_of
-from .patience import Patience
-
-Kafka = Mapping[str, str]
-"""librdkafka client properties; `bootstrap.servers` at least."""
+from .patience import SETTING
+from .protocol import Properties
 
 POLL_S = 0.25
-_SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
-"""What has the brokers' address."""
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _UNAUTHORISED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -46,7 +42,7 @@ _READING = {
 class Clients:
     """The clients of one process with the same properties, each made when it is first asked for."""
 
-    def __init__(self, kafka: Kafka) -> None:
+    def __init__(self, kafka: Properties) -> None:
         # librdkafka would write each lost connection to stderr; Patience says it once, in words.
         self._properties: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None, **kafka}
         self._producers: dict[float, Producer] = {}
@@ -111,7 +107,7 @@ class Clients:
         self._groups.clear()
 
 
-def clients(kafka: Kafka) -> Clients:
+def clients(kafka: Properties) -> Clients:
     """This process's clients with these properties."""
     return _clients(os.getpid(), tuple(sorted(kafka.items())))
 
@@ -124,32 +120,27 @@ def _clients(_pid: int, properties: tuple[tuple[str, str], ...]) -> Clients:
     return made
 
 
-def server(kafka: Kafka) -> str:
+def server(kafka: Properties) -> str:
     """How messages name the brokers."""
     return f"Kafka at {kafka['bootstrap.servers']}"
 
 
-def patience_with(kafka: Kafka, limit_s: float) -> Patience:
-    """Patience with the brokers."""
-    return Patience(server(kafka), limit_s, _SETTING)
-
-
 @contextmanager
-def asking(kafka: Kafka) -> Iterator[None]:
+def asking(kafka: Properties) -> Iterator[None]:
     """While the brokers are asked something: if they are silent, people hear early where their address is from."""
-    with told_of_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", _SETTING)):
+    with told_of_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", SETTING)):
         yield
 
 
-def unavailable(kafka: Kafka, error: KafkaException) -> Unavailable:
+def unavailable(kafka: Properties, error: KafkaException) -> Unavailable:
     """The error for brokers that do not answer."""
     return Unavailable(
         f"{server(kafka)} does not answer: {error.args[0].str()}",
-        hint=f"{address_of(_SETTING)}; `slackwater dev up` starts one for development",
+        hint=f"{address_of(SETTING)}; `slackwater dev up` starts one for development",
     )
 
 
-def lacking(kafka: Kafka, error: KafkaError | None, right: str, topic: str) -> Refused | None:
+def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str) -> Refused | None:
     """The refusal for a broker's answer that a right on a topic is missing; None for any other answer.
 
     The right is in the words of Kafka's ACLs: `Describe`, `Read`, `Write` or `Create`.

@@ -1,13 +1,13 @@
-"""Repartition topics on the wire: a Kafka message is an Arrow IPC stream of one record batch, or a marker.
+"""Messages as Arrow: users' as columns; those of repartition topics, which are streams of one batch each, or markers.
 
-Every message carries one header, `slackwater: <attempt>`, or `slackwater: marker <snapshot>`. Readers take the
-messages of the attempts that manifests name and pass over all others. A row's address is
+Every message of a repartition topic carries one header, `slackwater: <attempt>`, or `slackwater: marker <snapshot>`.
+Readers take the messages of the attempts that manifests name and pass over all others. A row's address is
 `topic[partition]@offset+row`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -17,14 +17,13 @@ import pyarrow as pa
 from ...errors import Corruption, Gone
 from ...snapshot.cut.stored import ADDRESS
 from ...store.sst.evolution import fits
-from .clients import Kafka
-from .records import Message, read_range
+from .protocol import HEADER, Kafka, Message, Offsets, Record
 
-_HEADER = "slackwater"
 _MARKER = "marker "
 _MESSAGE_ROWS = 32_768
 _MESSAGE_BYTES = 512 << 10
 _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
+_STAMP = pa.timestamp("us", "UTC")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -53,6 +52,29 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
         at += count
 
 
+def send(
+    kafka: Kafka, topic: str, messages: Iterable[tuple[int, bytes]], header: bytes, *, patience_s: float
+) -> dict[int, int]:
+    """Write messages of ours, (partition, value) each. Returns and raises as `Kafka.send`.
+
+    What did get written before an error nobody will read, as no manifest will name this attempt.
+    """
+    named = ((HEADER, header),)
+    records = (Record(value, partition, headers=named) for partition, value in messages)
+    return kafka.send(topic, records, patience_s=patience_s)
+
+
+def write_markers(kafka: Kafka, topic: str, partitions: int, snapshot: str, patience_s: float) -> Offsets:
+    """Write a snapshot's marker to each partition, after all that the version wrote there; its offset in each.
+
+    A marker counts when a manifest names its offset: that of a writer which fails before its commit is passed over.
+    Raises `Unavailable` when the broker has been away for longer than `patience_s`.
+    """
+    messages = [(partition, b"") for partition in range(partitions)]
+    ends = send(kafka, topic, messages, marker_header(snapshot), patience_s=patience_s)
+    return tuple(ends[partition] - 1 for partition in range(partitions))
+
+
 def marker_header(snapshot: str) -> bytes:
     """Header of the marker of a snapshot; its message has no value."""
     return f"{_MARKER}{snapshot}".encode()
@@ -66,7 +88,7 @@ def marker_of(header: str) -> str:
 def header_of(message: Message) -> str:
     """What the message says of itself; empty when it is not ours."""
     for name, value in message.headers() or ():
-        if name == _HEADER and value is not None:
+        if name == HEADER and value is not None:
             return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return ""
 
@@ -152,7 +174,7 @@ def read_rows(
     found = 0
     gone: list[Gone] = []
     allowed = None if sent is None else gone
-    for chunk in read_range(kafka, topic, partition, start, end, patience_s=patience_s, gone=allowed):
+    for chunk in kafka.read(topic, partition, start, end, patience_s=patience_s, gone=allowed):
         for rows in decoded(chunk):
             found += rows.num_rows
             yield rows
@@ -191,3 +213,26 @@ def check_count(topic: str, partition: int, start: int, end: int, found: int, se
 
 def _show(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def topic_columns(messages: Sequence[Message], needed: Collection[str] | None = None) -> list[pa.Array]:
+    """The columns of Structured Streaming's Kafka source, in its order, a row for each message of one partition.
+
+    Those that are not among the `needed`, where these are said, are null: what they take is a third of reading.
+    """
+    count = len(messages)
+    is_timed = needed is None or "timestamp" in needed or "timestampType" in needed
+    stamps = [message.timestamp() for message in messages] if is_timed else []
+    made: dict[str, tuple[pa.DataType, Callable[[], pa.Array]]] = {
+        "key": (pa.binary(), lambda: pa.array([message.key() for message in messages], pa.binary())),
+        "value": (pa.binary(), lambda: pa.array([message.value() for message in messages], pa.binary())),
+        "topic": (pa.string(), lambda: pa.repeat(pa.scalar(messages[0].topic(), pa.string()), count)),
+        "partition": (pa.int32(), lambda: pa.repeat(pa.scalar(messages[0].partition(), pa.int32()), count)),
+        "offset": (pa.int64(), lambda: pa.array([message.offset() for message in messages], pa.int64())),
+        "timestamp": (_STAMP, lambda: pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(_STAMP)),
+        # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
+        "timestampType": (pa.int32(), lambda: pa.array([kind - 1 for kind, _ in stamps], pa.int32())),
+    }
+    return [
+        make() if needed is None or name in needed else pa.nulls(count, kind) for name, (kind, make) in made.items()
+    ]

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 
 from ...errors import Unavailable
 from ...silence import address_of, warn_of
+from .protocol import Kafka
 
 _log = logging.getLogger("slackwater")
 
+SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
+"""What has the brokers' address."""
 _QUIET_S = 4
 """A busy broker takes this long now and then: nothing to tell anybody."""
 
@@ -52,3 +55,8 @@ class Patience:
         if not self._warned and elapsed > _QUIET_S:
             self._warned = True
             warn_of(f"{self.what} does not answer; trying for {self.limit_s - elapsed:.0f} s more", self.setting)
+
+
+def patience_with(kafka: Kafka, limit_s: float) -> Patience:
+    """Patience with the brokers."""
+    return Patience(kafka.name, limit_s, SETTING)

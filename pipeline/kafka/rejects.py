@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
 from ...errors import Refused, Unavailable
-from .clients import Kafka, clients, lacking
-from .records import flush
-
-Headers = Sequence[tuple[str, bytes | None]]
+from .protocol import Headers, Kafka, NotTaken, Record
 
 _PREFIX = "__streams.errors."
 _MOST = 65_536
@@ -53,26 +48,11 @@ def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, pat
         Refused: The broker does not take one: the topic is not there, we may not write to it, or it is full.
         Unavailable: The broker has been away for longer than `patience_s`.
     """
-    producer = clients(kafka).producer(patience_s)
-    failed: list[KafkaError] = []
-
-    def delivered(error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            failed.append(error)
-
     try:
-        for each in letters:
-            producer.produce(topic, each.value, each.key, headers=each.headers_of(), on_delivery=delivered)
-            producer.poll(0)
-        flush(kafka, producer, patience_s)
-    except (KafkaException, BufferError) as error:
-        cause = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._QUEUE_FULL)
-        failed.insert(0, cause)
-    if not failed:
-        return
-    clients(kafka).discard_producer(patience_s)
-    said = f"the topic of rejected records {topic!r} takes none: {failed[0].str()}"
-    hint = "the batch was dropped whole and nothing is lost: make room there, or name another topic, and run again"
-    if failed[0].retriable() or failed[0].code() in (KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT):
-        raise Unavailable(said, hint=hint)
-    raise lacking(kafka, failed[0], "Write", topic) or Refused(said, hint=hint)
+        kafka.send(
+            topic, (Record(one.value, None, one.key, one.headers_of()) for one in letters), patience_s=patience_s
+        )
+    except NotTaken as error:
+        said = f"the topic of rejected records {topic!r} takes none: {error.why}"
+        hint = "the batch was dropped whole and nothing is lost: make room there, or name another topic, and run again"
+        raise (Unavailable if error.passing else Refused)(said, hint=hint) from None

@@ -1,4 +1,4 @@
-"""Records into a topic in Kafka's transactions, each with the place behind it in another topic."""
+"""Records into a topic in transactions of librdkafka, each with the place behind it in another topic."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from ...errors import Refused
-from .clients import GONE, Kafka, lacking, server
+from .clients import GONE, lacking, server
+from .protocol import Aborted, Fenced, Headers, Properties, TransactionSettings, topic_gone
 
 _QUEUED_BYTES_KB = 256 << 10
-_TIMEOUT_S = 60
 _WAIT_S = 10.0
 _POLL_S = 0.1
 _FLUSH_S = 0.005
@@ -32,41 +32,11 @@ _NEVER = (
 )
 
 
-class Fenced(Exception):
-    """Another producer with the same transactional id began, or the broker gave the transaction up."""
+class KafkaTransactions:
+    """See the Protocol, and `Kafka.transactions`."""
 
-
-class Aborted(Exception):
-    """Something of the transaction failed; whether it counts is known when its id is taken over again."""
-
-
-class Transactions:
-    """A transactional producer, and the place that it commits with what it publishes.
-
-    Args:
-        kafka: Client properties.
-        transactional_id: Of which one producer at a time may write.
-        group: The consumer group that has the place, as the offset of partition 0 of `source`.
-        source: The topic of the place.
-        topic: Where records go.
-        patience_s: How long a message may wait for its broker.
-        timeout_s: The broker gives up a transaction that is open for longer, and whoever began it is overtaken.
-    """
-
-    def __init__(
-        self,
-        kafka: Kafka,
-        *,
-        transactional_id: str,
-        group: str,
-        source: str,
-        topic: str,
-        patience_s: float,
-        timeout_s: int = _TIMEOUT_S,
-    ) -> None:
-        self._kafka = kafka
-        self._id, self._group, self._source, self._topic = transactional_id, group, source, topic
-        self._patience_s, self._timeout_s = patience_s, timeout_s
+    def __init__(self, kafka: Properties, settings: TransactionSettings) -> None:
+        self._kafka, self._settings, self._topic = kafka, settings, settings.topic
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._undelivered: KafkaError | None = None
@@ -75,22 +45,13 @@ class Transactions:
         """What was committed last, where a request of that commit may have been sent again: one may be on its way."""
 
     def open(self) -> tuple[int, str] | None:
-        """Fence whoever wrote with this id, see that what it began counts or not, and say where that was.
-
-        Returns:
-            The offset that was committed last and the text with it, or None where there is none.
-
-        Raises:
-            Aborted: Kafka does not answer now.
-            Refused: It does not let us write in transactions.
-        """
         self.close()
         self._undelivered = self._repeated = None
         quiet = {"log_level": 0, "error_cb": lambda _error: None}
         ours = {
-            "transactional.id": self._id,
-            "transaction.timeout.ms": self._timeout_s * 1000,
-            "message.timeout.ms": int(min(self._patience_s, 0.9 * self._timeout_s) * 1000),
+            "transactional.id": self._settings.transactional_id,
+            "transaction.timeout.ms": self._settings.timeout_s * 1000,
+            "message.timeout.ms": int(min(self._settings.patience_s, 0.9 * self._settings.timeout_s) * 1000),
             "linger.ms": 5,
             "message.max.bytes": 8 << 20,
             "queue.buffering.max.messages": 1_000_000,
@@ -108,9 +69,9 @@ class Transactions:
             self._producer = Producer({**quiet, **self._kafka, **ours})
             self._producer.init_transactions(_WAIT_S)
             self._consumer = Consumer(
-                {**quiet, **self._kafka, "group.id": self._group, "isolation.level": "read_committed"}
+                {**quiet, **self._kafka, "group.id": self._settings.group, "isolation.level": "read_committed"}
             )
-            (found,) = self._consumer.committed([TopicPartition(self._source, 0)], timeout=_WAIT_S)
+            (found,) = self._consumer.committed([TopicPartition(self._settings.source, 0)], timeout=_WAIT_S)
             if found.error is not None:
                 raise KafkaException(found.error)
         except KafkaException as error:
@@ -118,7 +79,6 @@ class Transactions:
         return (found.offset, found.metadata or "") if found.offset >= 0 else None
 
     def begin(self) -> None:
-        """Begin a transaction. Raises `Fenced` or `Aborted`, and `Refused` where Kafka never will."""
         # Another producer may have begun, and ended, since that commit: then this one would fence it, and go on behind
         # the wrong place.
         if (last := self._repeated) is not None and self.open() != last:
@@ -129,12 +89,8 @@ class Transactions:
             raise self._understood(error) from error
 
     def add(
-        self,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        headers: Sequence[list[tuple[str, bytes]]] | None = None,
+        self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
-        """Write records, for nobody to read yet. Raises as `begin`."""
         producer, topic = self._open, self._topic
         try:
             # A call for each record is faster than `produce_batch`, for which a dict has to be made of each.
@@ -152,7 +108,7 @@ class Transactions:
             raise self._understood(error) from error
 
     def commit(self, offset: int, text: str) -> None:
-        """Make what was written readable, together with the place. Raises as `begin`.
+        """See the Protocol.
 
         librdkafka sends a request again by itself when no answer comes. Should the first one arrive in the next
         transaction, the broker cannot tell it from one of that, as both have the same epoch: EndTxn would end it
@@ -169,15 +125,17 @@ class Transactions:
                 raise KafkaException(self._undelivered)
             began = time.monotonic()
             assert self._consumer is not None  # noqa: S101  it is open
-            place = TopicPartition(self._source, 0, offset, text)
-            producer.send_offsets_to_transaction([place], self._consumer.consumer_group_metadata(), self._timeout_s / 2)
-            producer.commit_transaction(self._timeout_s)
+            place = TopicPartition(self._settings.source, 0, offset, text)
+            producer.send_offsets_to_transaction(
+                [place], self._consumer.consumer_group_metadata(), self._settings.timeout_s / 2
+            )
+            producer.commit_transaction(self._settings.timeout_s)
             self._repeated = (offset, text) if time.monotonic() - began >= _SENT_ONCE_S else None
         except KafkaException as error:
             raise self._understood(error) from error
 
     def close(self) -> None:
-        """Leave what is open to whoever takes the id over, or to the broker's clock, and readers wait until then.
+        """See the Protocol. What is open is ended by whoever takes the id over, or by the broker's clock.
 
         Either ends it under the next epoch, of which all partitions hear. Ended under this one, it would let a record
         that is still on its way into the next transaction, where the broker does not ask (before 3.6).
@@ -195,11 +153,11 @@ class Transactions:
             raise Aborted("it is not open")
         return self._producer
 
-    def _put(self, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]] | None = None) -> None:
+    def _put(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
         """Write one record, once there is room for it: what the broker does not take in time is an error soon."""
         while True:
             try:
-                self._open.produce(self._topic, value, key, headers=headers)
+                self._open.produce(self._topic, value, key, headers=list(headers))
             except BufferError:
                 self._open.poll(_POLL_S)
             else:
@@ -219,20 +177,21 @@ class Transactions:
         if refused := lacking(self._kafka, error, "Write", self._topic):
             return refused
         if code in GONE:
-            return Refused(f"{where}: there is no such topic any more", hint="make it again; nothing is lost")
+            return topic_gone(server(self._kafka), self._topic)
         if code == KafkaError.MSG_SIZE_TOO_LARGE:
             return Refused(
                 f"{where}: one is larger than it takes", hint="raise max.message.bytes of the topic; nothing is lost"
             )
         if code in _NEVER:
             return Refused(
-                f"{where} in transactions of {self._id!r}: {error.str()}",
+                f"{where} in transactions of {self._settings.transactional_id!r}: {error.str()}",
                 hint="a sink needs the rights Write and Describe on its TransactionalId, and Read on the stage's group",
             )
         if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            most_ms = self._settings.timeout_s * 1000
             return Refused(
-                f"{where} in transactions of up to {self._timeout_s} s",
-                hint=f"the broker's transaction.max.timeout.ms is less than {self._timeout_s * 1000}: raise it",
+                f"{where} in transactions of up to {self._settings.timeout_s} s",
+                hint=f"the broker's transaction.max.timeout.ms is less than {most_ms}: raise it",
             )
         if code in _OVERTAKEN or error.fatal():
             return Fenced(error.str())

@@ -21,8 +21,8 @@ from ..api.stage import Stage
 from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
 from ..batch.schemas import Shape, shapes
 from ..claim.claim import Claimer, program_of
-from ..kafka import topics
-from ..kafka.clients import Kafka
+from ..kafka.open import wait_for
+from ..kafka.protocol import Kafka
 from ..run.program import load_app
 from ..spark.session import spark_session
 
@@ -94,7 +94,7 @@ def first_version(
         app: as declared, under the name that it is to have.
         name: the stage.
         store: where the app lives, or will.
-        kafka: librdkafka client properties.
+        kafka: Kafka, opened.
         offsets: where topics of the app begin, by their declared names.
         at: where its others do; None for where the program says. Of an app that there is, only the stage's own.
         by: user@host.
@@ -113,7 +113,7 @@ def first_version(
             hint=f"those with state: {', '.join(each.name for each in app.stages.values() if each.state) or 'none'}",
         )
     check_free(store, app.name, name)
-    topics.wait_for(kafka, patience_s)
+    wait_for(kafka, patience_s)
     info = apps.find_app(store, app.name)
     asked = _asked(app, declared, info, offsets, at)
     if info is not None:

@@ -30,8 +30,8 @@ from ...store.sst.sorted_runs import deltas
 from ...store.versions import apps, history
 from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
-from ..kafka import topics
-from ..kafka.consumer_groups import delete_groups, group_of
+from ..kafka.consumer_groups import group_of
+from ..kafka.open import open_kafka, wait_for
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
@@ -109,7 +109,7 @@ def backfill_app(
     news = news or News()
     if not options.kafka:
         raise NotFound("Kafka", "brokers", hint="the past is read from there: add --kafka")
-    topics.wait_for(options.kafka, options.patience_s)
+    wait_for(open_kafka(options.kafka), options.patience_s)
     running = SparkSession.getActiveSession()
     news.doing("starting Spark")
     with spark_session(
@@ -159,7 +159,7 @@ class _AtWork:
             for head in heads.values():
                 tuple(sweep(self._store, head, instants.now_ms()))
         found = backfillable(self._store, heads, self._declared, since=since)
-        kafka, patience_s = self._options.kafka, self._options.patience_s
+        kafka, patience_s = open_kafka(self._options.kafka), self._options.patience_s
         looked = [reach(kafka, self._store, target, self._topics, patience_s=patience_s) for target in found.targets]
         return (
             tuple(one for one in looked if isinstance(one, Filled)),
@@ -213,7 +213,7 @@ class _AtWork:
             head = history.head(self._store, swapped.app, swapped.stage, known=swapped.version) or swapped
             needed = tuple(sweep(self._store, head, instants.now_ms()))
             if not needed:
-                delete_groups(self._options.kafka, tuple(group_of(name, swapped.stage) for name in names[-1:]))
+                open_kafka(self._options.kafka).delete_groups([group_of(name, swapped.stage) for name in names[-1:]])
                 return ""
             if time.monotonic() > deadline:
                 return needed[-1]

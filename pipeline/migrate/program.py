@@ -25,8 +25,8 @@ from ..api.app import App
 from ..api.topic import Topic
 from ..batch.schemas import Shape, ddl_of, shapes
 from ..claim.claim import Claimer
-from ..kafka import topics
 from ..kafka.channels import KafkaChannels
+from ..kafka.open import open_kafka, wait_for
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
@@ -116,7 +116,7 @@ def migrate_app(
         return Migrated(found, 0, "", {}, finished)
     starts = _starts(program, store, options, found, info.origin.topics if info.origin else {}) if found.unread else {}
     news.doing("migrating")
-    reader = KafkaChannels(options.kafka, patience_s=options.patience_s) if options.kafka else None
+    reader = KafkaChannels(open_kafka(options.kafka), patience_s=options.patience_s) if options.kafka else None
     return migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader, finished=finished)
 
 
@@ -141,10 +141,10 @@ def _starts(
         raise NotFound(
             "Kafka", "brokers", hint=f"{', '.join(found.unread)} would read a topic from its beginning: add --kafka"
         )
-    topics.wait_for(options.kafka, options.patience_s)
+    wait_for(kafka := open_kafka(options.kafka), options.patience_s)
     claimer = Claimer(
         store=store,
-        kafka=options.kafka,
+        kafka=kafka,
         app=program,
         topics=renamed,
         writer=str(ULID()),

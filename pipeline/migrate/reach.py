@@ -6,17 +6,17 @@ from dataclasses import replace
 from ...snapshot.backfill.channels import left_in
 from ...snapshot.backfill.targets import Left, Target
 from ...store.objects.protocol import ObjectStore
-from ..kafka import records, topics
+from ..kafka.protocol import Kafka
 from .backfilled import Filled
 
 
 def reach(
-    kafka: Mapping[str, str], store: ObjectStore, target: Target, called: Mapping[str, str], *, patience_s: float
+    kafka: Kafka, store: ObjectStore, target: Target, called: Mapping[str, str], *, patience_s: float
 ) -> Filled | Left:
     """What there is in Kafka of what a backfill would read; or why that is too little.
 
     Args:
-        kafka: librdkafka client properties.
+        kafka: Kafka, opened.
         store: The store of the app.
         target: What is to be read.
         called: Users' topics that the app reads under another name, by the declared one.
@@ -31,7 +31,7 @@ def reach(
         name, ends = called.get(topic, topic), target.ends[topic]
         if (channel := target.channels.get(topic)) is not None:
             name = channel.end.topic
-        earliest = topics.offsets(kafka, name)[0]
+        earliest = kafka.offsets(name)[0]
         if channel is not None:
             left = left_in(store, target.app, topic, channel, earliest)
             target = replace(target, channels={**target.channels, topic: left})
@@ -53,8 +53,8 @@ def reach(
     return Filled(target, starts, target.is_whole(starts), there, min(times, default=None))
 
 
-def _time_ms(kafka: Mapping[str, str], topic: str, partition: int, offset: int, patience_s: float) -> int | None:
-    for messages in records.read_range(kafka, topic, partition, offset, offset + 1, patience_s=patience_s):
+def _time_ms(kafka: Kafka, topic: str, partition: int, offset: int, patience_s: float) -> int | None:
+    for messages in kafka.read(topic, partition, offset, offset + 1, patience_s=patience_s):
         for message in messages:
             return int(message.timestamp()[1])
     return None

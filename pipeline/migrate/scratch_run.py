@@ -20,7 +20,7 @@ from ...store.versions.manifest import AppInfo, Manifest, Program
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..claim.claim import program_of
-from ..kafka import topics
+from ..kafka.open import open_kafka
 from ..run.news import News, Told
 from ..run.options import Options
 from ..run.runner import run
@@ -156,7 +156,8 @@ class ScratchRun:
             return False
         if any(at > end for at, end in self._pairs(head, target)):
             return False
-        earliest = {each.topic: topics.offsets(self.options.kafka, each.topic)[0] for each in head.inputs.values()}
+        kafka = open_kafka(self.options.kafka)
+        earliest = {each.topic: kafka.offsets(each.topic)[0] for each in head.inputs.values()}
         return all(all(map(int.__ge__, each.offsets, earliest[each.topic])) for each in head.inputs.values())
 
     def _topic(self, target: Target, name: str) -> str:

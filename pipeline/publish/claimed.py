@@ -1,4 +1,4 @@
-"""What a claim makes of a stage's sinks: their internal topics, where they begin, and what may not be given up."""
+"""Sinks before anything is published: what is refused of them, their internal topics, and where they begin."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ...errors import Refused
+from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Manifest, Sink
 from ..api import sink as api
+from ..api.app import App
 from ..api.stage import Stage
-from ..kafka import topics
-from ..kafka.clients import Kafka
+from ..kafka.protocol import Kafka
 from ..messages import outgoing
 
 _FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
@@ -27,13 +27,56 @@ def written(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.S
     return (one for one in stage.sinks if publishes is None or one.name in publishes)
 
 
+def check_targets(
+    kafka: Kafka, app: App, stages: Sequence[Stage], reads: Mapping[str, str], publishes: Mapping[str, str] | None
+) -> None:
+    """See that sinks can be published.
+
+    Args:
+        kafka: Kafka, opened.
+        app: As declared.
+        stages: Those that are to run.
+        reads: Topics that the app reads under another name, by the declared name.
+        publishes: The topic of each sink in a clone; None where they are as declared.
+
+    Raises:
+        NotFound: A topic is not there.
+        Refused: It may not be written, or the app reads it.
+        Unavailable: The broker did not answer.
+    """
+    wanted = {
+        (publishes or {}).get(one.name, one.name): stage.name
+        for stage in stages
+        for one in written(stage, publishes)
+        if one.kind == "topic"
+    }
+    if not wanted:
+        return
+    read = {reads.get(name, name) for name in app.topics}
+    there = kafka.partition_counts()
+    for topic, stage in wanted.items():
+        if topic not in there:
+            known = [name for name in there if not name.startswith("__")]
+            raise NotFound(
+                "Kafka topic", topic, known, hint=f"stage {stage!r} has a sink that publishes there: make it"
+            )
+        if topic in read:
+            raise Refused(
+                f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would go round for "
+                "ever",
+                hint="let the sink publish to another topic",
+            )
+        if refused := kafka.not_writable(topic):
+            raise refused
+
+
 def create_internal(
     kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, only_ask: bool
 ) -> None:
     """Make the internal topics of the stages' sinks, where there are none. Raises `Refused` or `Unavailable`."""
     wanted = {api.internal_topic(app, at.name, one.name): 1 for at in stages for one in written(at, publishes)}
     if wanted:
-        topics.create_topics(kafka, wanted, only_ask=only_ask, config=_FOR_EVER)
+        kafka.create_topics(wanted, only_ask=only_ask, config=_FOR_EVER)
 
 
 def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
@@ -69,7 +112,7 @@ def claimed(
             found[name] = draft.sinks[name]
         else:
             topic = api.internal_topic(draft.app, stage.name, name)
-            found[name] = Sink(topic, topics.offsets(kafka, topic)[1][0], draft.version, one.kind)
+            found[name] = Sink(topic, kafka.offsets(topic)[1][0], draft.version, one.kind)
     return found
 
 

@@ -15,11 +15,9 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
 from ...store.versions.manifest import Manifest
 from ...store.versions.published import Place
-from ..kafka import topics
-from ..kafka.clients import Kafka
 from ..kafka.messages import header_of, rows_of
 from ..kafka.patience import Patience
-from ..kafka.records import read_range
+from ..kafka.protocol import Kafka
 from .core import Backlog, Broken, Overtaken, Publisher, Target
 
 _log = logging.getLogger("slackwater")
@@ -187,7 +185,7 @@ class SinkThread:
                 self._news.wait(_SOON_S if self._opened and not self.done else seconds)
 
     def _read(self, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
-        chunks = read_range(self._kafka, self._topic, 0, start, end, patience_s=self._patience_s)
+        chunks = self._kafka.read(self._topic, 0, start, end, patience_s=self._patience_s)
         for messages in chunks:
             for message in messages:
                 if header_of(message) in attempts:
@@ -202,7 +200,7 @@ class SinkThread:
         if now >= self._purge_due:
             self._purge_due = now + _PURGE_S
             if self._noted is not None and self._noted.offset > self._purged:
-                topics.delete_records(self._kafka, self._topic, self._noted.offset)
+                self._kafka.delete_records(self._topic, self._noted.offset)
                 self._purged = self._noted.offset
 
     def _note_now(self) -> None:

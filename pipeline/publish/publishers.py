@@ -11,9 +11,8 @@ from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.published import Place
 from ..api.sink import FunctionSink, Sink
 from ..api.stage import Stage
-from ..kafka.clients import Kafka
 from ..kafka.consumer_groups import group_of
-from ..kafka.transactions import Transactions
+from ..kafka.protocol import Kafka, TransactionSettings
 from .core import Target
 from .publisher import Make, SinkThread
 from .to_function import ToFunction
@@ -26,7 +25,7 @@ class Publishers:
     Args:
         store: Of the app.
         info: Who the app is; None where no stage has sinks.
-        kafka: Client properties.
+        kafka: Kafka, opened.
         stages: As declared.
         claimed: The claims, by stage.
         accept_loss: Go on without what nobody knows to be published or not, and without what Kafka has lost.
@@ -107,8 +106,7 @@ class Publishers:
             name = f"sink {sink.name!r} of stage {stage!r}"
             if isinstance(sink, FunctionSink):
                 return ToFunction(name, sink.function, app=app, stage=stage, since=since, stored=stored, note=note)
-            transactions = Transactions(
-                self._kafka,
+            settings = TransactionSettings(
                 transactional_id=f"slackwater-{app}-{stage}-{sink.name}",
                 group=group_of(app, stage),
                 source=begun.topic,
@@ -117,7 +115,7 @@ class Publishers:
             )
             return ToTopic(
                 name,
-                transactions,
+                self._kafka.transactions(settings),
                 app_id=self._info.created_ms if self._info is not None else 0,
                 first=begun.since,
                 since=since,

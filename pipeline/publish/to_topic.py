@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import Refused
 from ...store.versions.published import Place
-from ..kafka.transactions import Aborted, Fenced, Transactions
+from ..kafka.protocol import Aborted, Fenced, Transactions
 from ..messages.outgoing import HEADER
 from .core import Broken, Overtaken
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from ..kafka.messages import check_count, decode
-from ..kafka.records import Message, read_range, topic_columns
+from ..kafka.messages import check_count, decode, topic_columns
+from ..kafka.open import open_kafka
+from ..kafka.protocol import Message, Properties
 from ..source.worker import configure_worker
 from .places import Stretch, record_number
 
@@ -18,7 +19,7 @@ from .places import Stretch, record_number
 class KafkaFeed:
     """Gives tasks the records of one input, each with its number; for `mapInArrow` over the numbers of stretches."""
 
-    kafka: Mapping[str, str] = field(repr=False)
+    kafka: Properties = field(repr=False)
     topic: str
     schema: pa.Schema
     """The input's columns, and the number's as the last."""
@@ -38,7 +39,7 @@ class KafkaFeed:
     def _read(self, place: int, part: Stretch) -> Iterator[pa.RecordBatch]:
         found = 0
         where = (self.topic, part.partition, part.first, part.last)
-        for messages in read_range(self.kafka, *where, patience_s=self.patience_s):
+        for messages in open_kafka(self.kafka).read(*where, patience_s=self.patience_s):
             rows = self._of_topic(messages) if self.attempts is None else self._of_channel(messages, self.attempts)
             for offsets, row_numbers, columns in rows:
                 found += len(offsets)

@@ -10,9 +10,8 @@ import pyarrow as pa
 from ...errors import Gone
 from ...fold.failing import Failure
 from ...snapshot.cut.stored import ADDRESS
-from ..kafka.clients import Kafka
 from ..kafka.messages import decode_addressed, encode
-from ..kafka.records import Message, read_range
+from ..kafka.protocol import Kafka, Message
 from ..kafka.rejects import DeadLetter
 from .places import Places, place_of
 
@@ -70,7 +69,7 @@ class Messages:
             if at == len(offsets) or offsets[at] - offsets[at - 1] > _GAP:
                 chosen = {*offsets[begin:at]}
                 where = (topic, partition, offsets[begin], offsets[at - 1] + 1)
-                for chunk in read_range(self.kafka, *where, patience_s=self.patience_s):
+                for chunk in self.kafka.read(*where, patience_s=self.patience_s):
                     yield from (message for message in chunk if message.offset() in chosen)
                 begin = at
 

@@ -26,6 +26,7 @@ from ..api.stage import Stage
 from ..batch.job import Batch, Computed
 from ..batch.schemas import Shape
 from ..batch.task import Result
+from ..kafka.open import open_kafka
 from ..kafka.rejects import send_rejects
 from ..source.own_errors import ERROR_MARK
 from ..spark.places import Places as Whereabouts
@@ -63,15 +64,15 @@ class BatchRejecter:
         if blamed(error) is None:
             raise error
         places = places_of(batch.base.inputs, batch.after)
-        messages = Messages(self.where.kafka, self._sources(batch), places, self.where.patience_s)
+        messages = Messages(open_kafka(self.where.kafka), self._sources(batch), places, self.where.patience_s)
         results, found = self._without_culprits(batch, self._read(messages), error)
         if not found:
             return Computed(results)
         rejected = messages.rejected(found)
         now_ms, version = instants.now_ms(), batch.base.version + 1
         if self.topic:
-            kafka, patience_s = self.where.kafka, self.where.patience_s
-            send_rejects(kafka, self.topic, [one.letter for one in rejected], patience_s=patience_s)
+            letters = [one.letter for one in rejected]
+            send_rejects(messages.kafka, self.topic, letters, patience_s=self.where.patience_s)
         rows = [row_of(one.letter, one.input, one.row, one.time_ms, version=version, now_ms=now_ms) for one in rejected]
         table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
         return Computed(results, {REJECTED: table})
@@ -134,7 +135,7 @@ class BatchRejecter:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
             mine = tuple(each for each in messages.places.numbered if each[1].input == name)
             columns = to_arrow_schema(schema, timezone="UTC")
-            feed = KafkaFeed(messages.kafka, source.topic, columns, mine, source.attempts, messages.patience_s)
+            feed = KafkaFeed(self.where.kafka, source.topic, columns, mine, source.attempts, messages.patience_s)
             frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))
         return frames
 

@@ -23,6 +23,7 @@ from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import HASH, OP, PUT, SEQ, completed, sst_schema
 from ...store.versions.manifest import EventTime, Sst, Table
+from ..kafka.memory import MemoryKafka
 from ..run.program import load_app
 from .bundle import (
     FILE_NAME,
@@ -139,7 +140,7 @@ def open_bundle(bundle: Bundle, code: Path | None = None) -> Iterator[tuple[Bund
             file.write_bytes(bundle.program)
         app = load_app(str(file), name=index.app)
         store, cache = LocalStore(Path(folder) / "store"), SstCache(Path(folder) / "cache", _CACHE_BYTES)
-        with open_program(app, store, cache, {}) as program:
+        with open_program(app, store, cache, MemoryKafka("memory://bundle")) as program:
             before, after, known = index.before, index.after, None
             if index.table is not None and bundle.before is not None and bundle.committed is not None:
                 known = bundle.before.select([column.name for column in index.table.key])

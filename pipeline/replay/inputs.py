@@ -19,9 +19,8 @@ from ...snapshot.cut.stored import ADDRESS
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
-from ..kafka.clients import Kafka
-from ..kafka.messages import decode_addressed, header_of, read_rows
-from ..kafka.records import Message, read_range, topic_columns
+from ..kafka.messages import decode_addressed, header_of, read_rows, topic_columns
+from ..kafka.protocol import Kafka, Message
 
 _TIME = "_time"
 _VERSION = "_version"
@@ -80,7 +79,7 @@ def read_inputs(
     """What a version read, by the input's declared name.
 
     Args:
-        kafka: librdkafka client properties.
+        kafka: Kafka, opened.
         store: The store of the app.
         before: The version before it.
         after: The version.
@@ -119,8 +118,8 @@ class _Reader:
         chunks = [
             pa.Table.from_arrays(topic_columns(messages), schema=self.schema)
             for one in self._ranges()
-            for messages in read_range(
-                self.kafka, self.end.topic, one.partition, one.first, one.last, patience_s=self.patience_s
+            for messages in self.kafka.read(
+                self.end.topic, one.partition, one.first, one.last, patience_s=self.patience_s
             )
         ]
         rows = pa.concat_tables(chunks) if chunks else self.schema.empty_table()

@@ -15,7 +15,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ..api.app import App
 from ..batch.schemas import Shape, shapes
-from ..kafka.clients import Kafka
+from ..kafka.protocol import Kafka
 from ..spark.session import spark_session
 
 _CONF = {
@@ -37,7 +37,7 @@ class Program:
         shapes: The stages' schemas.
         store: Where the app lives.
         cache: Where its SSTs come to lie.
-        kafka: librdkafka client properties.
+        kafka: Kafka, opened.
         scratch: A store for what replays write, which goes with this.
         patience_s: How long the broker may be away.
     """
@@ -62,7 +62,7 @@ def open_program(
         app: As declared, under the name of the app whose history is replayed.
         store: Where the app lives.
         cache: Where its SSTs come to lie.
-        kafka: librdkafka client properties.
+        kafka: Kafka, opened.
         py_files: Paths of Python files and zips that the program's tasks import.
 
     Raises:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import Corruption, NotFound, Refused
+from ...errors import Corruption, Gone, NotFound, Refused
 from ...fold.delta import smallest, turning_point
 from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys
 from ...snapshot.bisect.predicate import At, Predicate
@@ -29,7 +29,6 @@ from ...snapshot.query.same_rows import differing, places_of
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions import history
-from ..kafka.records import message_at
 from .alone import bad_alone
 from .program import Program
 from .stage_replay import Numbers, StageReplay
@@ -279,7 +278,8 @@ def _window(address: Address) -> Window:
 
 
 def _message(program: Program, address: Address) -> Message:
-    key, value, time_ms, headers = message_at(
-        program.kafka, address.topic, address.partition, address.offset, patience_s=program.patience_s
-    )
-    return Message(address, time_ms, key, value, headers)
+    where = (address.topic, address.partition, address.offset, address.offset + 1)
+    for (message,) in program.kafka.read(*where, patience_s=program.patience_s):
+        headers = tuple((name, value) for name, value in message.headers() or ())
+        return Message(address, message.timestamp()[1], message.key(), message.value(), headers)
+    raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")

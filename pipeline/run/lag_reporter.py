@@ -16,7 +16,8 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ...store.versions.published import Place
 from ..batch.stage_runner import StageRunner
-from ..kafka.topics import EndOffsets
+from ..kafka.open import EndOffsets
+from ..kafka.protocol import Kafka
 from .news import News
 
 _REPORT_S = 5.0
@@ -35,7 +36,7 @@ class LagReporter:
     def __init__(
         self,
         store: ObjectStore,
-        kafka: Mapping[str, str],
+        kafka: Kafka,
         app: str,
         *,
         writer: str,

@@ -33,9 +33,9 @@ from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
 from ..batch.stage_config import Limits
 from ..claim.claim import Checked, Claimer, migrate_command
-from ..kafka import topics
-from ..kafka.clients import server
-from ..publish.check import check_targets
+from ..kafka.open import open_kafka, wait_for
+from ..kafka.protocol import Kafka
+from ..publish.claimed import check_targets
 from ..publish.publishers import publishes
 from ..upkeep.write_stall import Triggers
 from .news import News
@@ -88,8 +88,9 @@ def preflight(app: App, options: Options, news: News) -> Start:
     """Wait for Kafka and check all that needs no Spark. Raises `NotFound`, `Refused`, `Unavailable` or `Usage`."""
     stages = app.select(options.stages)
     limits = {stage.name: limits_of(stage, options) for stage in stages}
-    news.doing(f"waiting for {server(options.kafka)}")
-    topics.wait_for(options.kafka, options.patience_s)
+    kafka = open_kafka(options.kafka)
+    news.doing(f"waiting for {kafka.name}")
+    wait_for(kafka, options.patience_s)
     opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     store = CountingStore(opened)
     news.doing("checking the app")
@@ -109,7 +110,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         stages = app.select(options.stages)
     claimer = Claimer(
         store=store,
-        kafka=options.kafka,
+        kafka=kafka,
         app=app,
         topics=info.origin.topics if info and info.origin else {},
         writer=str(ULID()),
@@ -119,13 +120,13 @@ def preflight(app: App, options: Options, news: News) -> Start:
         publishes=publishes(info),
         others=options.channels,
     )
-    check_targets(options.kafka, app, stages, claimer.topics, claimer.publishes)
+    check_targets(kafka, app, stages, claimer.topics, claimer.publishes)
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
     claimer.create_channels(stages, only_ask=True)
     clone = info is not None and info.origin is not None
     if not clone:
-        _check_rejects(options, app, stages)
+        _check_rejects(kafka, app, stages)
     return Start(
         app,
         options,
@@ -142,7 +143,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
     )
 
 
-def _check_rejects(options: Options, app: App, stages: tuple[Stage, ...]) -> None:
+def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:
     """See that the topics for rejected records are there, and are not the app's own. Raises `NotFound` or `Refused`."""
     for stage in stages:
         if not stage.rejects:
@@ -153,7 +154,7 @@ def _check_rejects(options: Options, app: App, stages: tuple[Stage, ...]) -> Non
                 hint="name a topic of its own for rejected records",
             )
         try:
-            topics.offsets(options.kafka, stage.rejects)
+            kafka.offsets(stage.rejects)
         except NotFound as error:
             hint = f"stage {stage.name!r} sends rejected records there (rejects=): make the topic first"
             raise NotFound("Kafka topic", stage.rejects, error.known, hint=hint) from None

@@ -97,7 +97,7 @@ def run(
         claimer = start.claimer
         reporter = LagReporter(
             start.heartbeats,
-            options.kafka,
+            claimer.kafka,
             app.name,
             writer=claimer.writer,
             by=claimer.by,
@@ -114,9 +114,9 @@ def run(
         catch_up = (
             CatchUp(start.store, app.name, {**start.ends, **options.until}, own) if options.until_caught_up else None
         )
-        channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
+        channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
-        retrier, announcer = Retrier(start.store, app.name), Announcer(options.kafka, app.name)
+        retrier, announcer = Retrier(start.store, app.name), Announcer(claimer.kafka, app.name)
         watch = RequestWatch(start.store, app.name, told.asked)
         supervisor = Supervisor(spark, runners, watch, completer, retrier, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
@@ -130,7 +130,7 @@ def _publishers(start: Start, claimed: Mapping[str, Manifest]) -> Publishers:
     return Publishers(
         store,
         info,
-        options.kafka,
+        start.claimer.kafka,
         start.stages,
         claimed,
         accept_loss=options.accept_loss,

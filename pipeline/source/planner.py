@@ -17,8 +17,9 @@ from ...fold.records import sent
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
+from ..kafka.open import end_offsets
 from ..kafka.patience import Patience
-from ..kafka.topics import end_offsets
+from ..kafka.protocol import Kafka
 
 _KAFKA_POLL_S = 0.1
 _REQUEST_POLL_S = 0.1
@@ -136,7 +137,7 @@ class TopicPlanner:
         asked: Gives the version after which a batch is to start whatever there is to read, above that one; 0 for none.
     """
 
-    kafka: Mapping[str, str]
+    kafka: Kafka
     topic: str
     pace: Pace
     max_records: int | None

@@ -26,10 +26,10 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.shared_counts import SharedCounts
-from ..kafka.clients import patience_with
-from ..kafka.messages import decode, read_rows
-from ..kafka.records import read_range, topic_columns
-from ..kafka.topics import offsets
+from ..kafka.messages import decode, read_rows, topic_columns
+from ..kafka.open import open_kafka
+from ..kafka.patience import patience_with
+from ..kafka.protocol import Kafka
 from .data_source import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner
 from .wake import Asked, Committed, Needed, Wake
@@ -97,6 +97,10 @@ class _Reader(DataSourceStreamReader):
         ):
             os._exit(0)
 
+    @property
+    def _kafka(self) -> Kafka:
+        return open_kafka(self._private.kafka)
+
     def _pace(self) -> Pace:
         hold = self._options.hold
         return Pace(self._options.trigger_ms / 1000, held=Path(hold).exists if hold else lambda: False)
@@ -125,11 +129,11 @@ class TopicReader(_Reader):
     def _planner(self) -> TopicPlanner:  # type: ignore[override]
         options = self._options
         return TopicPlanner(
-            self._private.kafka,
+            self._kafka,
             options.topic,
             pace=self._pace(),
             max_records=options.max_records,
-            patience=patience_with(self._private.kafka, options.patience_s),
+            patience=patience_with(self._kafka, options.patience_s),
             requests=Asked(Path(options.requests)).ids if options.requests else tuple,
             handled=set(options.handled),
             until=options.until,
@@ -139,7 +143,7 @@ class TopicReader(_Reader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Spark's hook."""
         # Only without a checkpoint; a stage's always says where it is.
-        return Position(self._options.input, offsets(self._private.kafka, self._options.topic)[0]).json()
+        return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Spark's hook."""
@@ -147,7 +151,7 @@ class TopicReader(_Reader):
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end)
-        for messages in read_range(self._private.kafka, *where, patience_s=self._options.patience_s):
+        for messages in self._kafka.read(*where, patience_s=self._options.patience_s):
             yield pa.RecordBatch.from_arrays(topic_columns(messages, self._needed), schema=schema)
 
 
@@ -176,4 +180,4 @@ class ChannelReader(_Reader):
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end, partition.rows)
         decoded = partial(decode, attempts=partition.attempts, schema=schema)
-        return read_rows(self._private.kafka, *where, decoded, patience_s=self._options.patience_s)
+        return read_rows(self._kafka, *where, decoded, patience_s=self._options.patience_s)

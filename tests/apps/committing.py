@@ -15,9 +15,8 @@ import pyarrow as pa
 import slackwater as sw
 from deltalake import CommitProperties, DeltaTable, Transaction
 from msgspec.structs import replace
-from slackwater.pipeline.kafka import topics
-from slackwater.pipeline.kafka.messages import split
-from slackwater.pipeline.kafka.records import send
+from slackwater.pipeline.kafka.messages import send, split
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
@@ -68,7 +67,7 @@ def declared() -> sw.App:
 
 
 def main() -> None:
-    store, kafka = open_store(STORE), {"bootstrap.servers": BROKERS}
+    store, kafka = open_store(STORE), open_kafka(BROKERS)
     (stage,) = declared().in_order()
     apps.ensure_app(store, AppInfo(APP, 1))
     create_internal(kafka, APP, (stage,), None, only_ask=False)
@@ -108,7 +107,7 @@ def main() -> None:
         time.sleep(0.02)
     publishers.close()
     publishers.check()
-    assert topics.offsets(kafka, TOPIC)
+    assert kafka.offsets(TOPIC)
     assert Path(SQLITE).exists()
 
 

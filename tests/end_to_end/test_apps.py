@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.consumer_groups import group_of
-from slackwater.pipeline.kafka.topics import offsets, partition_counts
 from slackwater.pipeline.run import runner
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore
@@ -57,12 +56,12 @@ def test_a_version_costs_one_put_for_each_changed_partition_and_one_for_its_mani
 
 def test_kafkas_own_tools_see_how_far_each_stage_has_read(booked: Ledger) -> None:
     booked.slackwater("clone", booked.app, f"{booked.app}-2")
-    admin = AdminClient(booked.kafka)
+    admin = AdminClient(booked.kafka.properties)
     for app in (booked.app, f"{booked.app}-2"):
         asked = ConsumerGroupTopicPartitions(group_of(app, "entries"))
         (answer,) = admin.list_consumer_group_offsets([asked]).values()
         found = {place.partition: place.offset for place in answer.result().topic_partitions}
-        assert found == dict(enumerate(offsets(booked.kafka, booked.topic)[1])), app
+        assert found == dict(enumerate(booked.kafka.offsets(booked.topic)[1])), app
 
 
 @pytest.mark.soak
@@ -145,11 +144,11 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_written(
     for ledger in (booked, replace(booked, app=f"{booked.app}-new")):
         if ledger is not booked and variant.startswith("changed"):
             continue
-        before = [info.key for info in store.list("")], sorted(partition_counts(booked.kafka))
+        before = [info.key for info in store.list("")], sorted(booked.kafka.partition_counts())
         with pytest.raises(Refused, match=said) as refused:
             ledger.catch_up(variant=variant)
         assert refused.value.hint
-        assert ([info.key for info in store.list("")], sorted(partition_counts(booked.kafka))) == before
+        assert ([info.key for info in store.list("")], sorted(booked.kafka.partition_counts())) == before
 
 
 def test_a_first_run_without_its_topic_leaves_no_app(kafka: EmbeddedKafka, tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_a_first_run_without_its_topic_leaves_no_app(kafka: EmbeddedKafka, tmp_p
         ledger.catch_up()
     assert caught.value.hint == "stage 'entries' reads it"
     assert list(open_store(ledger.store).list("")) == []
-    assert not [name for name in partition_counts(ledger.kafka) if ledger.app in name]
+    assert not [name for name in ledger.kafka.partition_counts() if ledger.app in name]
 
 
 def test_a_function_that_fails_ends_the_run_with_its_reason(booked: Ledger) -> None:
@@ -193,7 +192,7 @@ def test_a_fault_is_bisected_to_its_window_and_a_clone_takes_the_repair(ledger: 
     ledger.catch_up(max_records=500)
     ledger.slackwater("snapshot", "take", ledger.app, "good", "--instant")
     bad = {"seq": 10**6, "account": "a1", "branch": 1, "amount": 10**9}
-    start = offsets(ledger.kafka, ledger.topic)[1][0]
+    start = ledger.kafka.offsets(ledger.topic)[1][0]
     ledger.send(700, raw=(json.dumps(bad).encode(),))
     ledger.send(1_500)
     ledger.catch_up(max_records=500)
@@ -208,7 +207,7 @@ def test_a_fault_is_bisected_to_its_window_and_a_clone_takes_the_repair(ledger: 
     windows = json.dumps(verdict)
     assert '"branches"' in windows
     assert ledger.topic in windows
-    at = offsets(ledger.kafka, ledger.topic)[1][0]
+    at = ledger.kafka.offsets(ledger.topic)[1][0]
     assert start < at
     repaired = Ledger(ledger.bootstrap, ledger.folder, store=ledger.store, app=f"{ledger.app}-staging")
     for count in (2_000, 700, 1_500):

@@ -14,8 +14,9 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
-from slackwater.pipeline.kafka.messages import encode
+from slackwater.pipeline.kafka import protocol
+from slackwater.pipeline.kafka.messages import encode, send
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
@@ -38,24 +39,24 @@ def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Fligh
         app.send(*flights(20))
         app.step("legs")
     pin(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", reader=app.kafka)
-    _mirror(app, {"bootstrap.servers": kafka.bootstrap})
+    _mirror(app, open_kafka(kafka.bootstrap))
     return app
 
 
-def _mirror(app: FlightsApp, kafka: dict[str, str]) -> None:
+def _mirror(app: FlightsApp, kafka: protocol.Kafka) -> None:
     """Bring the repartition topics to the broker, each message at its own offset."""
     columns = CAPTURED.names[:3]
     for topic, partitions in app.kafka.topics.items():
         if not topic.endswith("-repartition"):  # the broker is others' too
             continue
-        topics.create_topics(kafka, {topic: len(partitions)})
+        kafka.create_topics({topic: len(partitions)})
         for number, messages in enumerate(partitions):
             for message in messages:
                 rows = pa.RecordBatch.from_pylist(
                     [dict(zip(columns, flight, strict=True)) for flight in message.flights],
                     pa.schema([CAPTURED.field(name) for name in columns]),
                 )
-                records.send(kafka, topic, [(number, encode(rows))], message.attempt.encode(), patience_s=30)
+                send(kafka, topic, [(number, encode(rows))], message.attempt.encode(), patience_s=30)
 
 
 LONG = (pytest.mark.soak, pytest.mark.timeout(3600))

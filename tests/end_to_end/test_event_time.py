@@ -23,7 +23,7 @@ from slackwater.fold.event_time import Watermark
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.stage_replay import StageReplay
@@ -46,12 +46,12 @@ def ledger(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """An app in a store of its own, and the topic of its readings, whose one partition keeps their order."""
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     app, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
-    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+    open_kafka(kafka.bootstrap).create_topics({topic: 1})
     return Ledger(kafka.bootstrap, tmp_path, topic=topic, app=app)
 
 
 def send(ledger: Ledger, readings: Iterable[Mapping[str, object]]) -> None:
-    producer = Producer(ledger.kafka)
+    producer = Producer(ledger.kafka.properties)
     for reading in readings:
         producer.produce(ledger.topic, json.dumps(reading).encode())
     assert producer.flush(30) == 0
@@ -196,7 +196,7 @@ def quiet(rows: pa.Table, state: pa.Table) -> pa.Table:
 @pytest.mark.kafka
 def test_windows_are_emitted_once_and_rows_fall_due_though_no_record_comes(ledger: Ledger, tmp_path: Path) -> None:
     name, missed = ledger.app, f"missed-{uuid4().hex[:8]}"
-    topics.create_topics(ledger.kafka, {missed: 1})
+    ledger.kafka.create_topics({missed: 1})
     app, closed = sw.App(name), sw.repartition("closed", "station", partitions=1)
     app.stage(
         reads=sw.topic(ledger.topic),

@@ -70,7 +70,7 @@ def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledge
     snapshot = diamond.check_snapshot("lagging")
     assert sum(kept.rows for kept in snapshot.channels) == 1_500
     # Kafka forgets them; the snapshot does not.
-    admin = AdminClient(diamond.kafka)
+    admin = AdminClient(diamond.kafka.properties)
     for kept in snapshot.channels:
         doomed = [TopicPartition(kept.topic, partition, end) for partition, end in enumerate(kept.ends)]
         for deleted in admin.delete_records(doomed).values():

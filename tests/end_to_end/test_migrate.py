@@ -46,7 +46,7 @@ def migrate(
 ) -> Migrated:
     monkeypatch.setenv("LEDGER_TOPIC", ledger.topic)
     monkeypatch.setenv("LEDGER_VARIANT", variant)
-    options = Options(store=ledger.store, kafka=ledger.kafka, patience_s=30)
+    options = Options(store=ledger.store, kafka=ledger.kafka.properties, patience_s=30)
     return migrate_file(
         str(ledger.program), app=ledger.app, options=options, renames=renames, stages=stages, dry_run=dry_run
     )
@@ -132,7 +132,9 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
 def backfill(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Backfilled:
     monkeypatch.setenv("LEDGER_TOPIC", ledger.topic)
     monkeypatch.setenv("LEDGER_VARIANT", "more")
-    options = Options(store=ledger.store, kafka=ledger.kafka, patience_s=30, cache_folder=ledger.folder / "sst")
+    options = Options(
+        store=ledger.store, kafka=ledger.kafka.properties, patience_s=30, cache_folder=ledger.folder / "sst"
+    )
     return backfill_file(str(ledger.program), app=ledger.app, options=options, renames={})
 
 

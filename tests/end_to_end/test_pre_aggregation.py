@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from slackwater.pipeline.batch import job, pre_aggregation
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.open import open_kafka
 
 from tests.support.running import Ledger
 
@@ -31,12 +31,12 @@ def test_batches_are_added_up_while_they_have_few_keys_and_the_table_does_not_sh
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("few", "rows"))
-    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+    open_kafka(kafka.bootstrap).create_topics({topic: 1})
     ledger = Ledger(kafka.bootstrap, tmp_path, topic=topic, app=name)
     few, many = [f"k{n % 3}" for n in range(BATCH)], [f"m{n}" for n in range(3 * BATCH)]
     keys = [*few * 3, *many, *few * 3]
     poison = 8 * BATCH + 7
-    producer = Producer(ledger.kafka)
+    producer = Producer(ledger.kafka.properties)
     for at, key in enumerate(keys):
         producer.produce(topic, b"seven" if at == poison else json.dumps(at).encode(), key.encode())
     assert producer.flush(30) == 0

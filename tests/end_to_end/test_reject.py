@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.reject import rejecter
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
@@ -32,7 +31,7 @@ class Bank(Ledger):
 
     def deposit(self, *moves: tuple[str, object]) -> list[tuple[int, int]]:
         """Send moves; partition and offset of each."""
-        producer, at = Producer({**self.kafka, "linger.ms": 5}), []
+        producer, at = Producer({**self.kafka.properties, "linger.ms": 5}), []
         for account, amount in moves:
             value = json.dumps({"account": account, "amount": str(amount)}).encode()
             producer.produce(
@@ -62,7 +61,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     monkeypatch.setattr(rejecter, "_SAID_S", 0.0)
     bank = Bank(kafka.bootstrap, tmp_path, program=POISON)
     dead = f"{bank.topic}-dead"
-    topics.create_topics(bank.kafka, {dead: 1})
+    bank.kafka.create_topics({dead: 1})
     monkeypatch.setenv("LEDGER_REJECTS", dead)
     good = [(f"a{n % 50}", n % 7 + 1) for n in range(3_000)]
     bank.deposit(*good)
@@ -90,7 +89,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     (overdrawn,) = bank.rejected("accounts")
     assert overdrawn["error"] == "ValueError"
     assert overdrawn["message"].startswith("an account would stand at -")
-    letters = [one for some in records.read_range(bank.kafka, dead, 0, 0, 3, patience_s=30) for one in some]
+    letters = [one for some in bank.kafka.read(dead, 0, 0, 3, patience_s=30) for one in some]
     headers = [dict(message.headers() or ()) for message in letters]
     assert {each["__streams.errors.exception"] for each in headers} == {b"NumberFormatException"}
     assert {each["__streams.errors.topic"] for each in headers} == {bank.topic.encode()}

@@ -20,8 +20,9 @@ import numpy as np
 import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
-from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
@@ -96,7 +97,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.store = self.store or str(self.folder / "store")
-        topics.create_topics(self.kafka, {self.topic: 3})
+        self.kafka.create_topics({self.topic: 3})
 
     @property
     def last_stage(self) -> str:
@@ -104,12 +105,12 @@ class Ledger:
         return "branches"
 
     @property
-    def kafka(self) -> dict[str, str]:
-        return {"bootstrap.servers": self.bootstrap}
+    def kafka(self) -> Kafka:
+        return open_kafka(self.bootstrap)
 
     def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
         """Send entries, deterministic in their number, and then `raw` values as they are."""
-        producer = Producer({**self.kafka, "linger.ms": 5})
+        producer = Producer({**self.kafka.properties, "linger.ms": 5})
         random = np.random.default_rng(self.sent)
         accounts, amounts = (
             random.integers(0, 500, count).tolist(),
@@ -144,10 +145,10 @@ class Ledger:
     def raw(self, offsets: tuple[int, ...] | None = None) -> pa.Table:
         """Everything in the topic, up to these offsets if they are given, that is an entry."""
         found = []
-        earliest, ends = topics.offsets(self.kafka, self.topic)
+        earliest, ends = self.kafka.offsets(self.topic)
         ends = offsets or ends
         for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
-            for messages in records.read_range(self.kafka, self.topic, partition, start, end, patience_s=30):
+            for messages in self.kafka.read(self.topic, partition, start, end, patience_s=30):
                 found += [message.value() for message in messages]
         return pa.Table.from_pylist([json.loads(value) for value in found if value.startswith(b"{")])
 
@@ -181,7 +182,7 @@ class Ledger:
         os.environ.update(LEDGER_TOPIC=self.topic, LEDGER_VARIANT=variant)
         options = Options(
             store=self.store,
-            kafka=self.kafka,
+            kafka=self.kafka.properties,
             stages=stages,
             until_caught_up=True,
             max_records=max_records,
@@ -236,7 +237,7 @@ class Ledger:
     def has_caught_up(self) -> bool:
         """Whether every stage has read all that is there, and the topic is read to its end."""
         heads = resolve(open_store(self.store), self.app, now_ms=0).stages
-        ends = topics.offsets(self.kafka, self.topic)[1]
+        ends = self.kafka.offsets(self.topic)[1]
         return all(
             read.passed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
             for head in heads.values()

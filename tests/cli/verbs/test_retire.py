@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.protocol import ObjectStore
@@ -13,7 +12,6 @@ from slackwater.store.versions import codec, keys
 
 from tests.cli.verbs.calling import done, from_json, slackwater
 from tests.support.histories import FlightsApp, Kafka, flights
-from tests.support.running import eventually
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
@@ -145,38 +143,28 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
     assert "app 'staging' lives from flights" in result.stderr
 
 
-@pytest.mark.kafka
 def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
-    kafka: EmbeddedKafka, app: FlightsApp, tmp_path: Path
+    memory_kafka: MemoryKafka, app: FlightsApp, tmp_path: Path
 ) -> None:
-    from slackwater.pipeline.kafka import topics as kafka_topics
-    from slackwater.pipeline.kafka.consumer_groups import announce
+    from slackwater.pipeline.kafka.consumer_groups import group_of
 
-    brokers = {"bootstrap.servers": kafka.bootstrap}
     topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}
     for topic in (*topics, "flights"):
-        kafka_topics.create_topics(brokers, {topic: 1})
+        memory_kafka.create_topics({topic: 1})
     for stage in app.heads:
-        announce(brokers, "flights", stage, {"flights": (0,)})
-    assert groups(kafka) >= {f"slackwater-flights-{stage}" for stage in app.heads}
-    done("retire", "flights/carriers", "--kafka", kafka.bootstrap)
-    assert "slackwater-flights-carriers" not in groups(kafka)
+        memory_kafka.commit_offsets(group_of("flights", stage), {"flights": (0,)})
+    assert set(memory_kafka.groups) >= {f"slackwater-flights-{stage}" for stage in app.heads}
+    done("retire", "flights/carriers", "--kafka", memory_kafka.address)
+    assert "slackwater-flights-carriers" not in set(memory_kafka.groups)
     for stage in ("aircraft", "legs"):
         done("retire", f"flights/{stage}")
     aged(tmp_path)
-    assert "left in Kafka" in done("app", "rm", "flights", "--kafka", kafka.bootstrap)
-    assert topics <= kafka_topics.partition_counts(brokers).keys()
+    assert "left in Kafka" in done("app", "rm", "flights", "--kafka", memory_kafka.address)
+    assert topics <= memory_kafka.partition_counts().keys()
     # It is not too late for that.
     for _ in range(2):
-        said = done("app", "rm", "flights", "--topics", "--kafka", kafka.bootstrap)
+        said = done("app", "rm", "flights", "--topics", "--kafka", memory_kafka.address)
         assert "done already" in said
         assert "removed from Kafka its topics flights-by-aircraft-repartition" in said
-    eventually(lambda: not topics & kafka_topics.partition_counts(brokers).keys(), "the topics are gone")
-    assert "flights" in kafka_topics.partition_counts(brokers)
-    kafka_topics.delete_topics(brokers, ["flights"])  # the broker is others' too
-    assert not {group for group in groups(kafka) if group.startswith("slackwater-flights-")}
-
-
-def groups(kafka: EmbeddedKafka) -> set[str]:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    return {one.group_id for one in admin.list_consumer_groups().result().valid}
+    assert memory_kafka.partition_counts() == {"flights": 1}
+    assert not {group for group in set(memory_kafka.groups) if group.startswith("slackwater-flights-")}

@@ -9,7 +9,6 @@ from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedS3
-from slackwater.pipeline.kafka.topics import offsets
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
@@ -64,8 +63,8 @@ def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledge
     ledger.send(600)
     ledger.catch_up()
     ledger.send(600)
-    admin = AdminClient(ledger.kafka)
-    _, ends = offsets(ledger.kafka, ledger.topic)
+    admin = AdminClient(ledger.kafka.properties)
+    _, ends = ledger.kafka.offsets(ledger.topic)
     doomed = TopicPartition(ledger.topic, 1, ends[1] - 10)
     admin.delete_records([doomed])[doomed].result()
     with pytest.raises(Refused, match=rf"{ledger.topic}\[1\] 200\.\.{ends[1] - 10}") as refused:
@@ -86,10 +85,10 @@ def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_
     ledger.send(300)
     ledger.catch_up("entries", max_records=100)
     topic = f"{ledger.app}-by-account-repartition"
-    _, ends = offsets(ledger.kafka, topic)
+    _, ends = ledger.kafka.offsets(topic)
     # In one partition it ends within a version.
     doomed = [TopicPartition(topic, partition, end - (partition == 2)) for partition, end in enumerate(ends)]
-    admin = AdminClient(ledger.kafka)
+    admin = AdminClient(ledger.kafka.properties)
     for deleted in admin.delete_records(doomed).values():
         deleted.result()
 

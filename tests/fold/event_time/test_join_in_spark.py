@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from slackwater.errors import Refused
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.record import find_record
@@ -86,7 +86,7 @@ def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_t
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     name, orders, payments = (f"{what}-{uuid4().hex[:8]}" for what in ("till", "orders", "payments"))
-    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {payments: 1})
+    open_kafka(kafka.bootstrap).create_topics({payments: 1})
     random = np.random.default_rng(3)
     sent: dict[str, list[Record]] = {orders: [], payments: []}
     ledger, app = Ledger(kafka.bootstrap, tmp_path, topic=orders, app=name), joined(name, orders, payments)

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import pytest
 import slackwater as sw
-from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Gone, Refused, Usage
@@ -17,8 +16,8 @@ from slackwater.pipeline.api.starting_offsets import starting_at, starting_offse
 from slackwater.pipeline.api.topic import Topic
 from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.claim.start_positions import StartFinder
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Record
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 
@@ -110,20 +109,16 @@ def test_what_is_not_such_as_spark_takes_is_refused_where_it_is_written(option: 
         sw.topic("flights", **{option: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.kafka
-def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
+def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     name = f"flights-{uuid4().hex[:8]}"
-    topics.create_topics(client, {name: 2})
-    producer = Producer(client)
-    for number in range(10):
-        producer.produce(name, b"x", partition=number % 2, timestamp=1_000 + number)
-    assert producer.flush(30) == 0
+    memory_kafka.create_topics({name: 2})
+    records = [Record(b"x", number % 2, time_ms=1_000 + number) for number in range(10)]
+    memory_kafka.send(name, records, patience_s=30)
 
     def claimed(**start: object) -> tuple[int, ...]:
         app = sw.App(f"a{uuid4().hex[:8]}")
         app.stage(reads=sw.topic(name, **start), key="n", state=sw.upsert(by="at"), name="s")(lambda rows: rows)  # type: ignore[arg-type]
-        claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+        claimer = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
         return claimer.check(app.stages["s"]).starts[name].at.offsets
 
     def by_partition(*values: int) -> str:

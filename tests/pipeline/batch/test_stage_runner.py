@@ -1,4 +1,4 @@
-"""One batch of a stage, from Spark's plan to the manifest, on a real broker; only Spark's job is left to a loop."""
+"""One batch of a stage, from Spark's plan to the manifest, on Kafka in memory; only Spark's job is left to a loop."""
 
 import json
 import time
@@ -21,9 +21,9 @@ from slackwater.pipeline.batch.stage_config import Limits, StageConfig
 from slackwater.pipeline.batch.stage_job import BatchTimes, StageJob
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.batch.task import Result, Sent
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
-from slackwater.pipeline.kafka.messages import header_of, split
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.messages import header_of, send, split
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.wake import Told
@@ -39,8 +39,6 @@ from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Span, Table, Ttl
 
-pytestmark = pytest.mark.kafka
-
 ROWS = StructType([StructField("n", LongType())])
 SNAPSHOT = "s1"
 
@@ -53,7 +51,7 @@ class Looped(StageJob):
 
     def __init__(self, config: StageConfig, store: ObjectStore, cache: SstCache) -> None:
         super().__init__(config, store, cache, homes=None, access=lambda: None, stopping=lambda: False)
-        self.stage, self.kafka = config.stage, config.places.kafka
+        self.stage, self.kafka = config.stage, open_kafka(config.places.kafka)
         self.jobs = 0
         self.clocks: list[int] = []
         """By which each attempt was to look its keys up."""
@@ -70,7 +68,7 @@ class Looped(StageJob):
             if mine:
                 attempt = f"w.{base.version + 1}.{task}"
                 messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
-                ends = records.send(self.kafka, name, messages, attempt.encode(), patience_s=30)
+                ends = send(self.kafka, name, messages, attempt.encode(), patience_s=30)
                 sent = {p: Sent(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
                 self.clocks.append(times.clock_ms)
                 results.append(Result(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
@@ -80,11 +78,11 @@ class Looped(StageJob):
 class Running:
     """A stage that reads channels `left` and `right`, or the topic `events`, and writes `out` in two partitions."""
 
-    def __init__(self, kafka: EmbeddedKafka, folder: Path, *reads: str, table: Table | None = None) -> None:
-        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+    def __init__(self, memory_kafka: MemoryKafka, folder: Path, *reads: str, table: Table | None = None) -> None:
+        self.kafka = memory_kafka
         self.store = CountingStore(LocalStore(folder / "store"))
         self.topic = f"out-{uuid4().hex[:8]}"
-        topics.create_topics(self.kafka, {self.topic: 2})
+        self.kafka.create_topics({self.topic: 2})
         self.scratch = folder / "scratch"
         self.told: list[BatchReport] = []
         self.at: dict[str, Position] = {}
@@ -116,7 +114,7 @@ class Running:
         config = StageConfig(
             stage,
             Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
-            Places("a", "s", str(folder / "store"), self.kafka, (folder / "cache", 1 << 20), 30),
+            Places("a", "s", str(folder / "store"), self.kafka.properties, (folder / "cache", 1 << 20), 30),
             Limits(None, 0),
             Checkpoint(self.scratch),
             Told(folder / "told"),
@@ -148,13 +146,9 @@ class Running:
 
     def headers(self) -> list[list[str]]:
         """What lies in each partition of the output."""
-        ends = topics.offsets(self.kafka, self.topic)[1]
+        ends = self.kafka.offsets(self.topic)[1]
         return [
-            [
-                header_of(message)
-                for chunk in records.read_range(self.kafka, self.topic, p, 0, end, patience_s=30)
-                for message in chunk
-            ]
+            [header_of(message) for chunk in self.kafka.read(self.topic, p, 0, end, patience_s=30) for message in chunk]
             for p, end in enumerate(ends)
         ]
 
@@ -165,15 +159,15 @@ def at(name: str, version: int, rows: int, *snapshots: str) -> Position:
 
 
 @pytest.fixture
-def joined(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
-    running = Running(kafka, tmp_path, "left", "right")
+def joined(memory_kafka: MemoryKafka, tmp_path: Path) -> Iterator[Running]:
+    running = Running(memory_kafka, tmp_path, "left", "right")
     yield running
     running.runner.close()
 
 
 @pytest.fixture
-def source(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
-    running = Running(kafka, tmp_path)
+def source(memory_kafka: MemoryKafka, tmp_path: Path) -> Iterator[Running]:
+    running = Running(memory_kafka, tmp_path)
     yield running
     running.runner.close()
 
@@ -269,8 +263,10 @@ def expiring(column: str) -> Table:
     return Table((Column("k", "int64"),), (Column("at", "timestamp[us]"),), 1, ttl=Ttl(1_000, column))
 
 
-def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    running = Running(kafka, tmp_path, "left", table=expiring("at"))
+def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(
+    memory_kafka: MemoryKafka, tmp_path: Path
+) -> None:
+    running = Running(memory_kafka, tmp_path, "left", table=expiring("at"))
     heads = [
         running.run(rows, at("left", version, version)) for version, rows in enumerate(([3, 17], [5], [], [11, 20]), 1)
     ]
@@ -278,8 +274,10 @@ def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(kafka: Emb
     assert running.job.clocks == [BEFORE_ALL_MS, BEFORE_ALL_MS, 17, 17, 17], "every attempt has the same"
 
 
-def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    running = Running(kafka, tmp_path, "left", table=expiring(""))
+def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(
+    memory_kafka: MemoryKafka, tmp_path: Path
+) -> None:
+    running = Running(memory_kafka, tmp_path, "left", table=expiring(""))
     before_ms = time.time_ns() // 1_000_000
     head = running.run([3, 17], at("left", 1, 1))
     assert before_ms <= head.clock_ms <= head.time_ms

@@ -7,16 +7,14 @@ from uuid import uuid4
 
 import pytest
 import slackwater as sw
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
 from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Claimer
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.messages import send
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import absent, retire
@@ -26,10 +24,6 @@ from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Lost
 
-from tests.support.running import eventually
-
-pytestmark = pytest.mark.kafka
-
 ROWS = StructType([StructField("n", LongType())])
 
 
@@ -37,25 +31,24 @@ def same(rows: DataFrame) -> DataFrame:
     return rows
 
 
-def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
+def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(
+    memory_kafka: MemoryKafka, tmp_path: Path
+) -> None:
     app = sw.App(f"a{uuid4().hex[:8]}")
     events = f"events-{app.name}"
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     sender = app.stages["same"]
     for name in ("early", "late"):
         app.stages[name] = replace(sender, name=name, reads=("by-n",), writes=())
-    topics.create_topics(client, {events: 1})
-    claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+    memory_kafka.create_topics({events: 1})
+    claimer = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
     shape = Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((sender,))
     claimer.claim(sender, shape, 1)
     early = claimer.claim(app.stages["early"], shape, 1)
     topic = early.inputs["by-n"].topic
 
-    admin = AdminClient(client)
-    admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
-    eventually(lambda: len(topics.offsets(client, topic)[1]) == 5, "the new partitions")
+    memory_kafka.add_partitions(topic, 5)
     again = claimer.claim(app.stages["early"], shape, 2)
     late = claimer.claim(app.stages["late"], shape, 2)
     assert claimer.claim(sender, shape, 2).outputs["by-n"].ends == (0, 0)
@@ -64,30 +57,27 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: E
 
 
 def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new_stage_says_what_it_will_not_see(
-    kafka: EmbeddedKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    memory_kafka: MemoryKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
     app = sw.App(f"a{uuid4().hex[:8]}")
     events = f"events-{app.name}"
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     old = app.stages["same"]
     new = app.stages["new"] = replace(old, name="new", writes=())
-    topics.create_topics(client, {events: 2})
-    admin = AdminClient(client)
+    memory_kafka.create_topics({events: 2})
 
     def delete(*before: int) -> None:
-        doomed = [TopicPartition(events, partition, offset) for partition, offset in enumerate(before)]
-        for deleted in admin.delete_records(doomed).values():
-            deleted.result()
-        eventually(lambda: topics.offsets(client, events)[0] == before, "the records to be gone")
+        for partition, offset in enumerate(before):
+            memory_kafka.delete_records(events, offset, partition)
+        assert memory_kafka.offsets(events)[0] == before
 
-    refusing = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+    refusing = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
     accepting = replace(refusing, accept_loss=True)
     shape = Shape({}, {"by-n": ROWS}, (), None, None)
     ensure_app(refusing.store, AppInfo(app.name, 1))
     refusing.create_channels((old,))
     refusing.claim(old, shape, 1)
-    records.send(client, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30)
+    send(memory_kafka, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30)
     delete(3, 0)
 
     with pytest.raises(Gone, match=rf"would go on at offsets that are gone from Kafka: {events}\[0\] 0\.\.3$"):
@@ -110,9 +100,8 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     assert (begun.inputs[events].offsets, begun.lost) == ((3, 2), {})
 
     # A topic that was made again is no loss to be accepted: offsets mean other records now.
-    admin.delete_topics([events])[events].result()
-    eventually(lambda: topics.end_offsets(client, events) is None, "the topic to be gone")
-    topics.create_topics(client, {events: 2})
+    memory_kafka.delete_topics([events])
+    memory_kafka.create_topics({events: 2})
     for claimer in (refusing, accepting):
         with pytest.raises(Refused, match=rf"further than the topic goes: {events}\[0\] 0\.\.3, .* made again") as no:
             claimer.check(old)
@@ -120,17 +109,16 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
 
 
 def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
-    kafka: EmbeddedKafka, tmp_path: Path
+    memory_kafka: MemoryKafka, tmp_path: Path
 ) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
     app, store = sw.App(f"a{uuid4().hex[:8]}"), LocalStore(tmp_path)
     events = f"events-{app.name}"
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     sender = app.stages["same"]
     reader = app.stages["reader"] = replace(sender, name="reader", reads=("by-n",), writes=())
-    topics.create_topics(client, {events: 1})
+    memory_kafka.create_topics({events: 1})
     ensure_app(store, AppInfo(app.name, 1))
-    claimer = Claimer(store, client, app, {}, "w", "test", accept_loss=False)
+    claimer = Claimer(store, memory_kafka, app, {}, "w", "test", accept_loss=False)
     shape = Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((sender,))
     for stage in (sender, reader):
@@ -149,26 +137,27 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
         claimer.check(reader)
 
 
-def test_a_claim_asks_kafka_again_since_time_has_passed_since_the_check(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    client = {"bootstrap.servers": kafka.bootstrap}
+def test_a_claim_asks_kafka_again_since_time_has_passed_since_the_check(
+    memory_kafka: MemoryKafka, tmp_path: Path
+) -> None:
     app = sw.App(f"a{uuid4().hex[:8]}")
     events = f"events-{app.name}"
     latest = sw.topic(events, starting_offsets="latest")
     app.stage(reads=latest, writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
-    topics.create_topics(client, {events: 1})
-    claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+    memory_kafka.create_topics({events: 1})
+    claimer = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
     stage, shape = app.stages["same"], Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((stage,))
 
-    def send() -> None:
-        records.send(client, events, [(0, b"x")] * 5, b"", patience_s=30)
+    def more() -> None:
+        send(memory_kafka, events, [(0, b"x")] * 5, b"", patience_s=30)
 
-    send()
+    more()
     assert claimer.check(stage).offsets[events] == ((0,), (5,))
-    send()
+    more()
     assert claimer.claim(stage, shape, 1).inputs[events].offsets == (10,)
     # Another runner reads on, beyond where the topic ended when this one checked it.
-    send()
+    more()
     ahead = claimer.claim(stage, shape, 2)
     further = structs.replace(ahead.inputs[events], offsets=(15,))
     batch = successor(ahead, kind="batch", epoch=ahead.epoch, writer="other", by="test:2", now_ms=3)

@@ -10,6 +10,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Kafka
 
 ADMIN, USER = "admin", "app"
 _LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required username={0} password={0}-secret"
@@ -44,25 +46,25 @@ class SecuredKafka(EmbeddedKafka):
         """Whether the broker lets the administrator in."""
         from slackwater.errors import SlackwaterError
         from slackwater.pipeline.dev import ports
-        from slackwater.pipeline.kafka import topics
 
         if not ports.is_open(self.port):
             return False
         try:
-            topics.partition_counts(self.client(ADMIN), timeout_s=2)
+            self.client(ADMIN).partition_counts(timeout_s=2)
         except SlackwaterError:
             return False
         return True
 
-    def client(self, user: str) -> dict[str, str]:
-        """Client properties of a user."""
-        return {
+    def client(self, user: str) -> Kafka:
+        """Kafka, as a user."""
+        properties = {
             "bootstrap.servers": self.bootstrap,
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanisms": "PLAIN",
             "sasl.username": user,
             "sasl.password": f"{user}-secret",
         }
+        return open_kafka(properties)
 
     def _binding(self, operation: str, kind: str, name: str, *, prefixed: bool) -> tuple[object, ...]:
         pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
@@ -78,7 +80,7 @@ class SecuredKafka(EmbeddedKafka):
 
     def allow(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
         """Give the app's user a right, in the words of `kafka-acls`: `Read`, `topic`, `orders`."""
-        admin = AdminClient(self.client(ADMIN))
+        admin = AdminClient(self.client(ADMIN).properties)
         for answer in admin.create_acls(
             [AclBinding(*self._binding(operation, kind, name, prefixed=prefixed))]
         ).values():
@@ -86,7 +88,7 @@ class SecuredKafka(EmbeddedKafka):
 
     def forbid(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
         """Take a right away again."""
-        admin = AdminClient(self.client(ADMIN))
+        admin = AdminClient(self.client(ADMIN).properties)
         asked = AclBindingFilter(*self._binding(operation, kind, name, prefixed=prefixed))
         for answer in admin.delete_acls([asked]).values():
             assert len(answer.result(30)) == 1

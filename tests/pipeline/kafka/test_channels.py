@@ -1,4 +1,4 @@
-"""What verifying and capturing ask of a real broker."""
+"""What verifying and capturing ask of Kafka."""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -6,25 +6,19 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, NotFound
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.messages import marker_header, split
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.messages import marker_header, send, split
 from slackwater.snapshot.cut.in_flight import InFlight
 
-pytestmark = pytest.mark.kafka
 
-
-def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(kafka: EmbeddedKafka) -> None:
-    properties = {"bootstrap.servers": kafka.bootstrap}
+def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(memory_kafka: MemoryKafka) -> None:
     topic = f"markers-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1})
+    memory_kafka.create_topics({topic: 1})
     for header in (b"attempt-1", marker_header("good")):
-        records.send(properties, topic, [(0, b"")], header, patience_s=30)
-    channels = KafkaChannels(properties, patience_s=30)
+        send(memory_kafka, topic, [(0, b"")], header, patience_s=30)
+    channels = KafkaChannels(memory_kafka, patience_s=30)
     assert [channels.marker(topic, 0, offset) for offset in (0, 1, 2)] == ["", "good", None]
     assert channels.marker(topic, 1, 0) is None
     with pytest.raises(NotFound):
@@ -32,37 +26,30 @@ def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(kafka: 
 
 
 def test_what_is_gone_from_a_range_is_missed_where_there_were_rows_and_not_where_there_was_litter(
-    kafka: EmbeddedKafka,
+    memory_kafka: MemoryKafka,
 ) -> None:
-    properties = {"bootstrap.servers": kafka.bootstrap}
     topic = f"lossy-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1})
+    memory_kafka.create_topics({topic: 1})
     for header, numbers in ((b"dead", [0]), (b"ours", [1, 2]), (b"ours", [3])):
         messages = list(split(pa.table({"n": pa.array(numbers, pa.int64())}), np.zeros(len(numbers), np.int32)))
-        records.send(properties, topic, messages, header, patience_s=30)
+        send(memory_kafka, topic, messages, header, patience_s=30)
     flight = InFlight("c", topic, "up", "down", (0,), (3,), ("ours",), 3, (3,), 0, 2, "n long")
 
-    admin = AdminClient(properties)
-
-    def delete(before: int) -> None:
-        place = TopicPartition(topic, 0, before)
-        admin.delete_records([place])[place].result()
-
     def read(what: InFlight) -> list[int]:
-        return [n for table in KafkaChannels(properties, patience_s=30).read(what) for n in table["n"].to_pylist()]
+        return [n for table in KafkaChannels(memory_kafka, patience_s=30).read(what) for n in table["n"].to_pylist()]
 
     assert read(flight) == [1, 2, 3]
-    delete(1)
+    memory_kafka.delete_records(topic, 1)
     assert read(flight) == [1, 2, 3], "nobody misses what a dead attempt left"
-    delete(2)
-    channels = KafkaChannels(properties)
+    memory_kafka.delete_records(topic, 2)
+    channels = KafkaChannels(memory_kafka)
     assert (channels.starts(topic), channels.starts("no-such-topic")) == ((2,), None)
     for what in (flight, replace(flight, counts=())):
         with pytest.raises(Gone, match=rf"offsets 0 to 1 of {topic}\[0\] are gone from Kafka") as gone:
             read(what)
         assert "a moment whose records Kafka still has" in gone.value.hint
         assert "accept-loss" not in gone.value.hint
-    delete(3)
+    memory_kafka.delete_records(topic, 3)
     with pytest.raises(Gone, match=rf"offsets 0 to 2 of {topic}\[0\] are gone from Kafka"):
         read(flight)
     assert read(replace(flight, attempts=(), counts=(0,))) == []

@@ -1,4 +1,4 @@
-"""Messages of repartition topics: whose rows count, where they lie, and markers; in lists, and on a real broker."""
+"""Messages of repartition topics: whose rows count, where they lie, and markers; in lists, and in memory."""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.markers import write_markers
+from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import (
     check_count,
     decode,
@@ -22,7 +20,9 @@ from slackwater.pipeline.kafka.messages import (
     encode,
     header_of,
     marker_header,
+    send,
     split,
+    write_markers,
 )
 from slackwater.pipeline.source.data_source import Private, SourceOptions
 from slackwater.pipeline.source.planner import Position
@@ -114,13 +114,13 @@ def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) 
 
 
 class Written:
-    """A channel of three partitions on a real broker, and its manifests in a real store."""
+    """A channel of three partitions in memory, and its manifests in a real store."""
 
-    def __init__(self, kafka: EmbeddedKafka, store: LocalStore) -> None:
-        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+    def __init__(self, kafka: MemoryKafka, store: LocalStore) -> None:
+        self.kafka = kafka
         self.store = store
         self.topic = f"c-{uuid4().hex[:8]}"
-        topics.create_topics(self.kafka, {self.topic: 3})
+        self.kafka.create_topics({self.topic: 3})
         self.output = Output(self.topic, (0, 0, 0), schema="n long", sent=(0, 0, 0))
         self.version = 0
 
@@ -128,7 +128,7 @@ class Written:
         """Each number to the partition of its remainder by three."""
         rows = pa.table({"n": pa.array(numbers, pa.int64())})
         messages = list(split(rows, np.array(numbers) % 3))
-        return records.send(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
+        return send(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
         """Commit a version, with litter of a zombie in front; `count` is what its manifest miscounts."""
@@ -154,7 +154,7 @@ class Written:
         return [
             [
                 message  # type: ignore[misc]
-                for chunk in records.read_range(self.kafka, self.topic, p, first, end, patience_s=30)
+                for chunk in self.kafka.read(self.topic, p, first, end, patience_s=30)
                 for message in chunk
             ]
             for p, (first, end) in enumerate(zip(start, ends, strict=True))
@@ -164,22 +164,21 @@ class Written:
         """As Spark has the source read a batch."""
         store = str(self.store.url)
         options = SourceOptions(input="c", topic=self.topic, upstream="up", patience_s=30, app="a", store=store)
-        reader = ChannelReader(options, StructType([StructField("n", LongType())]), Private(self.kafka))
+        reader = ChannelReader(options, StructType([StructField("n", LongType())]), Private(self.kafka.properties))
         parts = reader.partitions(start.json(), end.json())
         assert all(isinstance(part, _Range) for part in parts)
         return [n for part in parts for rows in reader.read(part) for n in rows["n"].to_pylist()]
 
 
 @pytest.fixture
-def written(kafka: EmbeddedKafka, tmp_path: object) -> Written:
-    return Written(kafka, LocalStore(tmp_path))  # type: ignore[arg-type]
+def written(memory_kafka: MemoryKafka, tmp_path: object) -> Written:
+    return Written(memory_kafka, LocalStore(tmp_path))  # type: ignore[arg-type]
 
 
 def place(output: Output, version: int) -> Position:
     return Position("c", output.ends, version, output.sent)
 
 
-@pytest.mark.kafka
 def test_a_marker_stands_in_every_partition_behind_the_rows_and_the_manifest_says_where(written: Written) -> None:
     before = written.version_with([0, 3, 4])  # nothing for partition 2
     after = written.version_with([6, 10], "s1", "s2")
@@ -196,7 +195,6 @@ def test_a_marker_stands_in_every_partition_behind_the_rows_and_the_manifest_say
     assert list(written.messages(before.ends, after.ends)[2][-1].headers() or ()) == [("slackwater", b"marker s2")]
 
 
-@pytest.mark.kafka
 def test_a_source_reads_what_its_versions_sent_and_counts_it(written: Written) -> None:
     start = Position("c", (0, 0, 0), 0, (0, 0, 0))
     first = place(written.version_with([0, 1, 2, 3]), 1)
@@ -208,7 +206,6 @@ def test_a_source_reads_what_its_versions_sent_and_counts_it(written: Written) -
     assert sorted(written.read(start, third)) == [0, 1, 2, 3, 12, 13, 21, 24, 27]
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("miscounted", [-1, 1])
 def test_a_source_refuses_a_range_whose_rows_are_not_as_many_as_were_sent(written: Written, miscounted: int) -> None:
     start = Position("c", (0, 0, 0), 0, (0, 0, 0))
@@ -217,7 +214,6 @@ def test_a_source_refuses_a_range_whose_rows_are_not_as_many_as_were_sent(writte
         written.read(start, end)
 
 
-@pytest.mark.kafka
 def test_records_in_flight_are_read_with_their_addresses_and_counted(written: Written) -> None:
     first, second = written.version_with([0, 1]), written.version_with([3, 6, 4], "s")
     flight = InFlight(

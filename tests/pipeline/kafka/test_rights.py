@@ -11,9 +11,10 @@ from uuid import uuid4
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.pipeline.kafka import consumer_groups, records, topics
-from slackwater.pipeline.kafka.transactions import Aborted, Transactions
-from slackwater.pipeline.publish.check import check_targets
+from slackwater.pipeline.kafka import consumer_groups
+from slackwater.pipeline.kafka.messages import send
+from slackwater.pipeline.kafka.protocol import Aborted, Kafka, TransactionSettings
+from slackwater.pipeline.publish.claimed import check_targets
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka
@@ -41,23 +42,23 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
     app = f"a{uuid4().hex[:8]}"
     orders, channel = f"orders-{app}", f"{app}-by-account-repartition"
     admin, user = secured.client(ADMIN), secured.client(USER)
-    topics.create_topics(admin, {orders: 1})
-    assert records.send(admin, orders, [(0, b"one"), (0, b"two")], b"h", patience_s=30) == {0: 2}
+    admin.create_topics({orders: 1})
+    assert send(admin, orders, [(0, b"one"), (0, b"two")], b"h", patience_s=30) == {0: 2}
 
     def read() -> None:
-        found = [one.value() for chunk in records.read_range(user, orders, 0, 0, 2, patience_s=20) for one in chunk]
+        found = [one.value() for chunk in user.read(orders, 0, 0, 2, patience_s=20) for one in chunk]
         assert found == [b"one", b"two"]
 
     def make() -> None:
-        topics.create_topics(user, {channel: 2}, only_ask=True)
-        topics.create_topics(user, {channel: 2}, timeout_s=2)
+        user.create_topics({channel: 2}, only_ask=True)
+        user.create_topics({channel: 2}, timeout_s=2)
 
     steps = (
-        (lambda: topics.offsets(user, orders), "Describe", orders, orders),
+        (lambda: user.offsets(orders), "Describe", orders, orders),
         (read, "Read", orders, orders),
         (make, "Create", channel, f"{app}-"),
-        (lambda: topics.offsets(user, channel), "Describe", channel, f"{app}-"),
-        (lambda: records.send(user, channel, [(0, b"x")], b"h", patience_s=20), "Write", channel, f"{app}-"),
+        (lambda: user.offsets(channel), "Describe", channel, f"{app}-"),
+        (lambda: send(user, channel, [(0, b"x")], b"h", patience_s=20), "Write", channel, f"{app}-"),
     )
     for attempt, right, topic, named in steps:
         said = refusal(attempt)
@@ -69,23 +70,23 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
 def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
     topic = f"slow-{uuid4().hex[:8]}"
     admin, user = secured.client(ADMIN), secured.client(USER)
-    topics.create_topics(admin, {topic: 1})
+    admin.create_topics({topic: 1})
     secured.allow("Read", "topic", topic)
-    eventually(lambda: not refusal(lambda: topics.offsets(user, topic)), "the right to read")
+    eventually(lambda: not refusal(lambda: user.offsets(topic)), "the right to read")
     # Nothing is there until long after the broker has refused to name the group's coordinator.
-    late = threading.Timer(3, records.send, (admin, topic, [(0, b"one")], b"h"), {"patience_s": 30})
+    late = threading.Timer(3, send, (admin, topic, [(0, b"one")], b"h"), {"patience_s": 30})
     late.start()
-    found = [one.value() for chunk in records.read_range(user, topic, 0, 0, 1, patience_s=30) for one in chunk]
+    found = [one.value() for chunk in user.read(topic, 0, 0, 1, patience_s=30) for one in chunk]
     late.join()
     assert found == [b"one"]
 
 
-def test_without_a_right_on_groups_an_announcement_ends(secured: SecuredKafka) -> None:
+def test_without_a_right_on_groups_setting_their_offsets_ends(secured: SecuredKafka) -> None:
     topic = f"told-{uuid4().hex[:8]}"
-    topics.create_topics(secured.client(ADMIN), {topic: 1})
+    secured.client(ADMIN).create_topics({topic: 1})
     secured.allow("Read", "topic", topic)
     started = time.monotonic()
-    consumer_groups.announce(secured.client(USER), f"a{uuid4().hex[:8]}", "stage", {topic: (0,)})
+    secured.client(USER).commit_offsets(f"slackwater-a{uuid4().hex[:8]}-stage", {topic: (0,)})
     assert time.monotonic() - started < 15
 
 
@@ -97,12 +98,14 @@ class Guarded(Ledger):
     user: str = ADMIN
 
     @property
-    def kafka(self) -> dict[str, str]:
+    def kafka(self) -> Kafka:
         assert self.broker is not None
         return self.broker.client(self.user)
 
     def environment(self) -> dict[str, str]:
-        mine = {f"SLACKWATER_KAFKA_PROPERTIES_{n.upper().replace('.', '_')}": v for n, v in self.kafka.items()}
+        mine = {
+            f"SLACKWATER_KAFKA_PROPERTIES_{n.upper().replace('.', '_')}": v for n, v in self.kafka.properties.items()
+        }
         return super().environment() | mine
 
 
@@ -114,7 +117,7 @@ def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
     with pytest.raises(Refused, match=f"the right Describe on topic '{ledger.topic}' is missing"):
         ledger.catch_up()
     secured.allow("Read", "topic", ledger.topic)
-    eventually(lambda: not refusal(lambda: topics.offsets(ledger.kafka, ledger.topic)), "the right to read")
+    eventually(lambda: not refusal(lambda: ledger.kafka.offsets(ledger.topic)), "the right to read")
     with pytest.raises(Refused, match=f"the right Create on topic '{ledger.app}-.*' is missing"):
         ledger.catch_up()
     assert list(open_store(ledger.store).list("")) == []
@@ -128,7 +131,7 @@ def test_an_app_that_may_not_make_its_channels_is_told_so_before_spark_starts(
     secured.allow("Create", "topic", f"{ledger.app}-", prefixed=True)
     channel = f"{ledger.app}-by-account-repartition"
     new = {channel: 1}
-    eventually(lambda: not refusal(lambda: topics.create_topics(ledger.kafka, new, only_ask=True)), "the right")
+    eventually(lambda: not refusal(lambda: ledger.kafka.create_topics(new, only_ask=True)), "the right")
     with pytest.raises(Refused, match=f"the right Describe on topic '{channel}' is missing"):
         ledger.catch_up()
 
@@ -143,7 +146,7 @@ def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_al
     for right in ("Create", "Read", "Write"):
         secured.allow(right, "topic", f"{ledger.app}-", prefixed=True)
     new = {f"{ledger.app}-by-account-repartition": 1}
-    eventually(lambda: not refusal(lambda: topics.create_topics(ledger.kafka, new, only_ask=True)), "the rights")
+    eventually(lambda: not refusal(lambda: ledger.kafka.create_topics(new, only_ask=True)), "the rights")
     ledger.catch_up(max_records=200)
     ledger.slackwater("snapshot", "take", ledger.app, "good", "--instant")
     ledger.slackwater("verify", f"{ledger.app}@good", "--deep")
@@ -159,7 +162,7 @@ def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(se
     name = uuid4().hex[:8]
     app, alerts = f"a{name}", f"alerts-{name}"
     admin, user = secured.client(ADMIN), secured.client(USER)
-    topics.create_topics(admin, {alerts: 1, f"{app}-s-{alerts}-sink": 1})
+    admin.create_topics({alerts: 1, f"{app}-s-{alerts}-sink": 1})
     secured.allow("Describe", "topic", alerts)
     program = sw.App(app)
     program.stage(reads=sw.topic("in"), writes=sw.sink(alerts), name="s")(lambda raw: raw)
@@ -170,15 +173,14 @@ def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(se
     eventually(lambda: "the right Write on topic" in refusal(check), "it is seen, and may not be written", 60)
     secured.allow("Write", "topic", alerts)
     eventually(lambda: not refusal(check), "it may be written", 60)
-    transactions = Transactions(
-        user,
+    settings = TransactionSettings(
         transactional_id=f"slackwater-{app}-s-{alerts}",
         group=consumer_groups.group_of(app, "s"),
         source=f"{app}-s-{alerts}-sink",
         topic=alerts,
         patience_s=20,
     )
-    with closing(transactions):
+    with closing(user.transactions(settings)) as transactions:
         assert "in transactions of" in refusal(transactions.open)
         for right in ("Describe", "Write"):
             secured.allow(right, "transactional_id", f"slackwater-{app}-", prefixed=True)

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from slackwater.cli import main
 from slackwater.errors import Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import AppInfo
@@ -53,7 +52,7 @@ def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Le
     rows = tmp_path / "debits.parquet"
     expected = debits(diamond)
     pq.write_table(expected, rows)
-    ends = topics.offsets(diamond.kafka, diamond.topic)[1]
+    ends = diamond.kafka.offsets(diamond.topic)[1]
     would = json.loads(init(diamond, "debits", str(rows), "--at", "-0s", "--dry-run", "--json"))
     assert (would["dry_run"], would["rows"]) == (True, expected.num_rows)
     assert would["starts"] == {diamond.topic: [*ends]}

@@ -13,7 +13,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka.topics import create_topics
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.messages.decode import reading
 from slackwater.pipeline.messages.registry import forget_latest
@@ -93,7 +93,7 @@ def test_the_example_adds_up_what_two_writers_send(
     registry: EmbeddedRegistry, kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_REGISTRY", registry.url)
-    create_topics({"bootstrap.servers": kafka.bootstrap}, {"orders": 1})
+    open_kafka(kafka.bootstrap).create_topics({"orders": 1})
     sold = record("Sold", {"name": "country", "type": "string"}, {"name": "cents", "type": "int"})
     wider = record("Sold", {"name": "cents", "type": "int"}, {"name": "country", "type": "string", "default": "de"})
     numbers = registry.register("orders-value", sold), registry.register("orders-value", wider)

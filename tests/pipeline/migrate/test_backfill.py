@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
-from slackwater.pipeline.kafka import records as kafka_records
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.migrate.backfilled import Filled
 from slackwater.pipeline.migrate.reach import reach
 from slackwater.snapshot.backfill.scratch import discard, is_needed, sweep
@@ -212,9 +211,10 @@ def test_values_are_complete_from_where_kafka_begins(app: App, monkeypatch: pyte
     target = app.migrate()
 
     def has(earliest: int) -> Filled | Left:
-        monkeypatch.setattr(topics, "offsets", lambda _kafka, _name: ((earliest,), (60,)))
-        monkeypatch.setattr(kafka_records, "read_range", lambda *_asked, **_how: iter(()))
-        return reach({}, app.store, target, {}, patience_s=1)
+        kafka = open_kafka("memory://has")
+        monkeypatch.setattr(kafka, "offsets", lambda _topic: ((earliest,), (60,)))
+        monkeypatch.setattr(kafka, "read", lambda *_asked, **_how: iter(()))
+        return reach(kafka, app.store, target, {}, patience_s=1)
 
     every, some, none = has(0), has(20), has(35)
     assert isinstance(every, Filled)

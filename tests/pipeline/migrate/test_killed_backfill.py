@@ -95,7 +95,9 @@ def test_of_a_backfill_there_is_nothing_or_all_of_it_and_the_next_goes_on(
         time.sleep(chosen.uniform(lives / 3, lives))  # it goes at any instant
         running.kill()
         found[seen(killed, raw)] += 1
-        options = Options(store=killed.store, kafka=killed.kafka, patience_s=30, cache_folder=killed.folder / "sst")
+        options = Options(
+            store=killed.store, kafka=killed.kafka.properties, patience_s=30, cache_folder=killed.folder / "sst"
+        )
         backfill_file(str(killed.program), app=killed.app, options=options, renames={}, settles_s=60)
         assert seen(killed, raw) == "2 filled"
         store = open_store(killed.store)

@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.errors import NotFound
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.messages.json_rows import objects
 from slackwater.snapshot.clone.clone import clone
@@ -59,7 +58,7 @@ def declared(ledger: Ledger, alerts: str, tell: Callable[[str, str, int, pa.Tabl
 
 
 def published(ledger: Ledger, topic: str) -> list[dict[str, object]]:
-    return [json.loads(message.value() or b"") for message in committed(ledger.bootstrap, topic)]
+    return [json.loads(message.value() or b"") for message in committed(ledger.kafka, topic)]
 
 
 @pytest.mark.usefixtures("one_spark")
@@ -84,13 +83,13 @@ def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_
         run(app)
     store = open_store(ledger.store)
     assert not list(store.list(""))
-    topics.create_topics(ledger.kafka, {alerts: 3, counts: 1, staging: 1})
+    ledger.kafka.create_topics({alerts: 3, counts: 1, staging: 1})
     run(app)
     ledger.send(1_500)
     run(app)
     raw = ledger.raw().to_pylist()
     expected = sorted((row["seq"], row["account"]) for row in raw if row["amount"] < 0)
-    records = list(committed(ledger.bootstrap, alerts))
+    records = list(committed(ledger.kafka, alerts))
     values = [json.loads(message.value() or b"") for message in records]
     assert sorted((value["seq"], value["account"]) for value in values) == expected
     branches = {row["seq"]: str(row["branch"]).encode() for row in raw}
@@ -129,7 +128,7 @@ def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_
 
     # The run before published all of it, so the sink may go.
     other = f"other-{uuid4().hex[:6]}"
-    topics.create_topics(ledger.kafka, {other: 1})
+    ledger.kafka.create_topics({other: 1})
     run(declared(ledger, other, tell, counts))
     assert len(published(ledger, other)) == len(published(ledger, staging))
 
@@ -160,7 +159,7 @@ def test_a_million_records_thirty_kills_of_the_runner_and_five_of_the_broker(
 ) -> None:
     os.environ["ALERTS_TOPIC"] = alerts = f"alerts-{uuid4().hex[:6]}"
     ledger = Ledger(kafka.bootstrap, tmp_path, program=PUBLISHING)
-    topics.create_topics(ledger.kafka, {alerts: 3})
+    ledger.kafka.create_topics({alerts: 3})
     ledger.send(1_000_000)
     chance = random.Random(3)
     for number in range(30):

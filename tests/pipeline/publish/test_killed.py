@@ -14,8 +14,8 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
-from slackwater.pipeline.kafka.consumer_groups import delete_groups, group_of
+from slackwater.pipeline.kafka.consumer_groups import group_of
+from slackwater.pipeline.kafka.open import open_kafka
 
 from tests.pipeline.publish.reader import committed
 
@@ -31,7 +31,7 @@ class App:
         self.folder, self.broker, self.rows = folder, broker, rows
         self.name = f"app-{uuid4().hex[:8]}"
         self.topic = f"{self.name}-numbers"
-        topics.create_topics({"bootstrap.servers": broker.bootstrap}, {self.topic: 3})
+        open_kafka(broker.bootstrap).create_topics({self.topic: 3})
 
     def start(self) -> "subprocess.Popen[str]":
         words = (self.folder / "store", self.broker.bootstrap, self.name, self.rows, self.delta, self.sqlite)
@@ -53,7 +53,7 @@ class App:
 
     def check(self) -> None:
         every = list(range(self.rows))
-        found = list(committed(self.broker.bootstrap, self.topic))
+        found = list(committed(open_kafka(self.broker.bootstrap), self.topic))
         values = [json.loads(message.value() or b"") for message in found]
         assert sorted(value["n"] for value in values) == every
         assert all(message.key() == f"k{value['n'] % 7}".encode() for message, value in zip(found, values, strict=True))
@@ -108,7 +108,7 @@ def test_a_place_that_kafka_forgot_is_not_guessed(kafka: EmbeddedKafka, tmp_path
 
 def forget(app: App) -> None:
     """The broker loses the group's offsets, as it does after a week."""
-    delete_groups({"bootstrap.servers": app.broker.bootstrap}, [group_of(app.name, "numbers")])
+    open_kafka(app.broker.bootstrap).delete_groups([group_of(app.name, "numbers")])
 
 
 @pytest.mark.soak

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
-from slackwater.pipeline.kafka.transactions import Transactions
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import TransactionSettings
 from slackwater.pipeline.publish.to_topic import ToTopic
 
 from tests.pipeline.publish.kafka_proxy import Api, Fate, KafkaProxy, kafka_proxy
@@ -45,7 +45,7 @@ class World:
         self.bootstrap, self.proxy = bootstrap, proxy
         self.stage = Stage()
         self.topic, self.internal = f"{self.name}-out", f"{self.name}-internal"
-        topics.create_topics({"bootstrap.servers": bootstrap}, {self.topic: 1, self.internal: 1})
+        open_kafka(bootstrap).create_topics({self.topic: 1, self.internal: 1})
         self.runner = self.start(proxy)
 
     def start(self, proxy: KafkaProxy | None = None, patience_s: float = 20) -> Runner:
@@ -57,7 +57,7 @@ class World:
         where = {"transactional_id": self.name, "group": self.name, "source": self.internal, "topic": self.topic}
         target = Rows(
             self.name,
-            Transactions(kafka, **where, patience_s=patience_s),
+            open_kafka(kafka).transactions(TransactionSettings(**where, patience_s=patience_s)),
             app_id=1,
             first=1,
             since=lambda: START,
@@ -135,7 +135,7 @@ class World:
         other.target.close()
 
     def rows(self) -> list[int]:
-        return [int(message.value() or b"") for message in committed(self.bootstrap, self.topic)]
+        return [int(message.value() or b"") for message in committed(open_kafka(self.bootstrap), self.topic)]
 
     def close(self) -> None:
         self.runner.target.close()

@@ -1,4 +1,4 @@
-"""The publishers of a runner, in this process and on the real broker: what they say of trouble, and that they go on."""
+"""The publishers of a runner, in this process: what they say of trouble, and that they go on."""
 
 import os
 import threading
@@ -10,16 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import slackwater as sw
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from msgspec.structs import replace
 from slackwater.errors import Fenced, Gone, Refused, SlackwaterError
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
-from slackwater.pipeline.kafka.messages import split
-from slackwater.pipeline.kafka.records import send
-from slackwater.pipeline.kafka.transactions import Aborted, Transactions
-from slackwater.pipeline.kafka.transactions import Fenced as Overtaken
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.messages import send, split
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Aborted, Kafka, Transactions, TransactionSettings
+from slackwater.pipeline.kafka.protocol import Fenced as Overtaken
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
@@ -30,17 +29,15 @@ from slackwater.store.versions.manifest import AppInfo, Manifest
 from tests.pipeline.publish.reader import committed
 from tests.support.running import eventually
 
-pytestmark = pytest.mark.kafka
-
 
 class Writer:
     """A runner of one stage with one sink, without Spark."""
 
-    def __init__(self, bootstrap: str, make: Callable[[str], object]) -> None:
-        self.kafka = {"bootstrap.servers": bootstrap}
+    def __init__(self, kafka: Kafka, make: Callable[[str], object]) -> None:
+        self.kafka = kafka
         self.name = f"app-{uuid4().hex[:8]}"
         self.topic = f"{self.name}-out"
-        topics.create_topics(self.kafka, {self.topic: 1})
+        self.kafka.create_topics({self.topic: 1})
         app = sw.App(self.name)
         app.stage(reads=sw.topic("in"), writes=make(self.topic), name="s")(lambda raw: raw)  # type: ignore[arg-type]
         (self.stage,) = app.in_order()
@@ -90,7 +87,7 @@ class Writer:
             publishers.close()
 
     def found(self) -> list[bytes]:
-        return [message.value() or b"" for message in committed(self.kafka["bootstrap.servers"], self.topic)]
+        return [message.value() or b"" for message in committed(self.kafka, self.topic)]
 
     @property
     def internal(self) -> str:
@@ -116,8 +113,8 @@ def failure(publishers: Publishers) -> SlackwaterError:
     return found[0]
 
 
-def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_internal_topic(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_internal_topic(any_kafka: Kafka) -> None:
+    writer = Writer(any_kafka, bodies)
     with writer.publishing() as publishers:
         for number in range(20):
             publishers.move(writer.commit(b"%d" % number, b""))
@@ -129,13 +126,13 @@ def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_interna
     # Taken over by the next runner, which has nothing to do but to tidy up.
     writer.claim()
     with writer.publishing() as publishers:
-        eventually(lambda: topics.offsets(writer.kafka, writer.internal)[0][0] > 0, "published records are deleted")
+        eventually(lambda: writer.kafka.offsets(writer.internal)[0][0] > 0, "published records are deleted")
     assert len(writer.found()) == 40
     assert len(list(writer.store.list(keys.published(writer.name, "s", writer.topic)))) == 1
 
 
-def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(any_kafka: Kafka) -> None:
+    writer = Writer(any_kafka, bodies)
     with writer.publishing() as old:
         old.move(writer.commit(b"1"))
         eventually(lambda: old.done, "the first is published")
@@ -163,13 +160,13 @@ def opened(transactions: Transactions) -> tuple[int, str] | None:
     return found[0]
 
 
+@pytest.mark.kafka
 def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_and_is_made_again(
     kafka: EmbeddedKafka,
 ) -> None:
-    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"away-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1, f"{topic}-internal": 1})
-    transactions = Transactions(
-        properties,
+    properties, topic = open_kafka(kafka.bootstrap), f"away-{uuid4().hex[:8]}"
+    properties.create_topics({topic: 1, f"{topic}-internal": 1})
+    settings = TransactionSettings(
         transactional_id=topic,
         group=topic,
         source=f"{topic}-internal",
@@ -177,12 +174,12 @@ def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_an
         patience_s=60,
         timeout_s=2,
     )
-    with closing(transactions):
+    with closing(properties.transactions(settings)) as transactions:
         assert opened(transactions) is None
         transactions.begin()
         transactions.add([b"k"], [b"before it was away"])
         # Who reads what is committed sees the end move once the broker has given it up.
-        eventually(lambda: topics.offsets(properties, topic)[1] == (2,), "the broker has given it up")
+        eventually(lambda: properties.offsets(topic)[1] == (2,), "the broker has given it up")
         with pytest.raises(Overtaken):
             transactions.commit(1, "place")
         assert opened(transactions) is None
@@ -190,12 +187,12 @@ def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_an
         transactions.add([b"k"], [b"again"])
         transactions.commit(1, "place")
         # Kafka says that it is committed before it is on each topic.
-        eventually(lambda: len(list(committed(kafka.bootstrap, topic))) == 1, "it is there")
-        assert [message.value() for message in committed(kafka.bootstrap, topic)] == [b"again"]
+        eventually(lambda: len(list(committed(properties, topic))) == 1, "it is there")
+        assert [message.value() for message in committed(properties, topic)] == [b"again"]
         assert opened(transactions) == (1, "place")
 
 
-def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: EmbeddedKafka) -> None:
+def test_a_function_that_fails_is_called_again_with_the_same_rows(memory_kafka: MemoryKafka) -> None:
     calls: list[tuple[int, list[bytes]]] = []
     fails = threading.Event()
     fails.set()
@@ -205,7 +202,7 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
         if fails.is_set() and len(calls) < 3:
             raise ConnectionError("the database is away")
 
-    writer = Writer(kafka.bootstrap, lambda _topic: sw.foreach_version(tell))
+    writer = Writer(memory_kafka, lambda _topic: sw.foreach_version(tell))
     with writer.publishing() as publishers:
         publishers.move(writer.commit(b"a", b"b"))
         publishers.move(writer.commit(b"c"))
@@ -215,7 +212,7 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
     def always(*_: object) -> None:
         raise ConnectionError("the database is gone")
 
-    writer = Writer(kafka.bootstrap, lambda _topic: sw.foreach_version(always))
+    writer = Writer(memory_kafka, lambda _topic: sw.foreach_version(always))
     with writer.publishing(patience_s=3) as publishers:
         publishers.move(writer.commit(b"a"))
         error = failure(publishers)
@@ -224,10 +221,14 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
     assert "ConnectionError: the database is gone" in error.message
 
 
+@pytest.mark.kafka
 def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+    writer = Writer(open_kafka(kafka.bootstrap), bodies)
     small = ConfigEntry("max.message.bytes", "1000", incremental_operation=AlterConfigOpType.SET)
-    topic, admin = ConfigResource("topic", writer.topic, incremental_configs=[small]), AdminClient(writer.kafka)
+    topic, admin = (
+        ConfigResource("topic", writer.topic, incremental_configs=[small]),
+        AdminClient(writer.kafka.properties),
+    )
     admin.incremental_alter_configs([topic])[topic].result(30)
     with writer.publishing() as publishers:
         publishers.move(writer.commit(os.urandom(5_000)))  # nothing makes these smaller
@@ -238,13 +239,11 @@ def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: Embedded
     assert writer.found() == []
 
 
-def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(memory_kafka: MemoryKafka) -> None:
+    writer = Writer(memory_kafka, bodies)
     writer.commit(b"1")
     writer.commit(b"2")
-    gone = TopicPartition(writer.internal, 0, topics.offsets(writer.kafka, writer.internal)[1][0])
-    admin = AdminClient(writer.kafka)  # gone before its answer comes, it would never give one
-    admin.delete_records([gone])[gone].result(30)
+    writer.kafka.delete_records(writer.internal, writer.kafka.offsets(writer.internal)[1][0])
     with writer.publishing() as publishers:
         error = failure(publishers)
     assert isinstance(error, Gone)
@@ -256,8 +255,10 @@ def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(kafka
     assert writer.found() == [b"3"]
 
 
-def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_something_left(kafka: EmbeddedKafka) -> None:
-    writer = Writer(kafka.bootstrap, bodies)
+def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_something_left(
+    memory_kafka: MemoryKafka,
+) -> None:
+    writer = Writer(memory_kafka, bodies)
     writer.commit(b"1")
     other = sw.App(writer.name)
     other.stage(reads=sw.topic("in"), writes=sw.repartition("c", "body"), name="s")(lambda raw: raw)

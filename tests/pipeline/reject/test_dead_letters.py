@@ -1,4 +1,4 @@
-"""Rejected records on a topic of the real broker: they are there when it is said so, or it is said why they are not."""
+"""Rejected records on a topic: they are there when it is said so, or it is said why they are not."""
 
 import os
 from dataclasses import replace
@@ -7,31 +7,31 @@ from uuid import uuid4
 import pytest
 from slackwater.errors import Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.pipeline.kafka.rejects import DeadLetter, send_rejects
 
 from tests.pipeline.publish.reader import committed
 
-pytestmark = pytest.mark.kafka
-
 LETTER = DeadLetter("orders", 2, 17, b"k", b"ten", (("trace", b"1"),), "ValueError", "no number", "Traceback")
 
 
-def test_letters_are_on_their_topic_with_why(kafka: EmbeddedKafka) -> None:
-    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"dead-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1})
-    send_rejects(properties, topic, [LETTER, replace(LETTER, key=None, value=None)], patience_s=30)
-    first, second = committed(kafka.bootstrap, topic)
+def test_letters_are_on_their_topic_with_why(any_kafka: Kafka) -> None:
+    brokers, topic = any_kafka, f"dead-{uuid4().hex[:8]}"
+    brokers.create_topics({topic: 1})
+    send_rejects(brokers, topic, [LETTER, replace(LETTER, key=None, value=None)], patience_s=30)
+    first, second = committed(brokers, topic)
     assert (first.key(), first.value(), first.headers()) == (b"k", b"ten", LETTER.headers_of())
     assert (second.key(), second.value()) == (None, None)
 
 
+@pytest.mark.kafka
 def test_a_topic_that_takes_no_more_is_named_and_the_next_letters_are_not_held_up(kafka: EmbeddedKafka) -> None:
-    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"dead-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1}, config={"max.message.bytes": "1000"})
+    brokers, topic = open_kafka(kafka.bootstrap), f"dead-{uuid4().hex[:8]}"
+    brokers.create_topics({topic: 1}, config={"max.message.bytes": "1000"})
     large = replace(LETTER, value=os.urandom(5_000))  # nothing makes these smaller
     with pytest.raises(Refused, match=f"the topic of rejected records '{topic}' takes none") as refused:
-        send_rejects(properties, topic, [large], patience_s=30)
+        send_rejects(brokers, topic, [large], patience_s=30)
     assert "nothing is lost: make room there, or name another topic" in refused.value.hint
-    send_rejects(properties, topic, [LETTER], patience_s=30)
-    assert [message.value() for message in committed(kafka.bootstrap, topic)] == [b"ten"]
+    send_rejects(brokers, topic, [LETTER], patience_s=30)
+    assert [message.value() for message in committed(brokers, topic)] == [b"ten"]

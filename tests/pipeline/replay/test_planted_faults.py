@@ -78,7 +78,7 @@ class History:
             places = np.sort(self.random.choice(count, len(made), replace=len(made) > count))
             for place, each in zip(places.tolist(), made, strict=True):
                 entries[place].append(each)
-        producer = Producer(self.ledger.kafka)
+        producer = Producer(self.ledger.kafka.properties)
         for others in entries:
             amount = int(self.random.integers(-100, 100))
             for entry, fault in [

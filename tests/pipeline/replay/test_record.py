@@ -27,7 +27,7 @@ BRANCHES = "SELECT branch FROM branches WHERE total > 1000000"
 
 def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) -> str:
     """Send one record with a header, and tell its address."""
-    producer = Producer(ledger.kafka)
+    producer = Producer(ledger.kafka.properties)
     places: list[str] = []
     entry = {"seq": ledger.sent, "account": account, "branch": branch, "amount": amount}
     producer.produce(

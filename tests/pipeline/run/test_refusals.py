@@ -7,23 +7,21 @@ from uuid import uuid4
 
 import pytest
 import slackwater as sw
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Claimer
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Kafka, Record
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import create_app, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("no_spark")]
+pytestmark = pytest.mark.usefixtures("no_spark")
 
 ROWS = StructType([StructField("account", StringType()), StructField("amount", LongType())])
 TABLE = Table((Column("account", "string"),), (Column("n", "int64"),), 2, sw.aggregate(n=sw.count()).stored)
@@ -37,7 +35,7 @@ def same(rows: DataFrame) -> DataFrame:
 class Shop:
     """An app of two stages, `entries` and `accounts`, of which nothing ran yet."""
 
-    kafka: dict[str, str]
+    kafka: Kafka
     store: LocalStore
     name: str
 
@@ -60,10 +58,7 @@ class Shop:
 
     def begin(self) -> None:
         """Have the program claimed once, with ten records read."""
-        producer = Producer(self.kafka)
-        for number in range(10):
-            producer.produce(self.topic, str(number).encode(), partition=0)
-        assert producer.flush(30) == 0
+        self.kafka.send(self.topic, [Record(str(number).encode(), 0) for number in range(10)], patience_s=30)
         ensure_app(self.store, AppInfo(self.name, 1))
         app = self.program()
         claimer = Claimer(self.store, self.kafka, app, {}, "w", "test", accept_loss=False)
@@ -73,26 +68,28 @@ class Shop:
 
     def left(self) -> tuple[list[str], dict[str, int]]:
         """All there is: objects in the store, topics in Kafka."""
-        known = topics.partition_counts(self.kafka)
+        known = self.kafka.partition_counts()
         return [info.key for info in self.store.list("")], {n: known[n] for n in known if self.name in n}
 
     def refused(self, app: sw.App, error: type[SlackwaterError], said: str, **options: object) -> None:
         """Run the program: it is refused before Spark starts, and leaves nothing."""
         before = self.left()
         with pytest.raises(error, match=said) as refused:
-            run(app, Options(store=self.store.url, kafka=self.kafka, patience_s=10, **options), print)  # type: ignore[arg-type]
+            run(app, Options(store=self.store.url, kafka=self.kafka.properties, patience_s=10, **options), print)  # type: ignore[arg-type]
         assert len(refused.value.message.splitlines()) == 1
         assert self.left() == before
         assert SparkContext._active_spark_context is None
 
 
 @pytest.fixture
-def shop(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     # Where there is no Java, Spark cannot start unnoticed.
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    made = Shop({"bootstrap.servers": kafka.bootstrap}, LocalStore(tmp_path / "store"), f"a{uuid4().hex[:8]}")
-    topics.create_topics(made.kafka, {made.topic: 1})
+    real = request.node.get_closest_marker("kafka") is not None
+    kafka = open_kafka(request.getfixturevalue("broker") if real else f"memory://{uuid4().hex}")
+    made = Shop(kafka, LocalStore(tmp_path / "store"), f"a{uuid4().hex[:8]}")
+    made.kafka.create_topics({made.topic: 1})
     return made
 
 
@@ -126,7 +123,9 @@ CASES: list[tuple[str, Callable[[Shop], sw.App], dict[str, object], type[Slackwa
 
 
 @pytest.mark.parametrize(
-    ("program", "options", "error", "said"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+    ("program", "options", "error", "said"),
+    # How many partitions are too many only a broker knows.
+    [pytest.param(*case[1:], id=case[0], marks=[pytest.mark.kafka] * ("broker" in case[0])) for case in CASES],
 )
 def test_a_first_run_that_is_refused_leaves_no_app_and_no_topic(
     shop: Shop,
@@ -142,7 +141,7 @@ def test_a_first_run_that_is_refused_leaves_no_app_and_no_topic(
 def test_a_changed_program_is_refused_without_spark_and_leaves_no_topic_of_its_new_stages(shop: Shop) -> None:
     shop.begin()
     other = f"other-{shop.name}"
-    topics.create_topics(shop.kafka, {other: 1})
+    shop.kafka.create_topics({other: 1})
     for changes, said in (
         ({"key": "branch"}, r"its key columns are \(branch\), but the stored state has \(account\)"),
         ({"state": sw.aggregate(n=sw.count("x"))}, r"state is aggregate\(n=count\(x\)\), but was stored as"),
@@ -166,9 +165,7 @@ def _with_new_output(app: sw.App) -> sw.App:
 def test_offsets_that_are_gone_are_told_without_spark(shop: Shop) -> None:
     shop.begin()
     # The claim is of the beginning: what it has yet to read is deleted.
-    doomed = TopicPartition(shop.topic, 0, 7)
-    admin = AdminClient(shop.kafka)
-    admin.delete_records([doomed])[doomed].result()
+    shop.kafka.delete_records(shop.topic, 7)
     shop.refused(_with_new_output(shop.program()), Refused, rf"{shop.topic}\[0\] 0\.\.7")
 
 

@@ -1,17 +1,17 @@
-"""Batches of a user's topic, against the cluster that librdkafka brings for tests: a broker in this process."""
+"""Batches of a user's topic."""
 
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer
 from slackwater.errors import Unavailable
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.patience import Patience
+from slackwater.pipeline.kafka.protocol import Kafka, Record
 from slackwater.pipeline.source.planner import Pace, Position, TopicPlanner
 
 START = Position("t", (0, 0, 0, 0))
-"""Topics have four partitions there."""
 
 
 class Clock:
@@ -26,22 +26,19 @@ class Clock:
 class Topic:
     """A topic, and planners of it."""
 
-    def __init__(self) -> None:
-        self.producer = Producer({"bootstrap.servers": "ignored:1", "test.mock.num.brokers": 1, "log_level": 0})
-        (broker,) = self.producer.list_topics(timeout=30).brokers.values()
-        self.servers = {"bootstrap.servers": f"{broker.host}:{broker.port}"}
+    def __init__(self, kafka: Kafka) -> None:
+        self.kafka = kafka
+        kafka.create_topics({"t": 4})
         self.asked: list[str] = []
 
     def send(self, *partitions: int) -> None:
-        for partition in partitions:
-            self.producer.produce("t", b"a record", partition=partition)
-        assert self.producer.flush(30) == 0
+        self.kafka.send("t", [Record(b"a record", partition) for partition in partitions], patience_s=30)
 
     def planner(
         self, pace: Pace | None = None, *, max_records: int | None = None, handled: tuple[str, ...] = ()
     ) -> TopicPlanner:
         return TopicPlanner(
-            self.servers,
+            self.kafka,
             "t",
             pace=pace or Pace(0),
             max_records=max_records,
@@ -52,11 +49,10 @@ class Topic:
 
 
 @pytest.fixture
-def topic() -> Iterator[Topic]:
-    topic = Topic()
+def topic(memory_kafka: MemoryKafka) -> Topic:
+    topic = Topic(memory_kafka)
     topic.send(0, 0, 1, 3)
-    yield topic
-    topic.producer.flush(1)
+    return topic
 
 
 def until(planner: TopicPlanner, start: Position, expected: Position) -> None:
@@ -139,7 +135,13 @@ def test_a_broker_that_is_away_for_too_long_is_told() -> None:
         nobody.bind(("127.0.0.1", 0))
         servers = {"bootstrap.servers": f"127.0.0.1:{nobody.getsockname()[1]}"}
         planner = TopicPlanner(
-            servers, "t", pace=Pace(0), max_records=None, patience=Patience("Kafka", 0.1), requests=tuple, handled=set()
+            open_kafka(servers),
+            "t",
+            pace=Pace(0),
+            max_records=None,
+            patience=Patience("Kafka", 0.1),
+            requests=tuple,
+            handled=set(),
         )
         assert planner.latest(START) == START, "it is waited for"
         expected = f"^Kafka has not answered for .* s \\(Kafka at {servers['bootstrap.servers']} does not answer"

@@ -11,15 +11,24 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from slackwater.pipeline.api.update import parse_ddl
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, SourceOptions
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.readers import TopicReader
 from slackwater.pipeline.source.wake import Needed
 from slackwater.pipeline.spark.plans import first_column, needed_columns, plan_of
 
+KINDS = {
+    "binary": BinaryType(),
+    "string": StringType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "timestamp": TimestampType(),
+}
+COLUMNS = StructType([StructField(name, KINDS[kind]) for name, kind in map(str.split, TOPIC_SCHEMA.split(", "))])
+"""`TOPIC_SCHEMA`, without Spark."""
 ALL = frozenset(column.split()[0] for column in TOPIC_SCHEMA.split(", "))
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ROWS = [(b"k%d" % n, b'{"n": %d}' % n, "t", n % 3, n, NOON, 0) for n in range(9)]
@@ -95,17 +104,16 @@ def test_each_of_two_streams_has_its_own_and_of_one_that_is_used_twice_both_uses
     assert all(columns in ({"key"}, {"value"}, {"key", "value"}) for columns in known.values())
 
 
-@pytest.mark.kafka
-def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"needed-{uuid4().hex[:8]}"
-    topics.create_topics(properties, {topic: 1})
-    records.send(properties, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
+def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
+    topic = f"needed-{uuid4().hex[:8]}"
+    memory_kafka.create_topics({topic: 1})
+    send(memory_kafka, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
     told = Needed(tmp_path / "needed")
-    schema = to_arrow_schema(parse_ddl(TOPIC_SCHEMA), timezone="UTC")
+    schema = to_arrow_schema(COLUMNS, timezone="UTC")
 
     def read() -> pa.Table:
         options = SourceOptions(input="orders", topic=topic, needed=str(told.path), patience_s=30)
-        reader = TopicReader(options, parse_ddl(TOPIC_SCHEMA), Private(properties))
+        reader = TopicReader(options, COLUMNS, Private(memory_kafka.properties))
         (part,) = reader.partitions(Position("orders", (0,)).json(), Position("orders", (2,)).json())
         return pa.Table.from_batches(reader._read(part, schema), schema)  # type: ignore[arg-type]
 

@@ -1,0 +1,259 @@
+"""Kafka in memory: for tests and for trying things; what a cluster promises, for one process.
+
+Not as on a cluster: nobody is refused for want of a right, retention takes nothing by itself, records may be of any
+size, and a transaction may be open for any time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from threading import Lock
+from time import time_ns
+from zlib import crc32
+
+from ...errors import Gone, NotFound, Refused
+from .patience import patience_with
+from .protocol import (
+    Aborted,
+    Fenced,
+    Headers,
+    NotTaken,
+    Offsets,
+    Properties,
+    Record,
+    TransactionSettings,
+    gone_error,
+    topic_gone,
+)
+
+_CHUNK = 10_000
+_LOOK_S = 0.01
+_CREATE_TIME = 1
+
+
+class _Message:
+    """A record at its place."""
+
+    __slots__ = ("_at", "_record", "_time_ms")
+
+    def __init__(self, topic: str, partition: int, offset: int, record: Record) -> None:
+        self._at = (topic, partition, offset)
+        self._record = record
+        self._time_ms = time_ns() // 1_000_000 if record.time_ms is None else record.time_ms
+
+    def topic(self) -> str:
+        return self._at[0]
+
+    def partition(self) -> int:
+        return self._at[1]
+
+    def offset(self) -> int:
+        return self._at[2]
+
+    def key(self) -> bytes | None:
+        return self._record.key
+
+    def value(self) -> bytes | None:
+        return self._record.value
+
+    def headers(self) -> Headers | None:
+        return list(self._record.headers) or None
+
+    def timestamp(self) -> tuple[int, int]:
+        return _CREATE_TIME, self._time_ms
+
+
+class _Partition:
+    """The log of one partition: a list of what was appended, of which the first `start` are gone."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.log: list[_Message | None] = []
+        """None is the mark of a transaction's end, which nobody reads."""
+
+
+class MemoryKafka:
+    """Topics and groups of this process, gone with it. Safe to use from many threads."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.groups: dict[str, dict[tuple[str, int], tuple[int, str]]] = {}
+        """What groups have committed: offset and text, by topic and partition."""
+        self._topics: dict[str, list[_Partition]] = {}
+        self._producers: dict[str, object] = {}
+        """Who may write, by transactional id."""
+        self._lock = Lock()
+
+    @staticmethod
+    @cache
+    def named(address: str) -> MemoryKafka:
+        """The one at this address: `memory://` and a name, empty when it is first asked for."""
+        return MemoryKafka(address)
+
+    @property
+    def properties(self) -> Properties:
+        return {"bootstrap.servers": self.address}
+
+    @property
+    def name(self) -> str:
+        return f"Kafka at {self.address}"
+
+    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
+        with self._lock:
+            return {name: len(partitions) for name, partitions in self._topics.items()}
+
+    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        partitions = self._partitions(topic)
+        with self._lock:
+            return tuple(each.start for each in partitions), tuple(len(each.log) for each in partitions)
+
+    def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
+        return tuple(
+            next((one.offset() for one in each.log[each.start :] if one and one.timestamp()[1] >= at), -1)
+            for at, each in zip(times_ms, self._partitions(topic), strict=True)
+        )
+
+    def create_topics(
+        self,
+        partitions: Mapping[str, int],
+        *,
+        only_ask: bool = False,
+        timeout_s: float = 30,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        with self._lock:
+            for name, count in partitions.items() if not only_ask else ():
+                self._topics.setdefault(name, [_Partition() for _ in range(count)])
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Give a topic more partitions, up to `count`."""
+        partitions = self._partitions(topic)
+        with self._lock:
+            partitions += [_Partition() for _ in range(count - len(partitions))]
+
+    def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
+        with self._lock:
+            for name in names:
+                self._topics.pop(name, None)
+        return ()
+
+    def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
+        for each in self._topics.get(topic, ())[partition : partition + 1]:
+            with self._lock:
+                if each.start < offset <= len(each.log):
+                    each.start = offset
+
+    def not_writable(self, topic: str) -> Refused | None:
+        return None
+
+    def read(
+        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+    ) -> Iterator[Sequence[_Message]]:
+        at, patience = start, patience_with(self, patience_s)
+        while at < end:
+            try:
+                place = self._topics[topic][partition]
+            except (KeyError, IndexError):
+                raise Refused(f"{topic}[{partition}] cannot be read: there is no such partition") from None
+            with self._lock:
+                first, last = place.start, len(place.log)
+                found = place.log[max(at, first) : min(end, max(at, first) + _CHUNK)]
+            if at < first or at > last:
+                error = gone_error(topic, partition, at, first, end)
+                if gone is None or at > last:
+                    raise error
+                gone.append(error)
+            at = max(at, first) + len(found)
+            if messages := [message for message in found if message is not None]:
+                yield messages
+            elif at < end and not found:
+                patience.waited()
+                time.sleep(_LOOK_S)
+
+    def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
+        with self._lock:
+            try:
+                return self._append(topic, records)
+            except (KeyError, IndexError):
+                raise NotTaken(self.name, topic, "there is no such topic or partition", passing=False) from None
+
+    def transactions(self, settings: TransactionSettings) -> MemoryTransactions:
+        return MemoryTransactions(self, settings)
+
+    def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
+        with self._lock:
+            for topic, offsets in positions.items():
+                places = {(topic, partition): (offset, "") for partition, offset in enumerate(offsets)}
+                self.groups.setdefault(group, {}).update(places)
+
+    def delete_groups(self, groups: Collection[str]) -> None:
+        with self._lock:
+            for group in groups:
+                self.groups.pop(group, None)
+
+    def _partitions(self, topic: str) -> list[_Partition]:
+        try:
+            return self._topics[topic]
+        except KeyError:
+            raise NotFound("Kafka topic", topic, self._topics) from None
+
+    def _append(self, topic: str, records: Iterable[Record], *, marked: bool = False) -> dict[int, int]:
+        """Append records while the lock is held; with `marked`, a transaction's mark behind them."""
+        partitions, ends = self._topics[topic], dict[int, int]()
+        for record in records:
+            number = record.partition
+            if number is None:
+                number = crc32(record.key or b"") % len(partitions)
+            log = partitions[number].log
+            log.append(_Message(topic, number, len(log), record))
+            ends[number] = len(log)
+        for number in ends if marked else ():
+            partitions[number].log.append(None)
+        return ends
+
+
+class MemoryTransactions:
+    """See the Protocol. What is written lies here until it is committed."""
+
+    def __init__(self, kafka: MemoryKafka, settings: TransactionSettings) -> None:
+        self._kafka, self._id, self._topic = kafka, settings.transactional_id, settings.topic
+        self._group, self._place = settings.group, (settings.source, 0)
+        self._turn: object | None = None
+        self._written: list[Record] = []
+
+    def open(self) -> tuple[int, str] | None:
+        with self._kafka._lock:
+            self._turn = self._kafka._producers[self._id] = object()
+            self._written = []
+            return self._kafka.groups.get(self._group, {}).get(self._place)
+
+    def begin(self) -> None:
+        self._check()
+        self._written = []
+
+    def add(
+        self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
+    ) -> None:
+        self._check()
+        for key, value, named in zip(keys, values, headers or [()] * len(keys), strict=True):
+            self._written.append(Record(value, None, key, named))
+
+    def commit(self, offset: int, text: str) -> None:
+        with self._kafka._lock:
+            self._check()
+            if self._topic not in self._kafka._topics:
+                raise topic_gone(self._kafka.name, self._topic)
+            self._kafka._append(self._topic, self._written, marked=True)
+            self._kafka.groups.setdefault(self._group, {})[self._place] = (offset, text)
+            self._written = []
+
+    def close(self) -> None:
+        self._turn = None
+
+    def _check(self) -> None:
+        if self._turn is None:
+            raise Aborted("it is not open")
+        if self._kafka._producers[self._id] is not self._turn:
+            raise Fenced("another producer has this transactional id")

@@ -1,0 +1,71 @@
+"""Opening Kafka by its address, waiting until it answers, and where topics end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from ...errors import NotFound, SlackwaterError, Unavailable
+from .patience import patience_with
+from .protocol import Kafka, Offsets
+
+
+def open_kafka(at: str | Mapping[str, str]) -> Kafka:
+    """Kafka at `host:port`, or as librdkafka's client properties say; or, for tests, `memory://NAME` in this process.
+
+    No request is made: see `wait_for`.
+    """
+    properties = {"bootstrap.servers": at} if isinstance(at, str) else at
+    if properties["bootstrap.servers"].startswith("memory://"):
+        from .memory import MemoryKafka
+
+        return MemoryKafka.named(properties["bootstrap.servers"])
+    # Who asks nothing need not wait until librdkafka is loaded.
+    from .librdkafka import LibrdKafka
+
+    return LibrdKafka(properties)
+
+
+def wait_for(kafka: Kafka, patience_s: float) -> None:
+    """Return once the broker answers. Raises `Unavailable` after `patience_s`."""
+    patience = patience_with(kafka, patience_s)
+    while True:
+        try:
+            kafka.partition_counts(timeout_s=2)
+        except Unavailable as error:
+            patience.waited(error.message)
+            time.sleep(0.2)
+        else:
+            patience.answered()
+            return
+
+
+def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets | None:
+    """End offset of each partition, or None when there is no such topic. Raises `Refused` and `Unavailable`."""
+    try:
+        return kafka.offsets(topic, timeout_s=timeout_s)[1]
+    except NotFound:
+        return None
+
+
+class EndOffsets:
+    """Where topics end, each asked for once; after Kafka's first silence no more, as each question takes seconds.
+
+    Attributes:
+        silence: Why nothing more is known; empty while Kafka answers.
+    """
+
+    def __init__(self, kafka: Kafka, *, timeout_s: float) -> None:
+        self.silence = ""
+        self._kafka = kafka
+        self._timeout_s = timeout_s
+        self._known: dict[str, Offsets | None] = {}
+
+    def __call__(self, topic: str) -> Offsets | None:
+        """End offset of each partition; None when it is not known, or there is no such topic."""
+        if topic not in self._known and not self.silence:
+            try:
+                self._known[topic] = end_offsets(self._kafka, topic, timeout_s=self._timeout_s)
+            except SlackwaterError as error:
+                self.silence = error.message
+        return self._known.get(topic)

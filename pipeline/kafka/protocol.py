@@ -1,0 +1,223 @@
+"""The one narrow seam to Kafka: topics and their offsets, reading, sending, transactions, groups' offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ...errors import Gone, Refused, Unavailable
+
+Properties = Mapping[str, str]
+"""What Kafka is opened by (`open_kafka`): librdkafka's client properties, `bootstrap.servers` at least."""
+Headers = Sequence[tuple[str, bytes | None]]
+Offsets = tuple[int, ...]
+"""One for each partition of a topic."""
+
+HEADER = "slackwater"
+"""The header of what is ours."""
+
+
+class Record(NamedTuple):
+    """What is sent. Without a partition it goes where its key says, without a time it is of now."""
+
+    value: bytes | None
+    partition: int | None = None
+    key: bytes | None = None
+    headers: Headers = ()
+    time_ms: int | None = None
+
+
+class Message(Protocol):
+    """A record as it is read; the methods of confluent-kafka's."""
+
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> Headers | None: ...
+    def timestamp(self) -> tuple[int, int]:
+        """Librdkafka's number of its kind, one more than Kafka's (1 is CreateTime), and ms since 1970."""
+        ...
+
+
+class NotTaken(Unavailable):
+    """The brokers did not take records that were sent: why, and whether that may pass."""
+
+    def __init__(self, kafka: str, topic: str, why: str, *, passing: bool) -> None:
+        super().__init__(f"{kafka} did not take messages for {topic!r}: {why}")
+        self.why = why
+        self.passing = passing
+
+
+class Fenced(Exception):
+    """Another producer with the same transactional id began, or the broker gave the transaction up."""
+
+
+class Aborted(Exception):
+    """Something of the transaction failed; whether it counts is known when its id is taken over again."""
+
+
+class TransactionSettings(NamedTuple):
+    """Who publishes what, for `Kafka.transactions`."""
+
+    transactional_id: str
+    """Of which one producer at a time may write."""
+    group: str
+    """The consumer group that has the place, as the offset of partition 0 of `source`."""
+    source: str
+    """The topic of the place."""
+    topic: str
+    """Where records go."""
+    patience_s: float
+    """How long a message may wait for its broker."""
+    timeout_s: int = 60
+    """The broker gives up a transaction that is open for longer, and whoever began it is overtaken."""
+
+
+class Transactions(Protocol):
+    """A producer in transactions, each of which commits records of one topic together with a place, an offset.
+
+    Its methods raise `Refused` where Kafka never will do it, and `Aborted` where it does not now.
+    """
+
+    def open(self) -> tuple[int, str] | None:
+        """Fence whoever wrote with this id, see that what it began counts or not, and say where that was.
+
+        Returns:
+            The offset that was committed last and the text with it, or None where there is none.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Begin a transaction. Raises `Fenced`."""
+        ...
+
+    def add(
+        self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
+    ) -> None:
+        """Write records, for nobody to read yet. Raises `Fenced`."""
+        ...
+
+    def commit(self, offset: int, text: str) -> None:
+        """Make what was written readable, together with the place. Raises `Fenced`."""
+        ...
+
+    def close(self) -> None:
+        """Leave what is open to whoever takes the id over; readers wait until then."""
+        ...
+
+
+class Kafka(Protocol):
+    """Kafka, opened by its address and settings. What is opened stays in its process; others open it by `properties`.
+
+    Methods raise `Unavailable` when the brokers did not answer in time, and `Refused` where they do not allow it.
+    """
+
+    @property
+    def properties(self) -> Properties:
+        """What `open_kafka` makes this of. They may hold secrets."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """How messages name the brokers: `Kafka at host:port`."""
+        ...
+
+    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
+        """Number of partitions by name of topic."""
+        ...
+
+    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        """Earliest and end offset of each partition, the end as a committed reader sees it. Raises `NotFound`."""
+        ...
+
+    def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
+        """Of each partition the offset of its first record that is as late as its time, in ms since 1970, or later.
+
+        -1 where there is none.
+        """
+        ...
+
+    def create_topics(
+        self,
+        partitions: Mapping[str, int],
+        *,
+        only_ask: bool = False,
+        timeout_s: float = 30,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make those of these topics that there are not, with so many partitions; the others stay as they are.
+
+        With `only_ask`, the broker says whether it would, and makes none. `config` are properties of the topics.
+        """
+        ...
+
+    def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Remove topics that are there; returns those that Kafka does not let us remove."""
+        ...
+
+    def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
+        """Delete what a partition has before an offset; where Kafka does not let us, or is away, it stays."""
+        ...
+
+    def not_writable(self, topic: str) -> Refused | None:
+        """Why we may not write to a topic; None where we may, or the broker does not say."""
+        ...
+
+    def read(
+        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+    ) -> Iterator[Sequence[Message]]:
+        """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
+
+        Where the first of them are gone, the rest is read if there is a list `gone`, to which the error is added: what
+        is gone may be what failed attempts left, or markers, which nobody misses.
+
+        Raises:
+            Gone: The offsets are no longer there.
+            Refused: They cannot be read, or we may not read them.
+            Unavailable: The broker has been away, or has had nothing there, for longer than `patience_s`.
+        """
+        ...
+
+    def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
+        """Write records, durably and in order, outside of transactions.
+
+        Returns:
+            The next offset after the last record written, by partition.
+
+        Raises:
+            Refused: We may not write there.
+            NotTaken: The broker did not take all of them within `patience_s`, or takes one of them never.
+            Unavailable: It has been away for longer than `patience_s`.
+        """
+        ...
+
+    def transactions(self, settings: TransactionSettings) -> Transactions:
+        """Transactions of which nothing is begun."""
+        ...
+
+    def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
+        """Set the offsets of a consumer group, by topic. Where Kafka does not let us, or is away, nothing happens."""
+        ...
+
+    def delete_groups(self, groups: Sequence[str]) -> None:
+        """Remove consumer groups that are there and that Kafka lets us remove."""
+        ...
+
+
+def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gone:
+    """The error for a range from `at` to `end` of which Kafka has nothing before `first`."""
+    last = (min(first, end) if first > at else end) - 1
+    return Gone(
+        f"offsets {at} to {last} of {topic}[{partition}] are gone from Kafka",
+        hint="choose a moment whose records Kafka still has, or a snapshot, which keeps those in flight",
+    )
+
+
+def topic_gone(kafka: str, topic: str) -> Refused:
+    """The error for records that are published to a topic that was there."""
+    return Refused(
+        f"{kafka} does not take records for {topic!r}: there is no such topic any more",
+        hint="make it again; nothing is lost",
+    )

@@ -1,0 +1,208 @@
+"""What each Kafka must do, in memory and on the real broker."""
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from uuid import uuid4
+
+import pytest
+from slackwater.errors import Gone, NotFound, Refused, Unavailable
+from slackwater.pipeline.kafka.open import end_offsets, wait_for
+from slackwater.pipeline.kafka.protocol import (
+    Aborted,
+    Fenced,
+    Kafka,
+    Message,
+    NotTaken,
+    Record,
+    Transactions,
+    TransactionSettings,
+)
+
+from tests.support.running import eventually
+
+
+@pytest.fixture
+def kafka(any_kafka: Kafka) -> Kafka:
+    return any_kafka
+
+
+@pytest.fixture
+def topic(kafka: Kafka) -> str:
+    """A topic of two partitions."""
+    name = f"t-{uuid4().hex[:8]}"
+    kafka.create_topics({name: 2})
+    return name
+
+
+def read(kafka: Kafka, topic: str, partition: int, start: int = 0, end: int | None = None) -> list[Message]:
+    end = kafka.offsets(topic)[1][partition] if end is None else end
+    return [one for chunk in kafka.read(topic, partition, start, end, patience_s=30) for one in chunk]
+
+
+def values(kafka: Kafka, topic: str, partition: int) -> list[bytes | None]:
+    return [one.value() for one in read(kafka, topic, partition)]
+
+
+def numbered(*numbers: int, partition: int = 0) -> Iterator[Record]:
+    return (Record(b"%d" % number, partition) for number in numbers)
+
+
+def test_a_topic_is_there_with_its_partitions_once_it_was_made_and_not_made_twice(kafka: Kafka, topic: str) -> None:
+    wait_for(kafka, 10)
+    assert kafka.partition_counts()[topic] == 2
+    assert kafka.offsets(topic) == ((0, 0), (0, 0))
+    kafka.create_topics({topic: 5, f"{topic}-other": 1}, only_ask=True)
+    assert f"{topic}-other" not in kafka.partition_counts()
+    kafka.create_topics({topic: 5, f"{topic}-other": 1})
+    assert (kafka.partition_counts()[topic], kafka.partition_counts()[f"{topic}-other"]) == (2, 1)
+    assert kafka.not_writable(topic) is None
+
+
+def test_a_topic_that_is_not_there_is_not_found_and_cannot_be_read_or_written(kafka: Kafka) -> None:
+    with pytest.raises(NotFound, match="no Kafka topic named 'nowhere'"):
+        kafka.offsets("nowhere")
+    assert end_offsets(kafka, "nowhere") is None
+    with pytest.raises((Refused, Unavailable)):
+        list(kafka.read("nowhere", 0, 0, 1, patience_s=0.5))
+    with pytest.raises(NotTaken, match="did not take messages for 'nowhere'") as refused:
+        kafka.send("nowhere", numbered(1), patience_s=5)
+    assert kafka.name in refused.value.message
+    assert kafka.delete_topics(["nowhere"]) == ()
+
+
+def test_a_topic_that_was_deleted_is_gone_and_made_again_it_is_empty(kafka: Kafka, topic: str) -> None:
+    kafka.send(topic, numbered(1, 2), patience_s=30)
+    assert kafka.delete_topics([topic]) == ()
+    eventually(lambda: topic not in kafka.partition_counts(), "it is gone")
+    kafka.create_topics({topic: 1})
+    assert kafka.offsets(topic) == ((0,), (0,))
+
+
+def test_what_was_sent_is_read_as_it_was_from_its_offset_on(kafka: Kafka, topic: str) -> None:
+    headers = [("a", b"1"), ("a", None), ("b", b"")]
+    ends = kafka.send(topic, [Record(b"v", 1, b"k", headers, 1_234), *numbered(1, 2, partition=1)], patience_s=30)
+    assert ends == {1: 3}
+    assert kafka.offsets(topic) == ((0, 0), (0, 3))
+    first, *others = read(kafka, topic, 1)
+    assert (first.topic(), first.partition(), first.offset()) == (topic, 1, 0)
+    assert (first.key(), first.value(), first.headers(), first.timestamp()) == (b"k", b"v", headers, (1, 1_234))
+    assert [(one.key(), one.value(), one.headers()) for one in others] == [(None, b"1", None), (None, b"2", None)]
+    assert [one.offset() for one in read(kafka, topic, 1, 1, 2)] == [1]
+    assert read(kafka, topic, 1, 2, 2) == []
+
+
+def test_a_record_without_a_value_is_read_as_such_and_one_key_goes_to_one_partition(kafka: Kafka, topic: str) -> None:
+    ends = kafka.send(topic, [Record(None, key=b"k")] * 4, patience_s=30)
+    ((partition, end),) = ends.items()
+    assert end == 4
+    assert values(kafka, topic, partition) == [None] * 4
+
+
+def test_a_time_is_where_the_first_record_as_late_is(kafka: Kafka, topic: str) -> None:
+    kafka.send(topic, [Record(b"x", 0, time_ms=at) for at in (1_000, 3_000, 2_000)], patience_s=30)
+    assert kafka.offsets_since(topic, (0, 0)) == (0, -1)
+    assert kafka.offsets_since(topic, (1_001, 1)) == (1, -1)
+    assert kafka.offsets_since(topic, (3_001, 1)) == (-1, -1)
+
+
+def test_a_range_whose_beginning_is_gone_is_refused_unless_that_is_allowed_for(kafka: Kafka, topic: str) -> None:
+    kafka.send(topic, numbered(*range(6)), patience_s=30)
+    kafka.delete_records(topic, 4)
+    eventually(lambda: kafka.offsets(topic) == ((4, 0), (6, 0)), "they are deleted")
+    with pytest.raises(Gone, match=rf"offsets 1 to 3 of {topic}\[0\] are gone from Kafka"):
+        read(kafka, topic, 0, 1)
+    with pytest.raises(Gone, match="offsets 1 to 1 of"):
+        read(kafka, topic, 0, 1, 2)
+    gone: list[Gone] = []
+    found = [one.offset() for chunk in kafka.read(topic, 0, 1, 6, patience_s=30, gone=gone) for one in chunk]
+    assert (found, len(gone)) == ([4, 5], 1)
+    assert [one.offset() for one in read(kafka, topic, 0, 4)] == [4, 5]
+    kafka.delete_records("nowhere", 1)
+
+
+def opened(kafka: Kafka, topic: str) -> tuple[Transactions, tuple[int, str] | None]:
+    """A producer that is open, once the broker has coordinators, and where it was."""
+    made = kafka.transactions(TransactionSettings(topic, f"group-{topic}", f"{topic}-source", topic, 30))
+    found: list[tuple[int, str] | None] = []
+
+    def answers() -> bool:
+        with suppress(Aborted):
+            found.append(made.open())
+        return bool(found)
+
+    eventually(answers, "the broker answers")
+    return made, found[0]
+
+
+def published(kafka: Kafka, topic: str) -> list[bytes | None]:
+    return sorted((one for partition in (0, 1) for one in values(kafka, topic, partition)), key=str)
+
+
+@pytest.fixture
+def target(kafka: Kafka, topic: str) -> str:
+    """A topic to publish to; beside it is what the place is of."""
+    kafka.create_topics({f"{topic}-source": 1})
+    return topic
+
+
+def test_records_of_a_transaction_are_read_when_its_place_is_known_and_not_before(kafka: Kafka, target: str) -> None:
+    mine, at = opened(kafka, target)
+    with closing(mine):
+        assert at is None
+        mine.begin()
+        mine.add([b"k", b"k"], [b"1", None], [[("h", b"x")], []])
+        assert published(kafka, target) == []
+        mine.commit(7, "first")
+        eventually(lambda: len(published(kafka, target)) == 2, "they are there")
+        mine.begin()
+        mine.add([b"k"], [b"3"])
+        mine.commit(9, "second")
+        eventually(lambda: len(published(kafka, target)) == 3, "they are there")
+        (partition,) = (number for number in (0, 1) if values(kafka, target, number))
+        found = read(kafka, target, partition)
+        assert [(one.value(), one.headers()) for one in found] == [(b"1", [("h", b"x")]), (None, None), (b"3", None)]
+        # The mark of each transaction takes an offset, which readers pass over.
+        assert [one.offset() for one in found] == [0, 1, 3]
+        assert kafka.offsets(target)[1][partition] == 5
+    mine, at = opened(kafka, target)
+    with closing(mine):
+        assert at == (9, "second")
+
+
+def test_who_takes_the_id_over_ends_the_other_and_what_that_began_counts_for_nothing(kafka: Kafka, target: str) -> None:
+    old, _ = opened(kafka, target)
+    with closing(old):
+        old.begin()
+        old.add([b"k"], [b"old"])
+        new, at = opened(kafka, target)
+        with closing(new):
+            assert at is None
+            with pytest.raises(Fenced):
+                old.commit(1, "old")
+            new.begin()
+            new.add([b"k"], [b"new"])
+            new.commit(1, "new")
+            eventually(lambda: published(kafka, target) == [b"new"], "it is there")
+            assert new.open() == (1, "new")
+        with pytest.raises(Aborted):
+            new.begin()
+
+
+def test_a_transaction_without_records_moves_the_place_alone(kafka: Kafka, target: str) -> None:
+    mine, _ = opened(kafka, target)
+    with closing(mine):
+        mine.begin()
+        mine.commit(3, "x")
+        assert mine.open() == (3, "x")
+    assert published(kafka, target) == []
+
+
+def test_a_group_that_is_deleted_has_no_place_any_more_and_its_offsets_can_be_set(kafka: Kafka, target: str) -> None:
+    kafka.commit_offsets(f"group-{target}", {f"{target}-source": (4,)})
+    mine, at = opened(kafka, target)
+    mine.close()
+    assert at == (4, "")
+    kafka.delete_groups([f"group-{target}", "no-such-group"])
+    mine, at = opened(kafka, target)
+    mine.close()
+    assert at is None
