@@ -1,8 +1,13 @@
-"""How far event time has come: what tasks see of it in their rows, and what the next manifest says. Pure.
+"""How far event time has come: what tasks see of it in their rows, which rows are late, which fall due.
 
 A stage's watermark is the smallest of its inputs'. That of rows with `withWatermark` is the largest event time that was
 read, less the delay; that of another channel is the watermark of the upstream version that was read. None of them ever
 falls, and all are in the manifest: a restart, a clone and a replay go on from there.
+
+A row is late, as Spark has it for `groupBy(window)` and for joins, when its window had ended, or its own time had
+passed, by the watermark that the version before left. And version N + 1 lets those rows fall due whose time lies after
+what N says (`EventTime.due_ms`) and up to the watermark that N left; by the clock, up to the batch's own. So what is
+late and what falls due follows from versions alone.
 """
 
 from __future__ import annotations
@@ -12,13 +17,17 @@ from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from ..store.sst.expiry import event_ms
+from ..store.sst.ttl import BEFORE_ALL_MS
 from ..store.versions.limits import YEAR_1_MS
 from ..store.versions.manifest import EventTime, Input
+from .kinds.kind import DueBy
 from .multi_input import TAG
 
 AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
@@ -132,3 +141,92 @@ def after(
         return None
     known = before or EventTime()
     return EventTime(at_ms, ahead, known.ahead_total + ahead, late, known.late_total + late, bound_ms)
+
+
+def due_after(base: EventTime | None, by: DueBy, clock_ms: int | None) -> Due:
+    """What falls due with the batch after a version that says this; `clock_ms` is that of the batch."""
+    known = base or EventTime()
+    until_ms = later(known.due_ms, clock_ms if by == "clock" else known.watermark_ms)
+    pending = until_ms is not None and known.next_due_ms is not None and known.next_due_ms <= until_ms
+    return Due(known.due_ms, until_ms, pending)
+
+
+def with_due(
+    now: EventTime | None,
+    base: EventTime | None,
+    by: DueBy,
+    fell: Due,
+    next_due: Iterable[int | None],
+    behind_ms: int = 0,
+) -> EventTime:
+    """What a version says, from the rest of that.
+
+    Args:
+        now: The rest.
+        base: What the version before said.
+        by: What passes the time of rows.
+        fell: What fell due.
+        next_due: When rows fall due next, as each task found it.
+        behind_ms: How much earlier than the watermark the times may be of what is emitted.
+    """
+    known = now or EventTime()
+    times = [at for at in next_due if at is not None]
+    if not fell.pending and base is not None and base.next_due_ms is not None:
+        # Nobody looked at the table.
+        times.append(base.next_due_ms)
+    next_ms = min(times, default=None)
+    made = replace(known, due_ms=fell.until_ms, next_due_ms=next_ms, by_clock=by == "clock", behind_ms=behind_ms)
+    if by == "clock" or made.owed:
+        return made
+    # Nothing falls due up to the new watermark, so that is how far it has come already.
+    return replace(made, due_ms=later(fell.until_ms, made.watermark_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What falls due with a batch.
+
+    Attributes:
+        after_ms: Up to when rows have fallen due before; None for never.
+        until_ms: Up to when they do now; None where nobody knows yet how late it is.
+        pending: Whether a row may fall due in between.
+    """
+
+    after_ms: int | None
+    until_ms: int | None
+    pending: bool
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last millisecond in which rows fall due now; to be asked where `pending`."""
+        assert self.until_ms is not None  # noqa: S101  nothing is pending else
+        return BEFORE_ALL_MS if self.after_ms is None else self.after_ms + 1, self.until_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Which rows have no place in a table any more, or not yet.
+
+    Attributes:
+        columns: Those of the rows by which they are late: windows of time (structs of `start` and `end`), or times.
+        watermark_ms: What ends by then is over; None where no watermark is known yet.
+        bound_ms: What begins later is too far ahead of the clock.
+    """
+
+    columns: tuple[str, ...]
+    watermark_ms: int | None
+    bound_ms: int
+
+    def mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """bool[rows]: whether each is left out. Rows without a window or time are not."""
+        return np.asarray(np.logical_or.reduce([self._mask(rows[name]) for name in self.columns]))
+
+    def _mask(self, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+        spans = pa.types.is_struct(column.type)
+        start, end = (
+            (pc.struct_field(column, name) if spans else column).cast(pa.int64()) for name in ("start", "end")
+        )
+        out = pc.greater(start, self.bound_ms * 1000)
+        if self.watermark_ms is not None:
+            out = pc.or_(out, pc.less_equal(end, self.watermark_ms * 1000))
+        return np.asarray(pc.fill_null(out, False))

@@ -136,7 +136,7 @@ def run_state(
 def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
     """The rows and the marks, each state partition in one task; `alone`, all in one, in which the rows are already."""
     count = task.table.partitions
-    if task.falling is not None and task.falling.pending and task.ssts:
+    if task.due is not None and task.due.pending and task.ssts:
         hashed = _marked(hashed, task.ssts, count)
     if alone:
         return hashed.coalesce(1)

@@ -9,9 +9,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from ...fold import event_time as progress
-from ...fold.due import after
-from ...fold.event_time import Watermark
-from ...fold.falling import Falling
+from ...fold.event_time import Due, Watermark
 from ...fold.kinds.kind import DueBy
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
@@ -34,7 +32,7 @@ def next_manifest(
     timed: Collection[str] = (),
     bound_ms: int | None = None,
     due_by: DueBy | None = None,
-    falling: Falling | None = None,
+    due: Due | None = None,
     behind_ms: int = 0,
     clock_ms: int,
     now_ms: int,
@@ -55,7 +53,7 @@ def next_manifest(
         timed: The inputs that have one.
         bound_ms: Later event times were too far ahead of the clock for the tasks; None where there were none.
         due_by: What passes the time at which rows fall due; None for a table whose rows never do.
-        falling: Up to when they did, likewise.
+        due: Up to when they did, likewise.
         behind_ms: How much earlier than the watermark the times may be of what is emitted.
         clock_ms: By which the tasks looked keys up, in ms since 1970.
         now_ms: The wall clock, in ms since 1970.
@@ -76,9 +74,9 @@ def next_manifest(
     at_ms = progress.watermark_ms(inputs, timed, base.watermark_ms)
     late = sum(result.late for result in results)
     event_time = progress.after(base.event_time, at_ms, seen, late=late, bound_ms=bound_ms)
-    if due_by is not None and falling is not None:
+    if due_by is not None and due is not None:
         next_due = (result.next_due_ms for result in results)
-        event_time = after(event_time, base.event_time, due_by, falling, next_due, behind_ms)
+        event_time = progress.with_due(event_time, base.event_time, due_by, due, next_due, behind_ms)
     return replace(
         draft,
         inputs=inputs,

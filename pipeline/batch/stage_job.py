@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import instants
-from ...fold import due
-from ...fold.event_time import Times
-from ...fold.falling import Falling
-from ...fold.late import Lateness
+from ...fold.event_time import Due, Lateness, Times, due_after
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
 from ...store.read.cache import SstCache
@@ -35,17 +32,17 @@ class BatchTimes:
     Attributes:
         clock_ms: By which rows expire.
         bound_ms: Events that are later are too far ahead of the clock.
-        falling: Up to when rows fall due; None where none ever does.
+        due: Up to when rows fall due; None where none ever does.
     """
 
     clock_ms: int
     bound_ms: int
-    falling: Falling | None
+    due: Due | None
 
     @property
     def pending(self) -> bool:
         """Whether a row may fall due."""
-        return self.falling is not None and self.falling.pending
+        return self.due is not None and self.due.pending
 
 
 class StageJob:
@@ -78,18 +75,18 @@ class StageJob:
     def times(self, base: Manifest) -> BatchTimes:
         """Those of the batch after a version, now."""
         now_ms, by = instants.now_ms(), self._shape.due_by
-        falling = due.falling(base.event_time, by, now_ms) if by is not None else None
-        return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self._stage.event_time.ahead_ms, falling)
+        due = due_after(base.event_time, by, now_ms) if by is not None else None
+        return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self._stage.event_time.ahead_ms, due)
 
     def batch(self, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Batch:
         """A batch that is built on `base` and ends there on each input."""
-        nothing = dataclasses.replace(times.falling, pending=False) if times.falling is not None else None
-        checked = dataclasses.replace(times, falling=nothing)
+        nothing = dataclasses.replace(times.due, pending=False) if times.due is not None else None
+        checked = dataclasses.replace(times, due=nothing)
         return Batch(
             base,
             after,
             times.clock_ms,
-            times.falling.until_ms if times.falling is not None else None,
+            times.due.until_ms if times.due is not None else None,
             begin=lambda rows: self._compute(rows, base, times, expected=self._forecast.next),
             compute=lambda rows: self._compute(rows, base, times),
             check=lambda rows: self._compute(rows, base, checked, only_checks=True),
@@ -140,7 +137,7 @@ class StageJob:
             lateness=Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
             late_to=(target_of(late, base), shape.late) if late and not only_checks else None,
             times=seen,
-            falling=times.falling,
+            due=times.due,
         )
         # What is only checked need not be where its SSTs are.
         return run_state(rows, task, None if only_checks else self._homes, expected)

@@ -256,7 +256,7 @@ class StageRunner:
             timed=self._shape.timed,
             bound_ms=times.bound_ms if with_rows else None,
             due_by=self._shape.due_by,
-            falling=times.falling,
+            due=times.due,
             behind_ms=self._shape.behind_ms,
             clock_ms=times.clock_ms,
             now_ms=instants.now_ms(),

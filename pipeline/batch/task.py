@@ -19,20 +19,18 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
-from ...fold.event_time import Seen, Times
+from ...fold.event_time import Due, Lateness, Seen, Times
 from ...fold.failing import StateFailed, Told
-from ...fold.falling import Fallen, Falling, merge_falling
 from ...fold.kinds.kind import Bound
 from ...fold.kinds.per_key import num_partials, num_rows
-from ...fold.late import Lateness
-from ...fold.merge import Base, merge
 from ...fold.multi_input import apart
+from ...fold.step import Made, Step
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads, looked_up
-from ...store.sst import expiry, sorted_runs
-from ...store.sst import writer as sst
+from ...store.read.table_rows import TableRows
+from ...store.sst import sorted_runs, writer
 from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..api.sink import Encoding, Sink
@@ -209,8 +207,13 @@ class StateTask(Task):
     """Which rows are late; None where none can be."""
     late_to: tuple[Target, Mapping[str, str]] | None = None
     """Where these go, with which columns, each with its name there; None for nowhere."""
-    falling: Falling | None = None
+    due: Due | None = None
     """Up to when rows fall due; None for a table whose rows never do."""
+
+    @property
+    def step(self) -> Step:
+        """What becomes of rows."""
+        return Step(self.table, self.state, self.version, self.clock_ms, self.lateness, self.due, self.tells)
 
     def _run(self, rows: pa.Table, attempt: str) -> Result:
         if MARK not in rows.column_names:
@@ -221,10 +224,10 @@ class StateTask(Task):
 
     def _in_time(self, rows: pa.Table, attempt: str, marked: frozenset[int] = frozenset()) -> Result:
         """What becomes of the rows, and in the `marked` state partitions of those that fall due."""
-        if self.lateness is None or not (late := self.lateness.mask(rows)).any():
-            return self._taken(rows, attempt, marked)
-        left_out = rows.filter(pa.array(late))
-        result = self._taken(rows.filter(pa.array(~late)), attempt, marked)
+        taken, left_out = self.step.apart(rows)
+        result = self._taken(taken, attempt, marked)
+        if not left_out.num_rows:
+            return result
         sent = result.sent
         if self.late_to is not None:
             target, columns = self.late_to
@@ -247,14 +250,14 @@ class StateTask(Task):
         # One partition a task is what Spark's plan gives; correct for any number of them.
         for partition in sorted(marked.union(np.unique(partitions).tolist())):
             mine = rows if (partitions == partition).all() else rows.filter(partitions == partition)
-            fallen = self._merge(mine, partition, store, cache, reads, marked=partition in marked)
+            made = self._merge(mine, partition, store, cache, reads, marked=partition in marked)
             if self.only_checks:
                 continue
-            made, latest = self._write(fallen.new, partition, store, cache)
-            written += [made] if made else []
-            emitted += [fallen.emitted] if fallen.emitted else []
+            sst, latest = self._write(made.new, partition, store, cache)
+            written += [sst] if sst else []
+            emitted += [made.emitted] if made.emitted else []
             event_ms += [latest] if latest is not None else []
-            due_ms += [fallen.next_ms] if fallen.next_ms is not None else []
+            due_ms += [made.next_ms] if made.next_ms is not None else []
         sent: dict[str, dict[int, Sent]] = {}
         if self.outputs and emitted:
             tables = [pa.concat_tables(parts) for parts in zip(*emitted, strict=True)]
@@ -278,26 +281,12 @@ class StateTask(Task):
 
     def _merge(
         self, rows: pa.Table, partition: int, store: ObjectStore, cache: SstCache, reads: Reads, *, marked: bool
-    ) -> Fallen:
+    ) -> Made:
         """Merge the rows of one state partition, and where it is `marked` those that fall due."""
         count = self.table.partitions
-        base = Base(self.table, sorted_runs.touching(self.ssts, partition, count), self.clock_ms)
-        if self.falling is None:
-            to = (base, self.state, self.version, store, cache, reads)
-            return Fallen(*merge(rows, *to, tells=self.tells), None)
-        hashes = sorted_runs.bounds(partition, count) if marked else None
-        return merge_falling(
-            rows,
-            base,
-            self.state,
-            self.version,
-            store,
-            cache,
-            reads,
-            self.falling,
-            hashes=hashes,
-            tells=self.tells,
-        )
+        ssts = sorted_runs.touching(self.ssts, partition, count)
+        stored = TableRows(store, cache, self.table, ssts, self.clock_ms, reads)
+        return self.step.made(rows, stored, sorted_runs.bounds(partition, count) if marked else None)
 
     def _write(
         self, new: pa.Table, partition: int, store: ObjectStore, cache: SstCache
@@ -305,14 +294,7 @@ class StateTask(Task):
         """The SST of one state partition's new rows, if there are any, and the largest event time written."""
         if new.num_rows == 0:
             return None, None
-        new = expiry.with_expiry(new, self.table, self.clock_ms)
-        made = sst.write(
-            store,
-            cache,
-            app=self.places.app,
-            stage=self.places.stage,
-            table=self.table,
-            partition=partition,
-            rows=new,
-        )
-        return made, expiry.latest_event_ms(new, self.table.ttl)
+        rows, latest = self.step.with_expiry(new)
+        app, stage = self.places.app, self.places.stage
+        sst = writer.write(store, cache, app=app, stage=stage, table=self.table, partition=partition, rows=rows)
+        return sst, latest

@@ -10,8 +10,6 @@ from ...fold.failing import RECORD
 from ...fold.kinds.kind import Groups
 from ...snapshot.bisect.predicate import Predicate
 from ...snapshot.query.row_local import ROW, numbers_of, row_local
-from ...store.read.multi_get import multi_get
-from ...store.read.read_stats import Reads
 from ...store.sst.hashing import normalise_keys
 from .stage_replay import Numbers, StageReplay
 
@@ -34,11 +32,10 @@ def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
 
 def _each_alone(replay: StageReplay) -> pa.Table:
     """The table's rows as each record by itself would leave those of its keys, with the record's number as `ROW`."""
-    bound, table, program, falling = replay.shape.bound, replay.table, replay.program, replay.falling
-    assert bound is not None  # noqa: S101  a stage with a table has one
-    bound = bound.until(falling.until_ms if falling else None)
+    step, table = replay.step, replay.table
+    bound = step.bound
     key = [column.name for column in table.key]
-    rows = normalise_keys(replay.in_time(replay.rows()), key)
+    rows = normalise_keys(step.apart(replay.rows())[0], key)
     order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))
     rows = rows.take(pa.array(order)).combine_chunks()
     records, hashes = rows[RECORD].to_numpy(), rows["_hash"].to_numpy()
@@ -46,16 +43,7 @@ def _each_alone(replay: StageReplay) -> pa.Table:
     starts = np.flatnonzero(begins)
     keys = rows.select(key).take(pa.array(starts))
     each, first, place = np.unique(hashes[starts], return_index=True, return_inverse=True)
-    old, _ = multi_get(
-        program.store,
-        program.cache,
-        replay.before.ssts,
-        table,
-        each,
-        keys.take(pa.array(first)),
-        Reads(),
-        clock_ms=replay.clock_ms,
-    )
+    old, _, _ = replay.stored.of_keys(each, keys.take(pa.array(first)))
     groups = Groups((np.cumsum(begins) - 1).astype(np.int32), starts)
     merged = bound.merge(rows.select([*key, *bound.needs]), groups, keys, old.take(pa.array(place)))
     made = pa.table(

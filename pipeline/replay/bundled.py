@@ -18,7 +18,6 @@ from ...snapshot.diff.side import distinct
 from ...store.objects.local import LocalStore
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.multi_get import multi_get
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import HASH, OP, PUT, SEQ, completed, sst_schema
@@ -172,10 +171,7 @@ def _touched(replay: StageReplay, table: Table, written: pa.Table, only: pa.Tabl
 
 def _before(replay: StageReplay, table: Table, keys: pa.Table) -> pa.Table:
     """The rows of these keys that the batch was merged into."""
-    program, hashes = replay.program, hash_keys(keys, keys.column_names)
-    values, present = multi_get(
-        program.store, program.cache, replay.before.ssts, table, hashes, keys, clock_ms=replay.clock_ms
-    )
+    values, present, _ = replay.stored.of_keys(hash_keys(keys, keys.column_names), keys)
     return pa.Table.from_arrays([*keys.columns, *values.columns, pa.array(present)], schema=before_schema(table))
 
 

@@ -238,7 +238,7 @@ def _above(program: Program, below: _Level) -> _Level:
 
 def _without_records(replay: StageReplay) -> bool:
     """Whether the version may have done something that no record of it is behind."""
-    return replay.shape.bound is not None and replay.falling is not None and replay.falling.pending
+    return replay.shape.bound is not None and replay.due is not None and replay.due.pending
 
 
 def _sent(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:

@@ -14,16 +14,13 @@ from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import NotFound, Refused
-from ...fold import due
+from ...fold.event_time import Due, Lateness, due_after
 from ...fold.failing import RECORD
-from ...fold.falling import EVERY_HASH, Falling, merge_falling
-from ...fold.late import Lateness
-from ...fold.merge import Base, merge
+from ...fold.step import EVERY_HASH, Step
 from ...snapshot.bisect.verdict import Address
 from ...snapshot.diff.side import Side
-from ...store.read.due_rows import due_rows
-from ...store.read.read_stats import Reads
-from ...store.sst import expiry, ttl
+from ...store.read.table_rows import TableRows
+from ...store.sst import ttl
 from ...store.sst import writer as sst
 from ...store.sst.hashing import partition_of
 from ...store.sst.types import HASH, SEQ, sst_schema
@@ -217,8 +214,7 @@ class StageReplay:
         clock_ms = self.clock_ms
         written = []
         if new.num_rows:
-            new = expiry.with_expiry(new, table, clock_ms)
-            latest = expiry.latest_event_ms(new, table.ttl)
+            new, latest = self.step.with_expiry(new)
             clock_ms = clock_ms if latest is None else max(clock_ms, latest)
             partitions = partition_of(new["_hash"].to_numpy(), table.partitions)
             written = [
@@ -240,40 +236,42 @@ class StageReplay:
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """The rows that the table gets, and what the state emits: one table for all outputs, or one for each."""
-        bound, table, program = self.shape.bound, self.table, self.program
-        assert bound is not None  # noqa: S101  a stage with a table has one
-        rows, falling = self.in_time(rows), self.falling
-        nothing = sst_schema(table).empty_table(), tuple(kind.empty_table() for kind in bound.emits)
-        base = Base(table, self.before.ssts, self.clock_ms)
-        to = (base, bound, self.after.row_seq, program.store, program.cache, Reads())
-        if falling is None:
-            return merge(rows, *to) if rows.num_rows else nothing
-        fallen = merge_falling(rows, *to, falling, hashes=EVERY_HASH)
-        return (fallen.new, fallen.emitted) if fallen.new.num_columns else nothing
+        step = self.step
+        made = step.made(step.apart(rows)[0], self.stored)
+        if made.new.num_columns:
+            return made.new, made.emitted
+        return sst_schema(self.table).empty_table(), tuple(kind.empty_table() for kind in step.state.emits)
 
     @property
-    def falling(self) -> Falling | None:
+    def step(self) -> Step:
+        """What the batch made of rows."""
+        bound, event_time = self.shape.bound, self.after.event_time
+        assert bound is not None  # noqa: S101  a stage with a table has one
+        bound_ms = event_time.bound_ms if event_time is not None else None
+        lateness = None
+        if self.shape.late_by and bound_ms is not None:
+            lateness = Lateness(self.shape.late_by, self.before.watermark_ms, bound_ms)
+        return Step(self.table, bound, self.after.row_seq, self.clock_ms, lateness, self.due)
+
+    @property
+    def stored(self) -> TableRows:
+        """The rows before the batch."""
+        return TableRows(self.program.store, self.program.cache, self.table, self.before.ssts, self.clock_ms)
+
+    @property
+    def due(self) -> Due | None:
         """What fell due with the batch; None for a table whose rows never do."""
         by, after = self.shape.due_by, self.after.event_time
-        return due.falling(self.before.event_time, by, after.due_ms if after else None) if by is not None else None
+        return due_after(self.before.event_time, by, after.due_ms if after else None) if by is not None else None
 
     def fallen_keys(self) -> pa.Table:
         """`_hash` and key of the rows that could fall due with the batch: of all whose time had come."""
-        falling, program, table = self.falling, self.program, self.table
-        if falling is None or not falling.pending:
+        due, program, table = self.due, self.program, self.table
+        if due is None or not due.pending:
             return (
                 Side(program.store, program.cache, table, None).no_rows().select([HASH, *(c.name for c in table.key)])
             )
-        return due_rows(
-            program.store,
-            program.cache,
-            self.before.ssts,
-            table,
-            span=falling.span,
-            hashes=EVERY_HASH,
-            clock_ms=self.clock_ms,
-            reads=Reads(),
-        ).keys
+        return self.stored.due(due.span, EVERY_HASH).keys
 
     def written(self) -> pa.Table:
         """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""
@@ -292,21 +290,10 @@ class StageReplay:
         names = [one.name for one in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
-    def in_time(self, rows: pa.Table) -> pa.Table:
-        """Those of the function's rows that were not left out of the table because they were late."""
-        return rows.filter(pa.array(~self._is_late(rows)))
-
     def late(self, rows: pa.Table) -> pa.Table:
-        """The others, as they went where the program says; it says so."""
+        """Those of the function's rows that were late, as they went where the program says; it says so."""
         columns = self.shape.late
-        late = rows.filter(pa.array(self._is_late(rows))).select(list(columns))
-        return late.rename_columns(list(columns.values()))
-
-    def _is_late(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        event_time = self.after.event_time
-        if not self.shape.late_by or event_time is None or event_time.bound_ms is None:
-            return np.zeros(rows.num_rows, bool)
-        return Lateness(self.shape.late_by, self.before.watermark_ms, event_time.bound_ms).mask(rows)
+        return self.step.apart(rows)[1].select(list(columns)).rename_columns(list(columns.values()))
 
     @property
     def clock_ms(self) -> int:

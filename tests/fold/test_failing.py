@@ -9,7 +9,7 @@ from slackwater.errors import Unavailable
 from slackwater.fold.culprit import Items
 from slackwater.fold.failing import Failure, NoItems, StateFailed, Told, failing, merge_or_tell, one_by_one
 from slackwater.fold.kinds.update import Function as Update
-from slackwater.fold.merge import group
+from slackwater.fold.step import group
 from slackwater.pipeline.api.update import update
 from slackwater.store.sst.hashing import hash_keys
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.fold import due
-from slackwater.fold.event_time import Times, Watermark
-from slackwater.fold.falling import Fallen
+from slackwater.fold.event_time import Lateness, Times, Watermark, due_after
 from slackwater.fold.kinds.due import window_of
 from slackwater.fold.kinds.kind import Bound, Kind
-from slackwater.fold.late import Lateness
+from slackwater.fold.step import Made
 from slackwater.pipeline.batch.task import MARK, Result, StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
@@ -42,10 +40,10 @@ class Noting(StateTask):
 
     noted: list[dict[str, object]] = field(default_factory=list)
 
-    def _merge(self, *args: object, **more: object) -> Fallen:
-        fallen = super()._merge(*args, **more)  # type: ignore[arg-type]
-        self.noted.extend(row for table in fallen.emitted for row in table.to_pylist())
-        return fallen
+    def _merge(self, *args: object, **more: object) -> Made:
+        made_rows = super()._merge(*args, **more)  # type: ignore[arg-type]
+        self.noted.extend(row for table in made_rows.emitted for row in table.to_pylist())
+        return made_rows
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class Stage(Committing):
     def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
         """Commit a version, and give what it emits."""
         by = self.bound.due_by
-        falling = due.falling(self.head.event_time, by, clock_ms) if by is not None else None
+        falling = due_after(self.head.event_time, by, clock_ms) if by is not None else None
         made = pa.Table.from_pylist(rows, schema=self.rows)
         made = made.append_column("_hash", pa.array(hash_keys(made, self.key)))
         if falling is not None and falling.pending:
@@ -112,14 +110,14 @@ class Stage(Committing):
             self.head.ssts,
             lateness=Lateness((window,), self.head.watermark_ms, 1 << 50) if window else None,
             times=Times((WATERMARK,), 1 << 50),
-            falling=falling,
+            due=falling,
         )
         results: list[Result] = []
         if made.num_rows:
             self.jobs += 1
             # As Spark has it, a state partition's rows are in one task; here one task has all of them.
             results = [replace(task._run(made, "w.1"), seen=task.times.seen(made))]
-        self.batch_done(len(rows), results, WATERMARK, due_by=by, falling=falling)
+        self.batch_done(len(rows), results, WATERMARK, due_by=by, due=falling)
         return task.noted
 
     @property

@@ -12,9 +12,8 @@ import slackwater as sw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.fold.event_time import Times, Watermark
+from slackwater.fold.event_time import Lateness, Times, Watermark
 from slackwater.fold.kinds.due import window_of
-from slackwater.fold.late import Lateness
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.local import LocalStore

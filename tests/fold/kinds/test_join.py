@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.fold import due
-from slackwater.fold.event_time import Times, Watermark
+from slackwater.fold.event_time import Lateness, Times, Watermark, due_after
 from slackwater.fold.kinds.final import Final
 from slackwater.fold.kinds.join import BoundJoin, How
 from slackwater.fold.kinds.kind import Groups, of_input
-from slackwater.fold.late import Lateness
 from slackwater.fold.multi_input import TAG
 from slackwater.pipeline.batch.task import MARK, Result
 from slackwater.store.read.multi_get import point_get
@@ -73,7 +71,7 @@ class Stage(Committing):
 
     def batch(self, batch: list[Row]) -> list[tuple[int, int | None]]:
         """Commit a version, and give the pairs that it emits, by number."""
-        falling = due.falling(self.head.event_time, self.bound.due_by, None)
+        falling = due_after(self.head.event_time, self.bound.due_by, None)
         fields = [pa.field(TAG, pa.int32()), pa.field("number", pa.string()), pa.field("_0_at", TIME)]
         more = [("_0_o", pa.int64()), ("_1_paid", TIME), ("_1_lines", pa.list_(pa.int64())), ("_1_p", pa.int64())]
         made = pa.Table.from_pylist([self._row(*one) for one in batch], schema=pa.schema([*fields, *more]))
@@ -96,14 +94,14 @@ class Stage(Committing):
             self.head.ssts,
             lateness=lateness,
             times=times,
-            falling=falling,
+            due=falling,
         )
         results: list[Result] = []
         if made.num_rows:
             results = [replace(task._run(made, "w.1"), seen=times.seen(made))]
         behind_ms = self.bound.behind_ms
         self.batch_done(
-            len(batch), results, *WATERMARKS, due_by=self.bound.due_by, falling=falling, behind_ms=behind_ms, bound_ms=1
+            len(batch), results, *WATERMARKS, due_by=self.bound.due_by, due=falling, behind_ms=behind_ms, bound_ms=1
         )
         assert all(one["number"] == self.of[number_of(one)][1] for one in task.noted)
         assert all(one["lines"] in (None, [one["p"]]) for one in task.noted)

@@ -16,13 +16,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from slackwater.fold.event_time import Times, Watermark
-from slackwater.fold.falling import Falling
+from slackwater.fold.event_time import Due, Lateness, Times, Watermark
 from slackwater.fold.kinds.aggregate import Aggregate
 from slackwater.fold.kinds.final import Final
 from slackwater.fold.kinds.kind import Bound, Kind
-from slackwater.fold.late import Lateness
-from slackwater.fold.merge import group
+from slackwater.fold.step import group
 from slackwater.pipeline.batch import pre_aggregation
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import Expected, Forecast, added_up, can_add_up
@@ -234,7 +232,7 @@ def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp
                 ssts=ssts[adds_up],
                 lateness=Lateness(("hour",), watermark_ms, bound_ms),
                 times=Times((Watermark(("at",), 0, ("r",)),), bound_ms),
-                falling=Falling(None, watermark_ms, pending=number > 0),
+                due=Due(None, watermark_ms, pending=number > 0),
             )
             results = run_state(rows, task, None, Expected(few_keys) if adds_up else None)
             made = sorted((sst for result in results for sst in result.ssts), key=lambda sst: sst.partition)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.fold.merge import group
+from slackwater.fold.step import group
 from slackwater.pipeline.api.topic import Repartition
 from slackwater.pipeline.batch.task import WriteTask
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split

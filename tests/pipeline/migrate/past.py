@@ -14,7 +14,7 @@ import slackwater as sw
 from msgspec.structs import replace
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
-from slackwater.fold.merge import Base, group, merge
+from slackwater.fold.step import Base, group, merge
 from slackwater.pipeline.batch.committer import Committer
 from slackwater.pipeline.batch.head import Change
 from slackwater.snapshot.backfill.fill import fill_changes
