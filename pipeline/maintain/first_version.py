@@ -9,12 +9,12 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound, Refused
-from ...fold.kinds.kind import kind_of
+from ...fold.kinds.kind import Kind, kind_of
 from ...snapshot.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps
-from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output, Table
+from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from ...store.versions.migrations import MIGRATIONS
 from ..api.app import App
 from ..api.stage import Stage
@@ -134,7 +134,8 @@ def first_version(
         raise begun_elsewhere(info)
     with spark_session(f"slackwater init {app.name}", master="local[1]", conf=_CONF) as spark:
         shape = shapes(app, spark)[name]
-    check_takes_rows(f"{app.name}/{name}", shape.table)
+    if shape.table is not None:
+        check_takes_rows(f"{app.name}/{name}", kind_of(shape.table.state))
     manifest = Manifest(
         app.name,
         name,
@@ -154,11 +155,11 @@ def first_version(
     return FirstVersion(manifest, info, others, claimer, stage, shape)
 
 
-def check_takes_rows(stage: str, table: Table | None) -> None:
+def check_takes_rows(stage: str, kind: Kind) -> None:
     """See that a table may begin with rows from elsewhere. Raises `Refused` where it has what waits for others."""
-    if table is not None and (waiting := kind_of(table.state).waiting):
+    if kind.waiting:
         raise Refused(
-            f"the table of stage {stage} has {waiting}, which the stage makes of the records that it reads",
+            f"the table of stage {stage} has {kind.waiting}, which the stage makes of the records that it reads",
             hint="have it read those that may still wait: starting_timestamp=... of its topic(...), and no init",
         )
 
