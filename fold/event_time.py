@@ -204,6 +204,43 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """The times that one batch goes by.
+
+    Attributes:
+        clock_ms: By which rows expire.
+        bound_ms: Events that are later are too far ahead of the clock.
+        due: Up to when rows fall due; None where none ever does.
+    """
+
+    clock_ms: int
+    bound_ms: int = 0
+    due: Due | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a row may fall due."""
+        return self.due is not None and self.due.pending
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRules:
+    """How a stage keeps event time.
+
+    Attributes:
+        watermarks: Those of its own.
+        timed: The inputs that have one, so or from the stage that writes them.
+        due_by: What passes the time at which rows of its table fall due; None where they never do.
+        behind_ms: How much earlier than the watermark the times may be of what is emitted.
+    """
+
+    watermarks: Sequence[Watermark] = ()
+    timed: Collection[str] = ()
+    due_by: DueBy | None = None
+    behind_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Lateness:
     """Which rows have no place in a table any more, or not yet.
 

@@ -5,9 +5,11 @@ All of it is in manifests: which attempts count, which offsets they lie between,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+
+import msgspec
 
 from ..store.versions.manifest import Input, Manifest, Output
 
@@ -45,6 +47,39 @@ def behind(output: Output, upstream: str, version: int, watermark_ms: int | None
 def unread(output: Output, at: Input) -> int | None:
     """Rows that were sent and that a reader has still to read; None where nobody counted those before it."""
     return sum(output.sent) - sum(at.passed) if len(at.passed) == len(output.sent) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far an input has been read: Spark's offset of the source.
+
+    Attributes:
+        input: The input's declared name. A stage has several, and Spark tells them apart by their order alone.
+        offsets: The next offset to read, by Kafka partition.
+        version: For a channel, the upstream version read up to and with.
+        consumed: For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims
+            passed over, because they were gone, count as well (`Input.passed`).
+        snapshots: Ids of the snapshots for which the batch that ended here ended.
+        watermark_ms: For a channel, the watermark that this upstream version hands on; None where it has none.
+        woken: The newest version after which a batch was asked for, whatever there is to read (`pipeline.source.wake`).
+    """
+
+    input: str
+    offsets: tuple[int, ...]
+    version: int = 0
+    consumed: tuple[int, ...] = ()
+    snapshots: tuple[str, ...] = ()
+    watermark_ms: int | None = None
+    woken: int = 0
+
+    @classmethod
+    def of(cls, value: Mapping[str, object]) -> Position:
+        """From Spark's JSON object."""
+        return msgspec.convert(value, cls)
+
+    def json(self) -> dict[str, object]:
+        """Spark's JSON object. Spark compares its text: the order of the fields is part of the value."""
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ __all__ = [
     "committer",
     "head",
     "job",
-    "next_manifest",
     "pre_aggregation",
     "query",
     "schemas",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from ...fold.next_version import Result
 from ...fold.records import windows
 from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
@@ -12,7 +13,6 @@ from ...store.sst.sorted_runs import l0_files
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest
 from .head import Committed
-from .task import Result
 
 
 @dataclass(frozen=True, slots=True)

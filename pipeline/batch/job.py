@@ -12,15 +12,16 @@ from pyspark.sql import functions as F
 
 from ...fold.failing import RECORD, StateFailed
 from ...fold.multi_input import TAG, name_of
+from ...fold.next_version import Result
+from ...fold.records import Position
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Aside, Manifest, Sst
 from ..api.topic import Repartition
-from ..source.planner import Position
 from ..spark.homes import Homes
 from .pre_aggregation import Expected, added_up, can_add_up, settings
-from .task import MARK, RESULT_SCHEMA, Result, StateTask, Task, ToSink, WriteTask
+from .task import MARK, RESULT_SCHEMA, StateTask, Task, ToSink, WriteTask
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

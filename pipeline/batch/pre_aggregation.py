@@ -33,8 +33,9 @@ from pyspark.sql.types import (
 
 from ...fold.event_time import AHEAD, AT
 from ...fold.kinds.per_key import MOST_TASKS, ROWS, TASKS, Aggregate, part
+from ...fold.next_version import Result
 from ..spark.session import with_settings
-from .task import Result, StateTask
+from .task import StateTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

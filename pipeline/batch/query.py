@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...fold.records import Position
 from ...store.objects.s3.settings import aws_variables
 from ...store.versions.manifest import Manifest
 from ..source.data_source import Private, SourceOptions, open_stream
-from ..source.planner import Position
 from ..spark.plans import first_column, needed_columns, plan_of
 from ..spark.session import with_settings
 from .applied import apply

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
-from ...fold.event_time import Watermark
+from ...fold.event_time import TimeRules, Watermark
 from ...fold.kinds.due import window_of
 from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
 from ...fold.multi_input import name_of
@@ -80,6 +80,11 @@ class Shape:
     def behind_ms(self) -> int:
         """How much earlier than the watermark the times may be of what the stage still emits."""
         return self.bound.behind_ms if self.bound is not None else 0
+
+    @property
+    def time_rules(self) -> TimeRules:
+        """How the stage keeps event time."""
+        return TimeRules(self.watermarks, self.timed, self.due_by, self.behind_ms)
 
     @property
     def own(self) -> frozenset[str]:

@@ -7,7 +7,6 @@ are to be written. Nothing is kept between batches, so that one which does not c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from ...chandy_lamport.events import (
     BatchArrived,
@@ -21,25 +20,9 @@ from ...chandy_lamport.events import (
 )
 from ...chandy_lamport.process import Process
 from ...errors import Corruption
+from ...fold.next_version import Outcome
+from ...fold.records import Position
 from ...store.versions.manifest import Manifest, Span
-from ..source.planner import Position
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the protocol wants of one commit.
-
-    Attributes:
-        markers: Snapshot and channel of each marker to write behind the batch's rows, in this order.
-        recorded, awaited, captured: As in the manifest to commit.
-        changed: Whether the commit is wanted even if the batch has no rows.
-    """
-
-    markers: tuple[tuple[str, str], ...]
-    recorded: dict[str, int]
-    awaited: dict[str, tuple[str, ...]]
-    captured: dict[str, dict[str, Span]]
-    changed: bool
 
 
 def unchanged(head: Manifest) -> Outcome:

@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import instants
-from ...fold.event_time import Due, Lateness, Times, due_after
+from ...fold.event_time import BatchTimes, Lateness, Times, due_after
+from ...fold.next_version import Result
+from ...fold.records import Position
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import ttl
 from ...store.versions.manifest import Manifest
-from ..source.planner import Position
 from ..spark.homes import Homes
 from .job import Batch, Computed, run_state, run_write
 from .pre_aggregation import Expected, Forecast
 from .stage_config import StageConfig
-from .task import Result, StateTask, WriteTask, target_of
+from .task import StateTask, WriteTask, target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTimes:
-    """The times that one batch goes by.
-
-    Attributes:
-        clock_ms: By which rows expire.
-        bound_ms: Events that are later are too far ahead of the clock.
-        due: Up to when rows fall due; None where none ever does.
-    """
-
-    clock_ms: int
-    bound_ms: int
-    due: Due | None
-
-    @property
-    def pending(self) -> bool:
-        """Whether a row may fall due."""
-        return self.due is not None and self.due.pending
 
 
 class StageJob:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ... import instants
+from ...fold.event_time import BatchTimes
+from ...fold.next_version import Outcome, Written, has_rows, next_version
+from ...fold.records import Position
 from ...snapshot.backfill.fill import fill_changes
 from ...store.compaction import plan
 from ...store.objects.protocol import ObjectStore
@@ -23,7 +26,6 @@ from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest, Output
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
-from ..source.planner import Position
 from ..source.wake import Wake
 from ..spark.homes import Homes
 from ..upkeep.meter import StageMeter
@@ -34,10 +36,9 @@ from .batch_report import BatchReport
 from .committer import Committer
 from .head import Change, Committed
 from .job import Computed
-from .next_manifest import has_rows, next_manifest
-from .snapshot_events import Outcome, arrive, unchanged
+from .snapshot_events import arrive, unchanged
 from .stage_config import StageConfig
-from .stage_job import BatchTimes, StageJob
+from .stage_job import StageJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -245,23 +246,17 @@ class StageRunner:
     ) -> None:
         """Hand a computed batch over to be committed."""
         results, merges = computed.results, self._upkeep.finished if self._upkeep else ()
-        manifest = next_manifest(
+        manifest = next_version(
             base,
             after,
             outcome,
-            results,
-            markers=markers,
-            merges=merges,
-            watermarks=self._shape.watermarks,
-            timed=self._shape.timed,
-            bound_ms=times.bound_ms if with_rows else None,
-            due_by=self._shape.due_by,
-            due=times.due,
-            behind_ms=self._shape.behind_ms,
-            clock_ms=times.clock_ms,
+            Written(results, markers, computed.aside),
+            merges,
+            self._shape.time_rules,
+            times,
+            with_rows=with_rows,
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
-            aside=computed.aside,
         )
         # Its SSTs are there, and when it is not committed nothing will be.
         missed = (name for result in results for name in result.ranged)

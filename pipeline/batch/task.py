@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
-from ...fold.event_time import Due, Lateness, Seen, Times
-from ...fold.failing import StateFailed, Told
+from ...fold.event_time import Due, Lateness, Times
+from ...fold.failing import StateFailed
 from ...fold.kinds.kind import Bound
 from ...fold.kinds.per_key import num_partials, num_rows
 from ...fold.multi_input import apart
+from ...fold.next_version import Result, Sent
 from ...fold.step import Made, Step
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads, looked_up
 from ...store.read.table_rows import TableRows
@@ -45,42 +45,6 @@ from ..spark.places import Places
 RESULT_SCHEMA = StructType().add("result", BinaryType())
 MARK = "_is_mark"
 """A column of rows that come to a task where rows may fall due: true for one that is none, and brings its partition."""
-
-
-class Sent(msgspec.Struct, frozen=True):
-    """What an attempt wrote to one Kafka partition."""
-
-    rows: int
-    end: int
-    """The offset after its last message."""
-
-
-class Result(msgspec.Struct, frozen=True):
-    """One task attempt's report to the driver."""
-
-    attempt: str
-    rows_in: int
-    """Rows of the stage's function, also where they came added up."""
-    ssts: tuple[Sst, ...] = ()
-    sent: dict[str, dict[int, Sent]] = {}
-    """What this attempt wrote, by channel and Kafka partition."""
-    stats: Stats = Stats()
-    """What it took of the store."""
-    ranged: tuple[str, ...] = ()
-    """SST objects of which the worker reads byte ranges, as its machine does not have them."""
-    event_ms: int | None = None
-    """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
-    seen: Seen = Seen()
-    """What it saw of the event times that it was asked to look for."""
-    late: int = 0
-    """Rows that it left out of the table, since they were late."""
-    next_due_ms: int | None = None
-    """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
-    partials: int = 0
-    """Rows that crossed the shuffle for it, where they were added up before; see `pre_aggregation`."""
-    failed: Told | None = None
-    """Where the state's function failed and the stage can do without some records: for which it did. Told as a report
-    and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
 
 
 @dataclass(frozen=True, slots=True)

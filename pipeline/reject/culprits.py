@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 from ...errors import Refused
 from ...fold.culprit import Items, TooMany
 from ...fold.failing import Failure, StateFailed, failing
+from ...fold.next_version import Result
 from ..batch.job import Batch
-from ..batch.task import Result
 from .blame import blamed
 from .kept_records import KeptRecords
 from .operators import Operators, Told

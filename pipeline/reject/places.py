@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ...fold.records import ranges
+from ...fold.records import Position, ranges
 from ...store.versions.manifest import Input
-from ..source.planner import Position
 
 ROW_BITS = 20
 """A record's number is that of its message, and in these bits its row in the message: 0 for a user's topic."""

@@ -19,13 +19,13 @@ from ... import instants
 from ...errors import Refused
 from ...fold.culprit import TooMany
 from ...fold.failing import RECORD, Failure
+from ...fold.next_version import Result
 from ...fold.records import sent
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch, Computed
 from ..batch.schemas import Shape
-from ..batch.task import Result
 from ..kafka.open import open_kafka
 from ..kafka.rejects import send_rejects
 from ..source.own_errors import ERROR_MARK

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from .planner import Position
+from ...fold.records import Position
 
 
 class Checkpoint:

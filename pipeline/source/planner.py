@@ -7,13 +7,11 @@ set here. A batch ends early, at once and also when idle, where a snapshot wants
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
 from ...errors import Unavailable
-from ...fold.records import sent
+from ...fold.records import Position, sent
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
@@ -28,39 +26,6 @@ _STORE_POLL_MAX_S = 0.5
 _STORE_POLL_IDLE_S = 2.0
 _IDLE_SHARE = 1 / 30
 """After a long silence a look comes later, by at most this share of the silence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far an input has been read: Spark's offset of the source.
-
-    Attributes:
-        input: The input's declared name. A stage has several, and Spark tells them apart by their order alone.
-        offsets: The next offset to read, by Kafka partition.
-        version: For a channel, the upstream version read up to and with.
-        consumed: For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims
-            passed over, because they were gone, count as well (`Input.passed`).
-        snapshots: Ids of the snapshots for which the batch that ended here ended.
-        watermark_ms: For a channel, the watermark that this upstream version hands on; None where it has none.
-        woken: The newest version after which a batch was asked for, whatever there is to read (`wake`).
-    """
-
-    input: str
-    offsets: tuple[int, ...]
-    version: int = 0
-    consumed: tuple[int, ...] = ()
-    snapshots: tuple[str, ...] = ()
-    watermark_ms: int | None = None
-    woken: int = 0
-
-    @classmethod
-    def of(cls, value: Mapping[str, object]) -> Position:
-        """From Spark's JSON object."""
-        return msgspec.convert(value, cls)
-
-    def json(self) -> dict[str, object]:
-        """Spark's JSON object. Spark compares its text: the order of the fields is part of the value."""
-        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ... import instants
-from ...fold.records import ranges
+from ...fold.records import Position, ranges
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -31,7 +31,7 @@ from ..kafka.open import open_kafka
 from ..kafka.patience import patience_with
 from ..kafka.protocol import Kafka
 from .data_source import Private, SourceOptions
-from .planner import ChannelPlanner, Pace, Position, TopicPlanner
+from .planner import ChannelPlanner, Pace, TopicPlanner
 from .wake import Asked, Committed, Needed, Wake
 from .worker import configure_worker
 

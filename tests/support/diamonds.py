@@ -19,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
-from slackwater.pipeline.batch.next_manifest import next_manifest
-from slackwater.pipeline.batch.snapshot_events import Outcome, arrive
-from slackwater.pipeline.batch.task import Result, Sent
+from slackwater.fold.event_time import BatchTimes, TimeRules
+from slackwater.fold.next_version import Outcome, Result, Sent, Written, next_version
+from slackwater.fold.records import Position
+from slackwater.pipeline.batch.snapshot_events import arrive
 from slackwater.pipeline.claim.start_positions import StartFinder, start_at
 from slackwater.pipeline.kafka.messages import (
     check_count,
@@ -32,7 +33,7 @@ from slackwater.pipeline.kafka.messages import (
     marker_of,
     split,
 )
-from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
@@ -255,14 +256,15 @@ class Diamond:
             for partition in range(PARTITIONS[name]):
                 self.logs.append(name, partition, b"", marker_header(snapshot))
             markers[snapshot, name] = tuple(end - 1 for end in self.logs.ends(name))
-        return next_manifest(
+        return next_version(
             head,
             after,
             outcome,
-            results,
-            markers=markers,
-            merges=(),
-            clock_ms=0,
+            Written(results, markers),
+            (),
+            TimeRules(),
+            BatchTimes(0, 0),
+            with_rows=False,
             now_ms=next(self._now),
             duration_ms=0,
         )

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from slackwater.fold.event_time import Watermark
-from slackwater.pipeline.batch.next_manifest import next_manifest
-from slackwater.pipeline.batch.snapshot_events import Outcome
-from slackwater.pipeline.batch.task import Result
-from slackwater.pipeline.source.planner import Position
+from slackwater.fold.event_time import BatchTimes, Due, TimeRules, Watermark
+from slackwater.fold.kinds.kind import DueBy
+from slackwater.fold.next_version import Outcome, Result, Written, next_version
+from slackwater.fold.records import Position
 from slackwater.snapshot.clone.clone import clone
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, commit, history
@@ -30,23 +28,30 @@ class Committing:
         inputs = {topic: Input(topic, (0,)) for topic in topics or ("t",)}
         self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", inputs, table=table))
 
-    def batch_done(self, records: int, results: Sequence[Result], *watermarks: Watermark, **more: Any) -> None:
-        """Commit the version of a batch of so many records; `more` is what else `next_manifest` is told."""
+    def batch_done(
+        self,
+        records: int,
+        results: Sequence[Result],
+        *watermarks: Watermark,
+        due_by: DueBy | None = None,
+        due: Due | None = None,
+        behind_ms: int = 0,
+        bound_ms: int | None = None,
+    ) -> None:
+        """Commit the version of a batch of so many records."""
         ends = {topic: Position(topic, (at.offsets[0] + records,)) for topic, at in self.head.inputs.items()}
         self._commit(
-            next_manifest(
+            next_version(
                 self.head,
                 ends,
                 Outcome((), {}, {}, {}, changed=False),
-                results,
-                markers={},
-                merges=(),
-                watermarks=watermarks,
-                timed=set(ends),
-                clock_ms=0,
+                Written(results),
+                (),
+                TimeRules(watermarks, set(ends), due_by, behind_ms),
+                BatchTimes(0, bound_ms or 0, due),
+                with_rows=bound_ms is not None,
                 now_ms=self.head.time_ms + 1,
                 duration_ms=1,
-                **more,
             )
         )
 

@@ -6,10 +6,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.fold import event_time as progress
-from slackwater.fold.event_time import Seen, Times, Watermark
-from slackwater.pipeline.batch.next_manifest import next_manifest
-from slackwater.pipeline.batch.snapshot_events import Outcome
-from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
+from slackwater.fold.event_time import BatchTimes, Seen, TimeRules, Times, Watermark
+from slackwater.fold.next_version import Outcome, Written, next_version
+from slackwater.fold.records import Position
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.limits import YEAR_1_MS
@@ -124,15 +124,15 @@ def batch(store: MemoryStore, head: Manifest, max_records: int | None) -> Manife
     if end == start:
         return head
     assert end.version > start.version
-    return next_manifest(
+    return next_version(
         head,
         {"c": end},
         Outcome((), {}, {}, {}, changed=False),
+        Written(),
         (),
-        markers={},
-        merges=(),
-        timed={"c"},
-        clock_ms=0,
+        TimeRules(timed={"c"}),
+        BatchTimes(0, 0),
+        with_rows=False,
         now_ms=head.time_ms + 1,
         duration_ms=1,
     )

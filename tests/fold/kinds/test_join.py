@@ -19,7 +19,8 @@ from slackwater.fold.kinds.final import Final
 from slackwater.fold.kinds.join import BoundJoin, How
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.multi_input import TAG
-from slackwater.pipeline.batch.task import MARK, Result
+from slackwater.fold.next_version import Result
+from slackwater.pipeline.batch.task import MARK
 from slackwater.store.read.multi_get import point_get
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow

@@ -20,12 +20,13 @@ from slackwater.fold.event_time import Due, Lateness, Times, Watermark
 from slackwater.fold.kinds.aggregate import Aggregate
 from slackwater.fold.kinds.final import Final
 from slackwater.fold.kinds.kind import Bound, Kind
+from slackwater.fold.next_version import Result
 from slackwater.fold.step import group
 from slackwater.pipeline.batch import pre_aggregation
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import Expected, Forecast, added_up, can_add_up
 from slackwater.pipeline.batch.query import planned_at_once
-from slackwater.pipeline.batch.task import Result, StateTask
+from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.plans import listed
 from slackwater.store.sst.arrow_types import from_arrow

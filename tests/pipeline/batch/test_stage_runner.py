@@ -12,20 +12,21 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
+from slackwater.fold.event_time import BatchTimes
+from slackwater.fold.next_version import Result, Sent
+from slackwater.fold.records import Position
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.batch.stage_config import Limits, StageConfig
-from slackwater.pipeline.batch.stage_job import BatchTimes, StageJob
+from slackwater.pipeline.batch.stage_job import StageJob
 from slackwater.pipeline.batch.stage_runner import StageRunner
-from slackwater.pipeline.batch.task import Result, Sent
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import header_of, send, split
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.source.checkpoint import Checkpoint
-from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.wake import Told
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.upkeep.meter import StageMeter

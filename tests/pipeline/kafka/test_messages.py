@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
+from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import (
@@ -25,7 +26,6 @@ from slackwater.pipeline.kafka.messages import (
     write_markers,
 )
 from slackwater.pipeline.source.data_source import Private, SourceOptions
-from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.readers import ChannelReader, _Range
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.store.objects.local import LocalStore

@@ -2,8 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.fold.records import Position
 from slackwater.pipeline.reject.places import Places, Stretch, place_of, places_of, record_number
-from slackwater.pipeline.source.planner import Position
 from slackwater.store.versions.manifest import Input
 
 STRETCHES = st.lists(

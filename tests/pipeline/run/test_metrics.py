@@ -8,9 +8,9 @@ from urllib.request import urlopen
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
+from slackwater.fold.next_version import Result
 from slackwater.pipeline.batch.batch_report import BatchReport, StateFigures
 from slackwater.pipeline.batch.head import Committed
-from slackwater.pipeline.batch.task import Result
 from slackwater.pipeline.run.metrics import Metrics
 from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
 from slackwater.store.objects.stats import Stats

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from slackwater.fold.records import Position
 from slackwater.pipeline.source.checkpoint import Checkpoint
-from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, admit
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.pipeline.source.wake import Committed, Wake
 from slackwater.store.objects.counting import CountingStore

@@ -5,11 +5,12 @@ import time
 
 import pytest
 from slackwater.errors import Unavailable
+from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.patience import Patience
 from slackwater.pipeline.kafka.protocol import Kafka, Record
-from slackwater.pipeline.source.planner import Pace, Position, TopicPlanner
+from slackwater.pipeline.source.planner import Pace, TopicPlanner
 
 START = Position("t", (0, 0, 0, 0))
 

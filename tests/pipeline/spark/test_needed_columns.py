@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, SourceOptions
-from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.readers import TopicReader
 from slackwater.pipeline.source.wake import Needed
 from slackwater.pipeline.spark.plans import first_column, needed_columns, plan_of

@@ -16,10 +16,10 @@ from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
 from slackwater.errors import NotFound, Usage
+from slackwater.fold.records import Position
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, Source, SourceOptions, open_stream
-from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
 from slackwater.pipeline.spark.places import Places

@@ -9,7 +9,8 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
-from slackwater.pipeline.batch.task import Result, StateTask
+from slackwater.fold.next_version import Result
+from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.upkeep.prefetcher import Prefetcher
 from slackwater.store.objects.counting import CountingStore

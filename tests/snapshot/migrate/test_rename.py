@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.fold.records import Position
 from slackwater.pipeline.claim.start_positions import StartFinder
-from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight

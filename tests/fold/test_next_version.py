@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused
-from slackwater.fold.event_time import Seen, Watermark
-from slackwater.pipeline.batch.next_manifest import has_rows, next_manifest
-from slackwater.pipeline.batch.snapshot_events import Outcome
-from slackwater.pipeline.batch.task import Result, Sent
-from slackwater.pipeline.source.planner import Position
+from slackwater.fold.event_time import BatchTimes, Seen, TimeRules, Watermark
+from slackwater.fold.next_version import Outcome, Result, Sent, Written, has_rows, next_version
+from slackwater.fold.records import Position
 from slackwater.store.compaction.plan import Compaction, Done
 from slackwater.store.versions.manifest import Input, Manifest, Output, Span, Sst
 
@@ -36,14 +34,15 @@ def made(
     markers: dict[tuple[str, str], tuple[int, ...]] | None = None,
     merges: Sequence[Done] = (),
 ) -> Manifest:
-    return next_manifest(
+    return next_version(
         base,
         positions,
         outcome,
-        results,
-        markers=markers or {},
-        merges=merges,
-        clock_ms=base.clock_ms,
+        Written(results, markers or {}),
+        merges,
+        TimeRules(),
+        BatchTimes(base.clock_ms, 0),
+        with_rows=False,
         now_ms=base.time_ms + 5,
         duration_ms=7,
     )
@@ -137,16 +136,15 @@ def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its
     results = [Result("w.1", 3, seen=Seen((55,)))]
 
     def after(results: Sequence[Result], own: Sequence[str], timed: set[str]) -> Manifest:
-        return next_manifest(
+        return next_version(
             base,
             ends,
             NOTHING,
-            results,
-            markers={},
-            merges=(),
-            watermarks=[mine[name] for name in own],
-            timed=timed,
-            clock_ms=0,
+            Written(results),
+            (),
+            TimeRules([mine[name] for name in own], timed),
+            BatchTimes(0, 0),
+            with_rows=False,
             now_ms=2,
             duration_ms=1,
         )

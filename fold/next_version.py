@@ -1,0 +1,220 @@
+"""The manifest that a batch commits, from the version it was built on and what its tasks report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import msgspec
+from msgspec.structs import replace
+
+from ..store.compaction import plan
+from ..store.compaction.plan import Done
+from ..store.objects.stats import Stats
+from ..store.versions import commit
+from ..store.versions.manifest import Aside, EventTime, Input, Manifest, Output, Sink, Span, Sst
+from . import event_time as progress
+from .event_time import BatchTimes, Seen, TimeRules
+from .failing import Told
+from .records import Position
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What an attempt wrote to one Kafka partition."""
+
+    rows: int
+    end: int
+    """The offset after its last message."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One task attempt's report to the driver."""
+
+    attempt: str
+    rows_in: int
+    """Rows of the stage's function, also where they came added up."""
+    ssts: tuple[Sst, ...] = ()
+    sent: dict[str, dict[int, Sent]] = {}
+    """What this attempt wrote, by channel and Kafka partition."""
+    stats: Stats = Stats()
+    """What it took of the store."""
+    ranged: tuple[str, ...] = ()
+    """SST objects of which the worker reads byte ranges, as its machine does not have them."""
+    event_ms: int | None = None
+    """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
+    seen: Seen = Seen()
+    """What it saw of the event times that it was asked to look for."""
+    late: int = 0
+    """Rows that it left out of the table, since they were late."""
+    next_due_ms: int | None = None
+    """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
+    partials: int = 0
+    """Rows that crossed the shuffle for it, where they were added up before; see `pre_aggregation`."""
+    failed: Told | None = None
+    """Where the state's function failed and the stage can do without some records: for which it did. Told as a report
+    and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the protocol wants of one commit.
+
+    Attributes:
+        markers: Snapshot and channel of each marker to write behind the batch's rows, in this order.
+        recorded, awaited, captured: As in the manifest to commit.
+        changed: Whether the commit is wanted even if the batch has no rows.
+    """
+
+    markers: tuple[tuple[str, str], ...]
+    recorded: dict[str, int]
+    awaited: dict[str, tuple[str, ...]]
+    captured: dict[str, dict[str, Span]]
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a batch wrote.
+
+    Attributes:
+        results: One for each task that had rows.
+        markers: The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and
+            channel, in the order in which they were written.
+        aside: Tables beside the stage's own that the batch changed.
+    """
+
+    results: Sequence[Result] = ()
+    markers: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
+    aside: Mapping[str, Aside] = field(default_factory=dict)
+
+
+def next_version(
+    base: Manifest,
+    positions: Mapping[str, Position],
+    outcome: Outcome,
+    written: Written,
+    merges: Sequence[Done],
+    rules: TimeRules,
+    times: BatchTimes,
+    *,
+    with_rows: bool = True,
+    now_ms: int,
+    duration_ms: int,
+) -> Manifest:
+    """The version after `base`: what the batch read, wrote and sent.
+
+    Args:
+        base: The version that the batch was computed on.
+        positions: Where the batch ends on each input, by declared name; none where nothing was read.
+        outcome: What the batch means to snapshots under way.
+        written: What it wrote.
+        merges: Finished compactions, to be put in the place of their inputs; those that do not fit are left out.
+        rules: How the stage keeps event time.
+        times: Those that the tasks went by.
+        with_rows: Whether it read any.
+        now_ms: The wall clock, in ms since 1970.
+        duration_ms: From the batch's start until now.
+
+    Raises:
+        Refused: The stage is retired.
+    """
+    draft = commit.successor(
+        base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
+    )
+    results, markers = written.results, written.markers
+    ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
+    own = {name for one in rules.watermarks for name in one.inputs}
+    read = {name: _read(base.inputs[name], end, own=name in own) for name, end in positions.items()}
+    inputs = progress.advanced(draft.inputs | read, rules.watermarks, [result.seen for result in results])
+    return replace(
+        draft,
+        inputs=inputs,
+        event_time=_event_time(base, inputs, results, rules, times, times.bound_ms if with_rows else None),
+        outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
+        sinks={name: _put_out(name, sink, results) for name, sink in base.sinks.items()},
+        clock_ms=max([times.clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
+        ssts=plan.apply(ssts, merges),
+        aside={**draft.aside, **written.aside},
+        recorded=outcome.recorded,
+        awaited=outcome.awaited,
+        captured=outcome.captured,
+    )
+
+
+def _event_time(
+    base: Manifest,
+    inputs: Mapping[str, Input],
+    results: Sequence[Result],
+    rules: TimeRules,
+    times: BatchTimes,
+    bound_ms: int | None,
+) -> EventTime | None:
+    at_ms = progress.watermark_ms(inputs, rules.timed, base.watermark_ms)
+    seen, late = [result.seen for result in results], sum(result.late for result in results)
+    found = progress.after(base.event_time, at_ms, seen, late=late, bound_ms=bound_ms)
+    if rules.due_by is None or times.due is None:
+        return found
+    next_due = (result.next_due_ms for result in results)
+    return progress.with_due(found, base.event_time, rules.due_by, times.due, next_due, rules.behind_ms)
+
+
+def has_rows(at: Input, end: Position) -> bool:
+    """Whether there is a row between an input's place and the end of a batch."""
+    if at.upstream and at.passed:
+        # A marker has an offset too, and no row.
+        return sum(end.consumed) > sum(at.passed)
+    return _count(at.offsets, end.offsets) > 0
+
+
+def _read(at: Input, end: Position, *, own: bool) -> Input:
+    """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count."""
+    if not at.upstream:
+        return replace(at, offsets=end.offsets, rows=_count(at.offsets, end.offsets))
+    # Where the reader began in the middle of the channel, nobody knows what was before.
+    rows = _count(at.passed, end.consumed) if at.passed else 0
+    consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
+    watermark_ms = at.watermark_ms if own else progress.later(at.watermark_ms, end.watermark_ms)
+    return replace(
+        at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=watermark_ms
+    )
+
+
+def _sent(
+    name: str, before: Output, results: Sequence[Result], markers: Mapping[tuple[str, str], Sequence[int]]
+) -> Output:
+    """The output with the rows that the tasks sent, and the markers behind them."""
+    ends, sent = list(before.ends), list(before.sent)
+    for result in results:
+        for partition, written in result.sent.get(name, {}).items():
+            ends[partition] = max(ends[partition], written.end)
+            sent[partition] += written.rows
+    mine = {snapshot: tuple(offsets) for (snapshot, channel), offsets in markers.items() if channel == name}
+    for offsets in mine.values():
+        ends = [offset + 1 for offset in offsets]
+    return replace(
+        before,
+        ends=tuple(ends),
+        attempts=tuple(sorted(result.attempt for result in results if name in result.sent)),
+        rows=sum(sent) - sum(before.sent),
+        markers=mine,
+        sent=tuple(sent),
+    )
+
+
+def _put_out(name: str, before: Sink, results: Sequence[Result]) -> Sink:
+    """The sink with the rows that the tasks wrote for it."""
+    mine = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
+    rows = sum(part.rows for _, part in mine)
+    return replace(
+        before,
+        end=max([before.end, *(part.end for _, part in mine)]),
+        attempts=tuple(sorted(attempt for attempt, _ in mine)),
+        rows=rows,
+        sent=before.sent + rows,
+    )
+
+
+def _count(before: Sequence[int], after: Sequence[int]) -> int:
+    """What lies between; partitions that the topic got since begin at 0."""
+    return sum(after) - sum(before)
