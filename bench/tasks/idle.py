@@ -55,8 +55,9 @@ def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, 
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.run.stopping import Stop, StopRequested
+    from slackwater.snapshot.status.cost import hourly, recent
     from slackwater.store.objects.open import open_store
-    from slackwater.store.versions import history, usage
+    from slackwater.store.versions import history
 
     app = sw.App("bench")
     by_leg = sw.repartition("by-leg", "leg", partitions=2)
@@ -96,7 +97,7 @@ def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, 
     for stage in app.stages:
         head = history.head(store, "bench", stage)
         assert head is not None
-        hour = usage.hourly(usage.recent(store, head, 1)[1])
+        hour = hourly(recent(store, head, 1)[1])
         assert hour is not None
         found[stage] = asdict(hour)
     return found

@@ -152,7 +152,7 @@ class Head:
             made = amend(
                 self._store,
                 self.manifest,
-                Amendment("batch", update, requires=follows, epoch=claimed.epoch, taken=change.taken),
+                Amendment(change.manifest.kind, update, follows, claimed.epoch, change.taken),
                 by=claimed.by,
                 now_ms=change.manifest.time_ms,
                 writer=claimed.writer,

@@ -12,10 +12,10 @@ from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, published
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest, Origin
-from ...store.versions.usage import recent
 from ..cut.graph import order
 from ..cut.requests import open_requests
 from . import roster
+from .cost import recent
 from .lag import EndOffsets, InputLag, SinkLag, input_lag, sink_lags
 
 _RECENT = 100

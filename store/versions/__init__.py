@@ -19,6 +19,4 @@ __all__ = [
     "migrations",
     "notes",
     "published",
-    "unreadable",
-    "usage",
 ]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 from slackwater import instants
 from slackwater.cli import main
+from slackwater.snapshot.status.cost import hourly, recent, usage_since
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
@@ -23,7 +24,6 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.amend import charged, claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table
-from slackwater.store.versions.usage import hourly, recent, usage_since
 from typer.testing import CliRunner, Result
 
 HOUR_MS = 3_600_000
