@@ -187,18 +187,16 @@ def _towards(edge: Edge, judge: Judge, found: _Narrowed) -> Between | None:
     steps = sorted(judge.judged.values(), key=lambda step: length(step.cut))
     if edge == "first":
         bad = next((step.cut for step in steps if step.bad and length(step.cut) <= low), None)
-        if bad is None:
-            return None
-        good = max((cut for cut in found.good if length(cut) < length(bad)), key=length)
-        return replace(found.between, low=good, high=bad)
-    if edge == "last":
-        again = next((s.cut for s in reversed(steps) if s.answer == "good" and length(s.cut) >= high), None)
-        if again is None:
-            return None
-        return replace(
-            found.between, low=again, high=min((c for c in found.bad if length(c) > length(again)), key=length)
-        )
-    return None
+        earlier = (cut for cut in found.good if bad is not None and length(cut) < length(bad))
+        good = max(earlier, key=length, default=None)
+    elif edge == "last":
+        good = next((step.cut for step in reversed(steps) if step.answer == "good" and length(step.cut) >= high), None)
+        later = (cut for cut in found.bad if good is not None and length(cut) > length(good))
+        bad = min(later, key=length, default=None)
+    else:
+        return None
+    # Snapshots among the moments left before the whole line need not hold one another.
+    return replace(found.between, low=good, high=bad) if good is not None and bad is not None else None
 
 
 def _verdict(judge: Judge, ends: Ends, found: _Narrowed, evaluations: int) -> Verdict:
