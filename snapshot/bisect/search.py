@@ -28,7 +28,7 @@ from .changed_keys import changed_keys
 from .ends import Ends, find_ends
 from .judge import Judge
 from .predicate import ByHand, Predicate, Where
-from .verdict import MAX_ROWS, Answer, Step, Stretch, Verdict
+from .verdict import MAX_ROWS, Answer, Step, Verdict, VersionRange
 
 Edge = Literal["", "first", "last"]
 """Which change from good to bad is meant, where there are several: the one that is found, the first or the last."""
@@ -254,10 +254,10 @@ def _rows(judge: Judge, bad: Cut) -> pa.Table:
     return rows
 
 
-def _candidates(between: Between) -> tuple[Stretch, ...]:
+def _candidates(between: Between) -> tuple[VersionRange, ...]:
     """The versions of which one made it bad."""
     return tuple(
-        Stretch(stage, between.lowest(stage) + 1, manifest.version)
+        VersionRange(stage, between.lowest(stage) + 1, manifest.version)
         for stage, manifest in between.high.stages.items()
         if stage in between.watched and between.length(stage) > 0
     )
