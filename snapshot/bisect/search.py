@@ -28,7 +28,7 @@ from .changed_keys import changed_keys
 from .ends import Ends, find_ends
 from .judge import Judge
 from .predicate import ByHand, Predicate, Where
-from .verdict import MAX_ROWS, Answer, Step, Stretch, Verdict
+from .verdict import MAX_ROWS, Answer, Step, Verdict, VersionRange
 
 Edge = Literal["", "first", "last"]
 """Which change from good to bad is meant, where there are several: the one that is found, the first or the last."""
@@ -187,18 +187,16 @@ def _towards(edge: Edge, judge: Judge, found: _Narrowed) -> Between | None:
     steps = sorted(judge.judged.values(), key=lambda step: length(step.cut))
     if edge == "first":
         bad = next((step.cut for step in steps if step.bad and length(step.cut) <= low), None)
-        if bad is None:
-            return None
-        good = max((cut for cut in found.good if length(cut) < length(bad)), key=length)
-        return replace(found.between, low=good, high=bad)
-    if edge == "last":
-        again = next((s.cut for s in reversed(steps) if s.answer == "good" and length(s.cut) >= high), None)
-        if again is None:
-            return None
-        return replace(
-            found.between, low=again, high=min((c for c in found.bad if length(c) > length(again)), key=length)
-        )
-    return None
+        earlier = (cut for cut in found.good if bad is not None and length(cut) < length(bad))
+        good = max(earlier, key=length, default=None)
+    elif edge == "last":
+        good = next((step.cut for step in reversed(steps) if step.answer == "good" and length(step.cut) >= high), None)
+        later = (cut for cut in found.bad if good is not None and length(cut) > length(good))
+        bad = min(later, key=length, default=None)
+    else:
+        return None
+    # Snapshots among the moments left before the whole line need not hold one another.
+    return replace(found.between, low=good, high=bad) if good is not None and bad is not None else None
 
 
 def _verdict(judge: Judge, ends: Ends, found: _Narrowed, evaluations: int) -> Verdict:
@@ -256,10 +254,10 @@ def _rows(judge: Judge, bad: Cut) -> pa.Table:
     return rows
 
 
-def _candidates(between: Between) -> tuple[Stretch, ...]:
+def _candidates(between: Between) -> tuple[VersionRange, ...]:
     """The versions of which one made it bad."""
     return tuple(
-        Stretch(stage, between.lowest(stage) + 1, manifest.version)
+        VersionRange(stage, between.lowest(stage) + 1, manifest.version)
         for stage, manifest in between.high.stages.items()
         if stage in between.watched and between.length(stage) > 0
     )

@@ -46,7 +46,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class VersionRange:
     """Versions of a stage that follow one another."""
 
     stage: str
@@ -95,7 +95,7 @@ class Verdict:
     """All answers, in their order; after those that found the commit come those that looked for other changes."""
     evaluations: int
     """How many moments at which tables had rows were evaluated to find the commit."""
-    candidates: tuple[Stretch, ...] = ()
+    candidates: tuple[VersionRange, ...] = ()
     """When skips, or versions that are gone, leave it open: the versions, of all stages, of which one is the first bad
     one. Empty when the commit is certain."""
     thinned: bool = False

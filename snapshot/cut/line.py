@@ -22,7 +22,7 @@ from .graph import Cut, consumed, order, raise_senders
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class KeptMoment:
     """A moment that is left where history was collected around it."""
 
     stage: str
@@ -72,17 +72,17 @@ class Line:
         return self._firsts[stage]
 
     @cached_property
-    def left(self) -> tuple[Left, ...]:
+    def left(self) -> tuple[KeptMoment, ...]:
         """The moments before the whole line, the oldest first."""
-        found: list[Left] = []
+        found: list[KeptMoment] = []
         earlier: Mapping[str, int] = {}
         for moment in self.limit.moments:
             new = (stage for stage, version in moment.stages.items() if earlier.get(stage) != version)
             stage, earlier = next(new, next(iter(moment.stages))), moment.stages
-            found.append(Left(stage, moment.stages[stage], moment.time_ms, moment.stages))
+            found.append(KeptMoment(stage, moment.stages[stage], moment.time_ms, moment.stages))
         return tuple(found)
 
-    def left_between(self, low: Cut, high: Cut) -> tuple[Left, ...]:
+    def left_between(self, low: Cut, high: Cut) -> tuple[KeptMoment, ...]:
         """The moments before the whole line that come after one and before another."""
         return self.left[self._number_left(low)[1] : self._number_left(high)[0]]
 
@@ -91,7 +91,7 @@ class Line:
         before, up_to = self._number_left(cut)
         return before < up_to
 
-    def at(self, left: Left) -> Cut:
+    def at(self, left: KeptMoment) -> Cut:
         """One of the moments before the whole line."""
         return self._cut({stage: self.read(stage, version) for stage, version in left.versions.items()})
 

@@ -14,7 +14,7 @@ from ..cut.stored import find_snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StageVersions:
     """Versions `after` + 1 to `up_to` of a stage."""
 
     store: ObjectStore
@@ -31,7 +31,7 @@ class Ancestry:
     seq: int = 0
     """Rows of both with a `_seq` up to this were there when the two parted: of one key and `_seq` there is one row.
     All others were written later, by one of them. 0 when they have nothing in common."""
-    ways: tuple[tuple[Stretch, ...], tuple[Stretch, ...]] = ((), ())
+    ways: tuple[tuple[StageVersions, ...], tuple[StageVersions, ...]] = ((), ())
     """The versions from there to each of the two."""
     table: Table | None = None
     """As it was there: the ids that its columns have mean the same for both. None when they have nothing in common."""
@@ -76,12 +76,12 @@ def _first_name(manifest: Manifest) -> str:
     return manifest.formerly[0].stage if manifest.formerly else manifest.stage
 
 
-def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[Stretch]:
+def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """The stretches of versions that a version follows from: under the names that its stage had, newest first.
 
     `over_clones` also those of the app that its own was cloned from, and so on.
     """
-    stretch = Stretch(store, manifest.app, manifest.stage, 0, manifest.version)
+    stretch = StageVersions(store, manifest.app, manifest.stage, 0, manifest.version)
     names = list(manifest.formerly)
     while True:
         info = apps.find_app(stretch.store, stretch.app) if over_clones else None
@@ -90,7 +90,7 @@ def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Itera
         if names and names[-1].version > born:
             former = names.pop()
             yield replace(stretch, after=former.version)
-            stretch = Stretch(stretch.store, stretch.app, former.stage, 0, former.version)
+            stretch = StageVersions(stretch.store, stretch.app, former.stage, 0, former.version)
             continue
         yield replace(stretch, after=born)
         if origin is None or not born:
@@ -100,16 +100,18 @@ def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Itera
         # Without it, an app of that name may be another one since.
         if pinned is None or pinned.stages.get(stretch.stage) != born:
             return
-        stretch = Stretch(source, origin.app, stretch.stage, 0, born)
+        stretch = StageVersions(source, origin.app, stretch.stage, 0, born)
 
 
-def _way(line: tuple[Stretch, ...], number: int, parted: int) -> tuple[Stretch, ...]:
+def _way(line: tuple[StageVersions, ...], number: int, parted: int) -> tuple[StageVersions, ...]:
     """The stretches from a version of the line's stretch of this number on."""
     way = (*line[:number], replace(line[number], after=parted))
     return tuple(stretch for stretch in way if stretch.up_to > stretch.after)
 
 
-def _read(number: int, line: tuple[Stretch, ...], end: tuple[ObjectStore, Manifest], version: int) -> Manifest | None:
+def _read(
+    number: int, line: tuple[StageVersions, ...], end: tuple[ObjectStore, Manifest], version: int
+) -> Manifest | None:
     """The manifest of the version at which two lines part; None when nobody has it any more.
 
     A clone's first version holds what its source's of that number does.

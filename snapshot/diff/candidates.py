@@ -23,7 +23,7 @@ from ...store.sst.ttl import may_have_expired
 from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history, horizon
 from ...store.versions.manifest import Manifest, Sst
-from .ancestry import Ancestry, Stretch
+from .ancestry import Ancestry, StageVersions
 from .key_changes import KeyChanges
 from .side import Side, distinct, identity, newest
 
@@ -117,7 +117,7 @@ def _removed_keys(sides: tuple[Side, Side], own: Sequence[Sequence[Sst]], shared
     yield _moved(sides, older, seq)
 
 
-def _gone(side: Side, way: Sequence[Stretch], seq: int) -> list[pa.Table] | None:
+def _gone(side: Side, way: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
     """The keys that versions on the way deleted, or wrote rows of that have expired, if these rows are not there now.
 
     None when a version on the way was collected.
@@ -136,7 +136,7 @@ def _gone(side: Side, way: Sequence[Stretch], seq: int) -> list[pa.Table] | None
     return [_taken(side, sst, seq) for name, sst in written.items() if name not in there]
 
 
-def _manifests(stretch: Stretch) -> Iterable[Manifest | None]:
+def _manifests(stretch: StageVersions) -> Iterable[Manifest | None]:
     """The versions of a stretch, None for each that was collected."""
     limit, numbers = horizon.newest(stretch.store, stretch.app), range(stretch.after + 1, stretch.up_to + 1)
 

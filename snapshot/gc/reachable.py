@@ -163,22 +163,9 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
     """From where on each stage's history stays whole; receivers first, because senders wait for them."""
     stages = found.known.stages
     heads = {stage: known.head for stage, known in stages.items()}
-    reads = {(source.upstream, name) for head in heads.values() for name, source in head.inputs.items()}
     wanted: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
-    for stage, known in stages.items():
-        head = known.head
-        mine = wanted[stage]
-        mine.append((head.version, Reason("head", "it is the newest version of its stage")))
-        mine += _retained(found.known, stage, retention, read)
-        if known.young <= head.version:
-            mine.append((known.young, Reason("young", "it is less than an hour old")))
-        for name in sorted(head.outputs):
-            if (stage, name) not in reads and not head.retired:
-                mine.append((known.first, Reason("unread", f"no stage has begun to read the channel {name}")))
-        for name, version in sorted(known.published.items()):
-            mine.append((version, Reason("unpublished", f"the sink {name} is published up to v{version}")))
-        recorded = Reason("request", "a snapshot under way has recorded it")
-        mine += ((version, recorded) for version in head.recorded.values())
+    for stage, head in heads.items():
+        wanted[stage] += _needed_whole(found.known, stage, retention, read)
         for spans in head.captured.values():
             for name, span in spans.items():
                 sender = head.inputs[name].upstream if name in head.inputs else ""
@@ -201,8 +188,10 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
                     waiting.append(source.upstream)
 
 
-def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
+def _needed_whole(known: Known, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
+    """From where on a stage's versions stay, whoever reads it, and why."""
     there = known.stages[stage]
+    yield there.head.version, Reason("head", "it is the newest version of its stage")
     if retention.keeps_everything:
         yield there.first, _EVERYTHING
     if retention.all_ms is not None:
@@ -211,6 +200,15 @@ def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Ite
     if retention.versions is not None:
         start = there.head.version - retention.versions + 1
         yield start, Reason("versions", f"retention keeps the newest {retention.versions:,} versions")
+    if there.young <= there.head.version:
+        yield there.young, Reason("young", "it is less than an hour old")
+    reads = {name for each in known.stages.values() for name, at in each.head.inputs.items() if at.upstream == stage}
+    for name in sorted(there.head.outputs.keys() - reads) if not there.head.retired else ():
+        yield there.first, Reason("unread", f"no stage has begun to read the channel {name}")
+    for name, version in sorted(there.published.items()):
+        yield version, Reason("unpublished", f"the sink {name} is published up to v{version}")
+    for version in there.head.recorded.values():
+        yield version, Reason("request", "a snapshot under way has recorded it")
 
 
 def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:

@@ -1,6 +1,6 @@
 """Whether each version of a stage follows from the one before: nothing that was read or written is taken back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
@@ -97,54 +97,70 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     """
     if later.begins:
         return
-    at = f"{later.app}/{later.stage} v{later.version}"
-    if later.version != earlier.version + 1:
-        yield f"{at} follows v{earlier.version}"
-    if later.time_ms <= earlier.time_ms:
-        yield f"{at} was committed at {later.time_ms} ms; expected more than {earlier.time_ms}, that of the one before"
-    if later.epoch < earlier.epoch:
-        yield f"{at} has epoch {later.epoch}; expected {earlier.epoch}, that of the one before, or more"
-    # It says which of two rows of a key is newer.
-    newest = max((sst.seq_max for sst in earlier.ssts), default=0)
-    if later.kind == "batch" and not newest < later.row_seq <= later.version:
-        yield f"{at} wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
-    if later.clock_ms < earlier.clock_ms and earlier.table is not None and earlier.table.ttl is not None:
-        yield f"{at} has the clock {later.clock_ms} ms; expected {earlier.clock_ms}, that of the one before, or more"
-    old, new = earlier.watermark_ms, later.watermark_ms
-    if old is not None and (new is None or new < old):
-        yield f"{at} has the watermark {new} ms; expected {old}, that of the one before, or more"
-    was, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
-    if was is not None and (due is None or due < was):
-        yield f"{at} says that rows fell due up to {due} ms; expected {was}, that of the one before, or more"
-    for name in sorted(earlier.inputs):
-        if name in later.inputs:
-            steps = earlier.inputs[name], later.inputs[name]
-            found = (*_input_differences(*steps, later.kind in _RESTARTS), *_losses(*steps, later.lost.get(name)))
-            yield from (f"{at}, input {name!r}: {each}" for each in found)
-        elif later.kind not in _RESTARTS:
-            yield f"{at} has no input {name!r}; the one before had"
-    for name in sorted(later.lost):
-        if later.kind not in _RESTARTS:
+    at, restarted = f"{later.app}/{later.stage} v{later.version}", later.kind in _RESTARTS
+    yield from (f"{at} {each}" for each in _taken_back(earlier, later))
+
+    def of_input(name: str) -> Iterator[str]:
+        yield from _input_differences(earlier.inputs[name], later.inputs[name], restarted)
+        yield from _losses(earlier.inputs[name], later.inputs[name], later.lost.get(name))
+
+    def of_output(name: str) -> Iterator[str]:
+        return _output_differences(earlier.outputs[name], later.outputs[name])
+
+    def of_sink(name: str) -> Iterator[str]:
+        return _sink_differences(earlier.sinks[name], later.sinks[name])
+
+    yield from _by_name(at, "input", earlier.inputs, later.inputs, of_input, may_go=restarted)
+    if not restarted:
+        for name in sorted(later.lost):
             yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
-    for name in sorted(earlier.outputs):
-        if name in later.outputs:
-            wrong = _output_differences(earlier.outputs[name], later.outputs[name])
-            yield from (f"{at}, channel {name!r}: {each}" for each in wrong)
-        elif later.kind not in _RESTARTS:
-            yield f"{at} has no channel {name!r}; the one before had"
-    for name in sorted(earlier.sinks):
-        if name in later.sinks:
-            yield from (
-                f"{at}, sink {name!r}: {each}" for each in _sink_differences(earlier.sinks[name], later.sinks[name])
-            )
-        elif later.kind not in _RESTARTS:
-            yield f"{at} has no sink {name!r}; the one before had"
+    yield from _by_name(at, "channel", earlier.outputs, later.outputs, of_output, may_go=restarted)
+    yield from _by_name(at, "sink", earlier.sinks, later.sinks, of_sink, may_go=restarted)
     for name in sorted(earlier.aside):
         if name in later.aside:
             wrong = _aside_differences(earlier.aside[name], later.aside[name])
             yield from (f"{at}, {name} records: {each}" for each in wrong)
         else:
             yield f"{at} has no table of {name} records; the one before had"
+
+
+def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
+    """What is wrong of the numbers and clocks of a version, by those of the one before it."""
+    if later.version != earlier.version + 1:
+        yield f"follows v{earlier.version}"
+    if later.time_ms <= earlier.time_ms:
+        yield f"was committed at {later.time_ms} ms; expected more than {earlier.time_ms}, that of the one before"
+    if later.epoch < earlier.epoch:
+        yield f"has epoch {later.epoch}; expected {earlier.epoch}, that of the one before, or more"
+    # It says which of two rows of a key is newer.
+    newest = max((sst.seq_max for sst in earlier.ssts), default=0)
+    if later.kind == "batch" and not newest < later.row_seq <= later.version:
+        yield f"wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
+    if later.clock_ms < earlier.clock_ms and earlier.table is not None and earlier.table.ttl is not None:
+        yield f"has the clock {later.clock_ms} ms; expected {earlier.clock_ms}, that of the one before, or more"
+    old, new = earlier.watermark_ms, later.watermark_ms
+    if old is not None and (new is None or new < old):
+        yield f"has the watermark {new} ms; expected {old}, that of the one before, or more"
+    was, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
+    if was is not None and (due is None or due < was):
+        yield f"says that rows fell due up to {due} ms; expected {was}, that of the one before, or more"
+
+
+def _by_name(
+    at: str,
+    what: str,
+    had: Collection[str],
+    has: Collection[str],
+    compare: Callable[[str], Iterable[str]],
+    *,
+    may_go: bool,
+) -> Iterator[str]:
+    """What is wrong of inputs, channels or sinks, each beside what it was in the version before."""
+    for name in sorted(had):
+        if name in has:
+            yield from (f"{at}, {what} {name!r}: {each}" for each in compare(name))
+        elif not may_go:
+            yield f"{at} has no {what} {name!r}; the one before had"
 
 
 def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ from slackwater.cli.report.contents import Case
 from slackwater.cli.report.drawing import draw
 from slackwater.cli.report.timeline import Mark, Probe, Timeline, Wrong, timeline
 from slackwater.snapshot.bisect.programs import Run
-from slackwater.snapshot.bisect.verdict import Stretch
+from slackwater.snapshot.bisect.verdict import VersionRange
 from slackwater.store.versions.manifest import Program
 
 from tests.cli.report.cases import Parsed, reports
@@ -111,7 +111,9 @@ def test_a_record_that_cannot_be_told_has_a_reason_and_what_was_read(case: Case)
 def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Case) -> None:
     verdict = case.verdict
     steps = (*verdict.steps[:-1], replace(verdict.steps[-1], answer="skip", why="no column named 'x': there is y"))
-    unsure = replace(verdict, keys=None, steps=steps, candidates=(Stretch("legs", 4, 9), Stretch("aircraft", 5, 5)))
+    unsure = replace(
+        verdict, keys=None, steps=steps, candidates=(VersionRange("legs", 4, 9), VersionRange("aircraft", 5, 5))
+    )
     parsed = Parsed.of(reports(replace(case, verdict=unsure, guilty=None))[0])
     assert parsed.texts["h1"] == ["The first bad commit of flights is one of legs@v4..v9, aircraft@v5."]
     assert "bad at the latest" in parsed.texts["dt"]
