@@ -19,10 +19,9 @@ import duckdb
 import numpy as np
 import psutil
 import pyarrow as pa
-from confluent_kafka import Producer
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import Kafka
+from slackwater.pipeline.kafka.protocol import Kafka, Record
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
@@ -110,19 +109,17 @@ class Ledger:
 
     def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
         """Send entries, deterministic in their number, and then `raw` values as they are."""
-        producer = Producer({**self.kafka.properties, "linger.ms": 5})
         random = np.random.default_rng(self.sent)
         accounts, amounts = (
             random.integers(0, 500, count).tolist(),
             random.integers(-100, 100, count).tolist(),
         )
+        records = []
         for seq, account, amount in zip(range(self.sent, self.sent + count), accounts, amounts, strict=True):
             entry = {"seq": seq, "account": f"a{account}", "branch": account % 7, "amount": amount}
-            producer.produce(self.topic, json.dumps(entry).encode(), partition=seq % 3)
-            producer.poll(0)
-        for value in raw:
-            producer.produce(self.topic, value, partition=0)
-        assert producer.flush(30) == 0
+            records.append(Record(json.dumps(entry).encode(), seq % 3))
+        records += [Record(value, 0) for value in raw]
+        self.kafka.send(self.topic, records, patience_s=30)
         self.sent += count
 
     @contextmanager
