@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
 
 if TYPE_CHECKING:
     import slackwater as sw
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 
 PEER = "SLACKWATER_BENCH_PEER"
 """Set in the environment of a peer's processes, so that their memory is not taken for ours."""
+
+_ENDS_S = 60.0
+"""How long a process may take to end once it has answered."""
 
 SPARK_STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -44,7 +50,26 @@ def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] 
     # What Spark's own workers say of their pandas, once a batch, is not what somebody wants to read here.
     of_peers = {PEER: "1", "PYTHONWARNINGS": "ignore::FutureWarning"} if peer else {}
     environment = {**os.environ, **(env or {}), **of_peers}
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment).stdout)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        assert process.stdout is not None
+        answer = process.stdout.readline()
+        if not answer and (code := process.wait()):
+            raise subprocess.CalledProcessError(code, command)
+        _end(process)
+    return json.loads(answer)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Wait for a process whose answer is there to end, and end it with its JVM where that hangs.
+
+    A JVM with Spark's RocksDB sometimes does: it waits for its own threads, and hears no signal.
+    """
+    with suppress(psutil.NoSuchProcess):
+        running = psutil.Process(process.pid)
+        every = [running, *running.children(recursive=True)]
+        for left in psutil.wait_procs(every, timeout=_ENDS_S)[1]:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
 
 
 def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **more: Any) -> list[int]:
