@@ -19,9 +19,10 @@ import duckdb
 import numpy as np
 import psutil
 import pyarrow as pa
+from confluent_kafka import Producer
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import Kafka, Record
+from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
@@ -114,12 +115,14 @@ class Ledger:
             random.integers(0, 500, count).tolist(),
             random.integers(-100, 100, count).tolist(),
         )
-        records = []
+        producer = Producer({**self.kafka.properties, "linger.ms": 5})
         for seq, account, amount in zip(range(self.sent, self.sent + count), accounts, amounts, strict=True):
             entry = {"seq": seq, "account": f"a{account}", "branch": account % 7, "amount": amount}
-            records.append(Record(json.dumps(entry).encode(), seq % 3))
-        records += [Record(value, 0) for value in raw]
-        self.kafka.send(self.topic, records, patience_s=30)
+            producer.produce(self.topic, json.dumps(entry).encode(), partition=seq % 3)
+            producer.poll(0)
+        for value in raw:
+            producer.produce(self.topic, value, partition=0)
+        assert producer.flush(30) == 0
         self.sent += count
 
     @contextmanager

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -12,6 +11,7 @@ import slackwater as sw
 from msgspec.structs import replace
 from slackwater.cli import main
 from slackwater.errors import Refused
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import AppInfo
@@ -19,15 +19,14 @@ from typer.testing import CliRunner
 
 from tests.support.running import DIAMOND, EXPECTED, Ledger
 
-pytestmark = pytest.mark.usefixtures("isolated")
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("isolated")]
 
 DEBITS = EXPECTED[DIAMOND]["debits"]
 
 
 @pytest.fixture
-def diamond(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    real = request.node.get_closest_marker("kafka") is not None
-    made = Ledger(request.getfixturevalue("broker") if real else f"memory://{uuid4().hex}", tmp_path, program=DIAMOND)
+def diamond(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    made = Ledger(kafka.bootstrap, tmp_path, program=DIAMOND)
     for name, value in made.environment().items():
         monkeypatch.setenv(name, value)
     return made
@@ -46,7 +45,6 @@ def debits(diamond: Ledger) -> pa.Table:
         return con.sql(DEBITS).to_arrow_table()
 
 
-@pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
 def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Ledger, tmp_path: Path) -> None:
