@@ -178,13 +178,12 @@ class LibrdKafka:
 
         try:
             for each in records:
-                named = {} if each.partition is None else {"partition": each.partition}
+                named: dict[str, object] = {} if each.partition is None else {"partition": each.partition}
                 named |= {} if each.time_ms is None else {"timestamp": each.time_ms}
+                named |= {"headers": list(each.headers)} if each.headers else {}
                 while True:
                     try:
-                        producer.produce(
-                            topic, each.value, each.key, headers=list(each.headers), on_delivery=delivered, **named
-                        )
+                        producer.produce(topic, each.value, each.key, on_delivery=delivered, **named)
                         break
                     except BufferError:
                         # What the broker does not take in time makes room by its error.

@@ -173,9 +173,10 @@ class MemoryKafka:
                 time.sleep(_LOOK_S)
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
+        sent = list(records)
         with self._lock:
             try:
-                return self._append(topic, records)
+                return self._append(topic, sent)
             except (KeyError, IndexError):
                 raise NotTaken(self.name, topic, "there is no such topic or partition", passing=False) from None
 

@@ -110,12 +110,12 @@ class Ledger:
 
     def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
         """Send entries, deterministic in their number, and then `raw` values as they are."""
-        producer = Producer({**self.kafka.properties, "linger.ms": 5})
         random = np.random.default_rng(self.sent)
         accounts, amounts = (
             random.integers(0, 500, count).tolist(),
             random.integers(-100, 100, count).tolist(),
         )
+        producer = Producer({**self.kafka.properties, "linger.ms": 5})
         for seq, account, amount in zip(range(self.sent, self.sent + count), accounts, amounts, strict=True):
             entry = {"seq": seq, "account": f"a{account}", "branch": account % 7, "amount": amount}
             producer.produce(self.topic, json.dumps(entry).encode(), partition=seq % 3)
