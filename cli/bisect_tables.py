@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import instants
-from . import formats
-from .tables import Grid, Title
+from ..results import formats
+from ..results.text import Grid, Title
+from ..results.values import stream, word
 from .terminal import Part
-from .values import stream, word
 
 if TYPE_CHECKING:
     from ..snapshot.bisect.record import Guilty, Message

@@ -7,9 +7,10 @@ import typer
 
 from .. import instants
 from ..errors import NotFound, Refused, Unavailable
-from . import formats, options
+from ..results import formats
+from ..results.text import Grid
+from . import options
 from .session import Session, either, verb
-from .tables import Grid
 
 if TYPE_CHECKING:
     from ..snapshot.bisect.session import Session as Search

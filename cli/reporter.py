@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..pipeline.run.news import News
-from . import formats, terminal
+from ..results import formats
+from . import terminal
 from .output import Output
 
 if TYPE_CHECKING:

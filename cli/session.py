@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from .. import instants
-from . import formats, options
+from ..results import formats
+from . import options
 from .output import Output, output_for
 from .terminal import Part
 

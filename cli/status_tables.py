@@ -5,8 +5,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from .. import instants
-from . import formats
-from .tables import Grid, Title
+from ..results import formats
+from ..results.text import Grid, Title
 from .terminal import Part
 
 if TYPE_CHECKING:

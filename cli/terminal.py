@@ -17,7 +17,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TextIO
 
 from ..printable import escaped_in_json, printable
-from .tables import Grid, Title, as_plain, as_rich
+from ..results.text import Grid, Title, as_plain, as_rich
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

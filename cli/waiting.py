@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import instants
+from ..results.text import Grid
 from .output import Progress
-from .tables import Grid
 
 if TYPE_CHECKING:
     from ..snapshot.cut.requests import Request

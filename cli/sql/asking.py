@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import instants
-from .. import formats
+from ...results import formats
 from ..session import Session
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[
 
 def show(session: Session, answer: Answer, limit: int) -> None:
     """Show the rows, for people the first `limit` (0 for all); for machines also what they were read from."""
-    from .. import values
+    from ...results import values
 
     cut, rows = answer.cut, answer.rows
     if session.as_json:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Usage
+from ...results.text import Grid
 from ..session import Session
-from ..tables import Grid
 from . import asking
 
 if TYPE_CHECKING:

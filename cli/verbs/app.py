@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Refused
-from .. import formats, options
+from ...results import formats
+from .. import options
 from ..session import Session, group, verb
 from ..terminal import Part
 

@@ -10,12 +10,13 @@ import typer
 
 from ... import instants
 from ...errors import Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid, Title
+from .. import options
 from ..bisect_words import check_none_open, keep, note_input_gone, show_wanted, words
 from ..output import Progress
 from ..replaying import Code, replayed
 from ..session import Session, verb
-from ..tables import Grid, Title
 from ..terminal import Part
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.lineage import Lineage, Window
     from ...store.objects.protocol import ObjectStore
-    from ..report.files import Reports
+    from ..reports import Reports
 
 
 @verb(
@@ -72,10 +73,10 @@ def bisect(
     Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until the input record
     is found that turned it bad.
     """
+    from ...results import values
     from ...snapshot.bisect.session import Asked
     from ...snapshot.bisect.session import Session as Search
-    from .. import values
-    from ..report.files import Reports
+    from ..reports import Reports
 
     if "@" in app_name or "/" in app_name:
         name = app_name.partition("@")[0].partition("/")[0]
@@ -155,8 +156,8 @@ def go_on(
 
 
 def _show(session: Session, verdict: "Verdict", guilty: "Guilty | None", out: Path | None, edge: str) -> None:
+    from ...results import values
     from ...snapshot.bisect.verdict import MAX_ROWS
-    from .. import values
 
     for ref, cut in verdict.asked.items():
         session.note_thinned(ref, cut.thinned)
@@ -231,7 +232,7 @@ def _steps(progress: Progress, app_name: str) -> "Callable[[Step], None]":
 
 
 def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict[str, Any]:
-    from .. import values
+    from ...results import values
     from ..bisect_tables import record_data
 
     def data_of(steps: "Iterable[Step]") -> list[dict[str, Any]]:

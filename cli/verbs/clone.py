@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from ... import instants
 from ...errors import NotFound, Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid, Title
+from .. import options
 from ..session import Session, store_flag, verb
-from ..tables import Grid, Title
 from ..terminal import Part
 
 if TYPE_CHECKING:

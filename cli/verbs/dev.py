@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from ... import instants
-from .. import formats, options, terminal
+from ...results import formats
+from ...results.text import Grid, Title
+from .. import options, terminal
 from ..session import Session, group, verb
-from ..tables import Grid, Title
 
 dev = group()
 

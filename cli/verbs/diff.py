@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ...errors import Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid, Title
+from .. import options
 from ..session import Session, verb
-from ..tables import Grid, Title
 from ..terminal import Part
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def diff(
     column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
     state. Exits with 1 when something differs.
     """
+    from ...results import values
     from ...snapshot.diff.moments import StoredCut
     from ...snapshot.diff.moments import diff as differences
-    from .. import values
 
     if stat and keys:
         raise Usage("--stat shows no keys, so it does not go with --keys", hint="leave one of them out")
@@ -87,7 +88,7 @@ def _stacked(found: "Sequence[TableDiff]") -> "pa.Table":
 
 
 def _data(each: "TableDiff", *, with_rows: bool, with_values: bool) -> dict[str, Any]:
-    from .. import values
+    from ...results import values
 
     def row(change: "KeyChange") -> dict[str, Any]:
         sides = {"before": change.before, "after": change.after} if with_values else {}
@@ -144,13 +145,13 @@ def _rows(each: "TableDiff", *, with_values: bool, out: Path | None) -> Iterator
 
 
 def _key(change: "KeyChange") -> tuple[str, ...]:
-    from ..values import word
+    from ...results.values import word
 
     return change.kind, *map(word, change.key.values())
 
 
 def _lines(change: "KeyChange") -> Iterator[tuple[str, ...]]:
     """A line for each value that differs; of a row that one side has, for each that it has."""
-    from ..values import differing
+    from ...results.values import differing
 
     return ((*_key(change), *line) for line in differing(change.before, change.after))

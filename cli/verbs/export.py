@@ -3,9 +3,10 @@
 from contextlib import closing
 from pathlib import Path
 
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid, Title
+from .. import options
 from ..session import Session, verb
-from ..tables import Grid, Title
 
 
 @verb(

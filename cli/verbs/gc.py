@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from ...durations import HOUR_MS, format_ms
 from ...errors import Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid, Title
+from .. import options
 from ..session import Session, verb
-from ..tables import Grid, Title
 from ..terminal import Part
 
 if TYPE_CHECKING:

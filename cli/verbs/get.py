@@ -2,9 +2,10 @@
 
 import typer
 
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid
+from .. import options
 from ..session import Session, verb
-from ..tables import Grid
 
 
 @verb(
@@ -23,11 +24,11 @@ def get(
 
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
+    from ...results import values
     from ...snapshot.cut.names import having
     from ...snapshot.cut.resolve import telling_if_collected
     from ...snapshot.query import get as lookup
     from ...store.objects.counting import CountingStore
-    from .. import values
 
     cut, _ = session.cut_around(ref, "read")
     counted = CountingStore(session.store)

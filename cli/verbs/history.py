@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import instants
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid
+from .. import options
 from ..replaying import needed_program, program_here
 from ..session import Session, verb
-from ..tables import Grid
 from ..terminal import Part
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _behind(session: Session, found: "KeyHistory", cache: "SstCache", code: Path
 
 
 def _data(found: "KeyHistory", behind: "tuple[Guilty | None, ...] | None") -> dict[str, object]:
-    from .. import values
+    from ...results import values
     from ..bisect_tables import record_data
 
     (key,) = values.rows(found.key)
@@ -125,7 +126,7 @@ def _shown(found: "KeyHistory", key: str, behind: "tuple[Guilty | None, ...] | N
 
 def _lines(change: "Change", read: str) -> Iterator[tuple[str, ...]]:
     """A line for each value that changed; the first says when, by which version, and of what it came."""
-    from ..values import differing
+    from ...results.values import differing
 
     about = (instants.when(change.time_ms), f"v{change.version}", _what(change))
     for number, line in enumerate(differing(change.before, change.after)):

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import formats, options
+from ...results import formats
+from .. import options
 from ..output import Progress
 from ..replaying import needed_program
 from ..session import Session, verb

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Refused, Unavailable
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid
+from .. import options
 from ..session import Session, verb
-from ..tables import Grid
 from ..terminal import Part
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ... import instants
 from ...errors import Usage
-from .. import formats, options
+from ...results import formats
+from .. import options
 from ..reporter import reporting
 from ..session import Session, verb
 from ..terminal import Part

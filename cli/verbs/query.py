@@ -10,9 +10,10 @@ import typer
 
 from ... import instants
 from ...errors import Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid
+from .. import options
 from ..session import Session, verb
-from ..tables import Grid
 from ..terminal import Part
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def query(
     if text is None:
         session.show(*_tables(session, ref))
         return
-    from .. import values
+    from ...results import values
     from ..sql import asking
 
     if out is not None:

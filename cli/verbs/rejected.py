@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid
+from .. import options
 from ..session import Session, verb
-from ..tables import Grid
 from ..terminal import Part
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _asked(app_name: str, waiting: dict[str, int], running: set[str], *, dry_run
 
 
 def _data(found: "RejectedRecords") -> dict[str, object]:
-    from .. import values
+    from ...results import values
 
     return {
         "app": found.app,

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ...errors import Refused, Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid, Title
+from .. import options
 from ..replaying import needed_program
 from ..session import Session, verb
-from ..tables import Grid, Title
 from ..terminal import Part
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _parts(found: "Comparison") -> Iterator[Part]:
 
 def _data(found: "Comparison") -> dict[str, Any]:
     """The same for machines, with all keys and rows that differ; bytes are hexadecimal."""
-    from .. import values
+    from ...results import values
 
     return {
         "app": found.app,
@@ -249,7 +250,7 @@ def _written(found: "Comparison") -> Iterator[tuple[str, ...]]:
 
 
 def _channel(channel: "ChannelComparison") -> Iterator[Part]:
-    from .. import values
+    from ...results import values
 
     if channel.committed.rows is None:
         yield ""

@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ... import instants
-from .. import formats, options
+from ...results import formats
+from .. import options
 from ..session import Session, verb
 
 if TYPE_CHECKING:

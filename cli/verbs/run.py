@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import instants
-from .. import formats, options
+from ...results import formats
+from .. import options
 from ..reporter import reporting
 from ..session import Session, verb
 

@@ -8,9 +8,10 @@ import typer
 
 from ... import instants
 from ...errors import Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid
+from .. import options
 from ..session import Session, group, verb
-from ..tables import Grid
 from ..terminal import Part
 from ..waiting import progress_of_answers, waiting_for
 

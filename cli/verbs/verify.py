@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from ... import instants
-from .. import formats, options
+from ...results import formats
+from ...results.text import Grid, Title
+from .. import options
 from ..session import Session, verb
-from ..tables import Grid, Title
 from ..terminal import Part
 
 if TYPE_CHECKING:

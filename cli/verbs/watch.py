@@ -12,10 +12,11 @@ import typer
 
 from ... import instants
 from ...errors import SlackwaterError, Unavailable, Usage
-from .. import formats, options
+from ...results import formats
+from ...results.text import Title
+from .. import options
 from ..output import Progress
 from ..session import Session, verb
-from ..tables import Title
 from ..terminal import Part
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class _Report:
 
     def _write(self, verdict: "Verdict", invariant: "Invariant", folder: Path) -> Path | None:
         """The report of a failure, without values; None when it could not be written."""
-        from ..report.files import Reports
+        from ..reports import Reports
 
         about = f"{self._app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
@@ -222,7 +223,7 @@ def _line(look: "Look") -> str:
 
 
 def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator[Part]:
-    from .. import values
+    from ...results import values
 
     yield Title(f"{invariant.name} does not hold at {look.ref}")
     yield values.grid(rows, _MAX_ROWS)
@@ -253,7 +254,7 @@ def _data(look: "Look", verdicts: "dict[str, Verdict | None]", reports: dict[str
 
 
 def _result(result: "Result", verdict: "Verdict | None", report: Path | None) -> dict[str, Any]:
-    from .. import values
+    from ...results import values
 
     return {
         "name": result.invariant.name,

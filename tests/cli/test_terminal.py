@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.cli import main, output, terminal, values
-from slackwater.cli.tables import Grid
+from slackwater.cli import main, output, terminal
 from slackwater.errors import Refused
 from slackwater.pipeline.spark.stderr_filter import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
+from slackwater.results import values
+from slackwater.results.text import Grid
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.audit_log import record

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from ...printable import printable
+from ..printable import printable
 from .document import Block, Document, Facts, Line, Listing, Name, Paragraph, Said, Section, Span, Table, Time, Value
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")

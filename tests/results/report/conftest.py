@@ -5,10 +5,10 @@ from contextlib import closing
 from functools import cache
 
 import pytest
-from slackwater.cli.report.contents import Case
+from slackwater.results.report import Case
 from slackwater.store.read.cache import SstCache
 
-from tests.cli.report.cases import real_case
+from tests.results.report.cases import real_case
 
 
 @pytest.fixture(scope="package")

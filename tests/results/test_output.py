@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from slackwater.cli import formats, values
-from slackwater.cli.tables import Grid, as_plain, as_rich
 from slackwater.errors import Refused, Usage
+from slackwater.results import formats, values
+from slackwater.results.text import Grid, as_plain, as_rich
 
 EVERYTHING = pa.table(
     {

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.cli.report.contents import Case
-from slackwater.cli.report.drawing import draw
-from slackwater.cli.report.timeline import Mark, Probe, Timeline, Wrong, timeline
+from slackwater.results.drawing import draw
+from slackwater.results.report import Case
+from slackwater.results.timeline import Mark, Probe, Timeline, Wrong, timeline
 from slackwater.snapshot.bisect.programs import Run
 from slackwater.snapshot.bisect.verdict import Stretch
 from slackwater.store.versions.manifest import Program
 
-from tests.cli.report.cases import Parsed, reports
+from tests.results.report.cases import Parsed, reports
 
 
 @pytest.fixture

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from .. import formats
-from ..values import word
-from . import surroundings
+from . import formats, surroundings
 from .document import Block, Document, Facts, Line, Listing, Name, Paragraph, Section, Span, Table, Time
 from .masking import Mask
+from .values import word
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import ChangedKeys
-    from ...snapshot.bisect.record import Guilty, Hop, Message
-    from ...snapshot.bisect.verdict import Verdict
-    from ...snapshot.cut.lineage import Window
-    from ...snapshot.diff.key_changes import KeyChange
-    from ...snapshot.evidence.collect import Evidence
+    from ..snapshot.bisect.changed_keys import ChangedKeys
+    from ..snapshot.bisect.record import Guilty, Hop, Message
+    from ..snapshot.bisect.verdict import Verdict
+    from ..snapshot.cut.lineage import Window
+    from ..snapshot.diff.key_changes import KeyChange
+    from ..snapshot.evidence.collect import Evidence
 
 _MAX_KEYS = 10
 """Keys that are shown."""
@@ -228,7 +227,7 @@ def _commands(case: Case, mask: Mask) -> Section:
 
 
 def _closing(case: Case, mask: Mask) -> Paragraph:
-    from ... import __version__
+    from .. import __version__
 
     values = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     return Paragraph((f"slackwater {__version__}, ", Time(case.time_ms), f". {values}"), aside=True)

@@ -8,8 +8,8 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from math import copysign, log2
 
-from ...printable import printable
-from .. import formats
+from ..printable import printable
+from . import formats
 from .timeline import Mark, Timeline
 
 _WIDTH, _LEFT, _RIGHT = 960, 130, 24

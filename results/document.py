@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...instants import iso
+from ..instants import iso
 from .timeline import Timeline
 
 

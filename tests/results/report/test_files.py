@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from slackwater.store.objects.open import open_store
 
-from tests.cli.report.cases import Parsed
 from tests.cli.verbs.calling import BAD, BROKEN, from_json, slackwater
+from tests.results.report.cases import Parsed
 from tests.support.histories import FlightsApp, Kafka, flights
 
 pytestmark = pytest.mark.usefixtures("isolated", "app")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.verdict import Answer, Verdict
-    from ...snapshot.evidence.collect import Evidence
+    from ..snapshot.bisect.verdict import Answer, Verdict
+    from ..snapshot.evidence.collect import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Timeline:
 
 def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
     """What the picture shows of a search."""
-    from ...snapshot.evidence.collect import distance
+    from ..snapshot.evidence.collect import distance
 
     bad = verdict.bad.versions
     probes = sorted(
@@ -77,7 +77,7 @@ def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
 
 
 def _lanes(verdict: "Verdict", evidence: "Evidence") -> tuple[tuple[str, tuple[Mark, ...]], ...]:
-    from ...snapshot.cut.graph import order
+    from ..snapshot.cut.graph import order
 
     here = evidence.commits.index(verdict.bad.stages[verdict.stage])
     stages = {commit.stage: commit for commit in evidence.commits}

@@ -7,11 +7,11 @@ from decimal import Decimal
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from slackwater.cli.report.contents import Case
-from slackwater.cli.report.masking import DOTS, Mask
 from slackwater.printable import printable
+from slackwater.results.masking import DOTS, Mask
+from slackwater.results.report import Case
 
-from tests.cli.report.cases import Parsed, rendered, reports, with_values
+from tests.results.report.cases import Parsed, rendered, reports, with_values
 
 NASTY = (
     "<script>alert(1)</script>",

@@ -7,7 +7,7 @@ that turn the direction of writing is shown as what it is.
 import html
 from collections.abc import Iterator
 
-from ...printable import printable
+from ..printable import printable
 from .document import Block, Document, Facts, Line, Listing, Name, Paragraph, Said, Section, Span, Table, Time, Value
 from .drawing import draw
 from .style import CSS

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import Usage
-from ...instants import now_ms
-from ...whole_file import check_folder, whole_file
-from ..session import Session
-from . import html, markdown
-from .contents import Case, document
-from .masking import Mask
+from ..errors import Usage
+from ..instants import now_ms
+from ..results import html, markdown
+from ..results.masking import Mask
+from ..results.report import Case, document
+from ..whole_file import check_folder, whole_file
+from .session import Session
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.record import Guilty
-    from ...snapshot.bisect.verdict import Verdict
+    from ..snapshot.bisect.record import Guilty
+    from ..snapshot.bisect.verdict import Verdict
 
 _ENDINGS = {"--report": (".html", ".htm"), "--md": (".md", ".markdown")}
 
@@ -60,8 +60,8 @@ class Reports:
         wanted = [(path, option, render) for path, option, render in formats if path is not None]
         if not wanted:
             return
-        from ...snapshot.evidence.collect import collect
-        from ...store.versions.apps import free_name
+        from ..snapshot.evidence.collect import collect
+        from ..store.versions.apps import free_name
 
         settings = session.settings
         reader = settings.open_channels() if verdict.predicate.channels else None

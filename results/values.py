@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from ..errors import Refused, Usage
 from ..store.sst.python_values import python_rows, python_values
 from ..whole_file import check_folder, whole_file
-from .tables import Grid
+from .text import Grid
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
