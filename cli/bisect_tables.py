@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import instants
 from ..results import formats
-from ..results.text import Grid, Title
+from ..results.document import Block, Name, Table, Title
 from ..results.values import stream, word
-from .terminal import Part
 
 if TYPE_CHECKING:
     from ..snapshot.bisect.record import Guilty, Message
@@ -17,21 +16,26 @@ _MAX_TEXT = 2_000
 """Characters of a record's value that are printed for people."""
 
 
-def changes(keys: "KeyChanges", before: str = "before", after: str = "after") -> Grid:
+def changes(keys: "KeyChanges", before: str = "before", after: str = "after") -> Table:
     """The first keys, with a line for each value that changed; `before` and `after` are what both sides are called."""
-    headings = (*keys.keys.column_names, "column", f">{before}", f">{after}")
-    return Grid.of(headings, (line for key in keys.head(formats.MOST_SHOWN) for line in _lines(key)))
+    headings: tuple[str | Name, ...] = (
+        *(Name(name) for name in keys.keys.column_names),
+        "column",
+        f">{before}",
+        f">{after}",
+    )
+    return Table.of(headings, (line for key in keys.head(formats.MOST_SHOWN) for line in _lines(key)))
 
 
-def record_parts(guilty: "Guilty") -> Iterator[Part]:
+def record_parts(guilty: "Guilty") -> Iterator[Block]:
     """The record, the way to it, and what it did; or why there is none."""
     if guilty.message is not None:
         yield ""
         yield Title(f"{guilty.message.address} is the record behind it")
-        yield Grid.of(("", ""), _message(guilty.message))
+        yield Table.of(("", ""), _message(guilty.message))
     if guilty.hops:
         yield ""
-        yield Grid.of(
+        yield Table.of(
             ("stage", "version", "turned bad with", ">of", ">replays"),
             (
                 (hop.stage, f"v{hop.version}", str(hop.record), formats.count(hop.records), formats.count(hop.replays))

@@ -8,7 +8,7 @@ import typer
 from .. import instants
 from ..errors import NotFound, Refused, Unavailable
 from ..results import formats
-from ..results.text import Grid
+from ..results.document import Table
 from . import options
 from .session import Session, either, verb
 
@@ -123,7 +123,7 @@ def explain(session: Session, app_name: options.App) -> None:
         for number, mark in enumerate(search.marks, 1)
     )
     last = f"{search.wanted or 'the beginning'} is to be looked at" if search.wanted is not None else search.found
-    session.show(search, Grid.of((">", "moment", "was", ">took", "why"), lines), *filter(None, [last]))
+    session.show(search, Table.of((">", "moment", "was", ">took", "why"), lines), *filter(None, [last]))
 
 
 @verb("slackwater bisect reset flights", of=words)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ..errors import SlackwaterError
+from ..results.document import Block
 from . import terminal
-from .terminal import Part
 
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
@@ -18,7 +18,7 @@ _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 class Progress(Protocol):
     """Takes the news of something that goes on."""
 
-    def __call__(self, line: str, *picture: Part) -> None:
+    def __call__(self, line: str, *picture: Block) -> None:
         """`line` is what just happened, or empty; `picture` the whole, shown in one place on a terminal."""
         ...
 
@@ -30,7 +30,7 @@ Show = Callable[..., None]
 class JsonOutput:
     """One JSON document on stdout (one line, indented on a terminal); errors as one JSON object on stderr."""
 
-    def show(self, data: object, *parts: Part) -> None:
+    def show(self, data: object, *parts: Block) -> None:
         """`data` as JSON."""
         import msgspec
 
@@ -65,7 +65,7 @@ class JsonOutput:
 class TextOutput:
     """Words and tables: drawn by rich on a terminal, plain and whole elsewhere."""
 
-    def show(self, data: object, *parts: Part) -> None:
+    def show(self, data: object, *parts: Block) -> None:
         """The parts, one under the other."""
         terminal.print_parts(parts)
 

@@ -11,9 +11,9 @@ from typer.core import TyperGroup
 
 from .. import instants
 from ..results import formats
+from ..results.document import Block
 from . import options
 from .output import Output, output_for
-from .terminal import Part
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -47,7 +47,7 @@ class Session:
         """The `--store` that a command to type next needs because this one was given it; else nothing."""
         return store_flag(self.said_store)
 
-    def show(self, data: object, *parts: Part) -> None:
+    def show(self, data: object, *parts: Block) -> None:
         """The result: `data` for machines, `parts` for people."""
         self.output.show(data, *parts)
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..results import formats
-from ..results.text import Grid, Title
-from .terminal import Part
+from ..results.document import Block, Table, Title
 
 if TYPE_CHECKING:
     from ..snapshot.status.cost import AppCost, StageCost
@@ -17,19 +16,19 @@ if TYPE_CHECKING:
 _FIGURES = ("table", ">L0", ">debt", ">read amp", ">write amp", ">cache hits", ">filter hits", ">commit")
 
 
-def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterator[Part]:
+def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterator[Block]:
     """The stages of each app; with `in_detail` also its tables and the partitions of its inputs."""
     for number, each in enumerate(found):
         if number:
             yield ""
         yield _title(each)
-        yield Grid.of(
+        yield Table.of(
             ("stage", "runs", ">version", ">epoch", "committed", ">rows read", ">keys", ">SSTs", ">size", "lag"),
             (_row(stage) for stage in each.stages),
         )
         if any(stage.sinks for stage in each.stages):
             yield ""
-            yield Grid.of(("stage", "publishes", ">up to", "lag"), _sinks(each))
+            yield Table.of(("stage", "publishes", ">up to", "lag"), _sinks(each))
         yield from (
             f"{stage.stage} rejected {formats.plural(stage.rejected, 'record')}, {stage.rejected_waiting:,} waiting: "
             f"slackwater rejected {each.app}"
@@ -39,7 +38,7 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
         if in_detail:
             if any(stage.figures for stage in each.stages):
                 yield ""
-                yield Grid.of(
+                yield Table.of(
                     (*_FIGURES, ">of versions"),
                     (_figures(stage, figures) for stage in each.stages if (figures := stage.figures)),
                 )
@@ -54,7 +53,7 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
                 if stage.watermark_ms is not None or stage.ahead or stage.late
             )
             yield ""
-            yield Grid.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
+            yield Table.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
 
 
 def _title(each: "AppOverview") -> str:
@@ -140,13 +139,13 @@ def _partitions(each: "AppOverview") -> Iterator[tuple[str, ...]]:
                 yield stage.stage, f"{source.topic}[{partition}]", str(offset), ends, formats.count(lag)
 
 
-def cost_parts(costs: "Sequence[AppCost]", since: str) -> Iterator[Part]:
+def cost_parts(costs: "Sequence[AppCost]", since: str) -> Iterator[Block]:
     """What each app costs, by the versions of the last `since`, and what the figures mean."""
     for each in costs:
         money, total = each.prices.currency, each.total
         rates = (">GET/h", ">PUT/h", ">LIST/h", ">DELETE/h", ">read/h", ">written/h")
         yield Title(each.app)
-        yield Grid.of(("stage", *rates, ">stored", f">{money}/month"), map(_cost, (*each.stages, total)))
+        yield Table.of(("stage", *rates, ">stored", f">{money}/month"), map(_cost, (*each.stages, total)))
         yield (
             f"a month: {total.requests_cost:,.2f} {money} for requests, {total.storage_cost:,.2f} for storage"
             + (f", {total.traffic_cost:,.2f} for traffic" if each.prices.read_per_gb else "")

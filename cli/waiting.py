@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import instants
-from ..results.text import Grid
+from ..results.document import Table
 from .output import Progress
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callab
             if answer.version is not None and before.get(stage) != states[stage]
         ]
         for line in news or [""]:
-            progress(line, title, Grid.of(("stage", "marker", "recorded", "last commit"), rows))
+            progress(line, title, Table.of(("stage", "marker", "recorded", "last commit"), rows))
         before = states
 
     return on_look

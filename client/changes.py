@@ -6,13 +6,12 @@ from typing import overload
 
 import duckdb
 
-from .. import instants
+from ..results.document import Block, Shown, Table, Time, Title
 from ..snapshot.diff import history
 from ..snapshot.diff.moments import TableDiff
 from ..snapshot.query.answers import as_relation
 from ..store.sst.python_values import python_rows
 from .results import short
-from .shown import Shown, View
 
 _MAX_KEYS = 10
 """Keys that are shown."""
@@ -35,27 +34,17 @@ class TableDifference(Shown):
         """The rows that differ: the key, `change` (`added`, `removed`, `changed`), `before_…` and `after_…` values."""
         return as_relation(self.found.changes.flat())
 
-    def _view(self) -> View:
+    def _blocks(self) -> Iterator[Block]:
         found = self.found
-        more = len(found.changes) - _MAX_KEYS
-        matches = ", ".join(f"{each.column} in {each.differing:,}" for each in found.columns if each.differing)
-        return View(
-            f"{found.table}: {found.added:,} added, {found.removed:,} removed, {found.changed:,} changed",
-            ("", "key", "before", "after"),
-            tuple(
-                (each.kind, short(each.key), short(each.before), short(each.after))
-                for each in found.changes.head(_MAX_KEYS)
-            ),
-            (
-                *found.unlike,
-                *((f"and {more:,} more rows",) if more > 0 else ()),
-                *(
-                    (f"differing: {matches}, of {'about ' if found.about else ''}{found.rows_in_both:,} rows",)
-                    if matches
-                    else ()
-                ),
-            ),
-        )
+        yield Title(f"{found.table}: {found.added:,} added, {found.removed:,} removed, {found.changed:,} changed")
+        some = found.changes.head(_MAX_KEYS)
+        rows = ((each.kind, short(each.key), short(each.before), short(each.after)) for each in some)
+        yield Table.of(("", "key", "before", "after"), rows)
+        yield from found.unlike
+        if (more := len(found.changes) - _MAX_KEYS) > 0:
+            yield f"and {more:,} more rows"
+        if matches := ", ".join(f"{each.column} in {each.differing:,}" for each in found.columns if each.differing):
+            yield f"differing: {matches}, of {'about ' if found.about else ''}{found.rows_in_both:,} rows"
 
 
 class Difference(Shown, Mapping[str, TableDifference]):
@@ -79,15 +68,13 @@ class Difference(Shown, Mapping[str, TableDifference]):
         """Whether nothing differs."""
         return all(each.equal for each in self._found.values())
 
-    def _view(self) -> View:
+    def _blocks(self) -> Iterator[Block]:
         before, after = self._refs
         tables = [each.found for each in self._found.values()]
-        return View(
-            f"{before} and {after} {'are equal' if self.equal else 'differ'}",
-            ("table", "added", "removed", "changed"),
-            tuple((each.table, each.added, each.removed, each.changed) for each in tables),
-            tuple(f"{each.table}: {what}" for each in tables for what in each.unlike),
-        )
+        yield Title(f"{before} and {after} {'are equal' if self.equal else 'differ'}")
+        rows = ((each.table, each.added, each.removed, each.changed) for each in tables)
+        yield Table.of(("table", "added", "removed", "changed"), rows)
+        yield from (f"{each.table}: {what}" for each in tables for what in each.unlike)
 
 
 class KeyHistory(Shown, Sequence[history.Change]):
@@ -107,23 +94,21 @@ class KeyHistory(Shown, Sequence[history.Change]):
     def __len__(self) -> int:
         return len(self.found.changes)
 
-    def _view(self) -> View:
+    def _blocks(self) -> Iterator[Block]:
         found = self.found
         (key,) = python_rows(found.key)
-        whole = f"whole from v{found.whole_from} on: older versions were thinned out by gc"
-        return View(
-            f"{found.app}/{found.table}, {short(key)}: {len(self)} changes, newest first",
-            ("committed", "version", "", "before", "after", "read"),
-            tuple(
-                (
-                    instants.iso(each.time_ms),
-                    f"v{each.version}",
-                    "expired" if each.expired else each.kind,
-                    short(each.before),
-                    short(each.after),
-                    ", ".join(map(str, each.windows)),
-                )
-                for each in self
-            ),
-            (whole,) if found.whole_from else (),
+        yield Title(f"{found.app}/{found.table}, {short(key)}: {len(self)} changes, newest first")
+        rows = (
+            (
+                Time(each.time_ms),
+                f"v{each.version}",
+                "expired" if each.expired else each.kind,
+                short(each.before),
+                short(each.after),
+                ", ".join(map(str, each.windows)),
+            )
+            for each in self
         )
+        yield Table.of(("committed", "version", "", "before", "after", "read"), rows)
+        if found.whole_from:
+            yield f"whole from v{found.whole_from} on: older versions were thinned out by gc"

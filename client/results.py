@@ -1,12 +1,13 @@
 """What asking gives: the log, a verdict of bisect, a verification."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import duckdb
 
-from .. import instants
+from ..results.document import Block, Shown, Table, Time, Title
 from ..snapshot.bisect.record import Guilty
 from ..snapshot.bisect.verdict import Verdict
 from ..snapshot.cut.lineage import Window
@@ -14,7 +15,6 @@ from ..snapshot.query.answers import as_relation
 from ..snapshot.query.log import Entry
 from ..snapshot.verify.report import Difference
 from ..snapshot.verify.verify import Report
-from .shown import Shown, View
 
 if TYPE_CHECKING:
     from .moment import Moment
@@ -28,13 +28,14 @@ class Log(Shown, tuple[Entry, ...]):
 
     __slots__ = ()
 
-    def _view(self) -> View:
-        return View(
-            f"{len(self)} commits, newest first",
-            ("committed", "stage", "version", "kind", "rows", "snapshots", "read"),
-            tuple(
+    def _blocks(self) -> Iterator[Block]:
+        yield Title(f"{len(self)} commits, newest first")
+        headings = ("committed", "stage", "version", "kind", "rows", "snapshots", "read")
+        yield Table.of(
+            headings,
+            (
                 (
-                    instants.iso(each.time_ms),
+                    Time(each.time_ms),
                     each.stage,
                     f"v{each.version}",
                     each.kind,
@@ -85,27 +86,23 @@ class Bisection(Shown):
         """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
 
-    def _view(self) -> View:
+    def _blocks(self) -> Iterator[Block]:
         found = self.verdict
+        good = found.good_ref or "before the first commit"
+        yield Title(f"{found.stage} v{found.bad_version} is the first bad commit of {found.app} (last good: {good})")
         keys = islice(found.keys or (), _MAX_KEYS)
-        more = len(found.keys or ()) - _MAX_KEYS
-        notes = [f"read {', '.join(map(str, self.windows))}", f"found with {found.evaluations} evaluations"]
-        if more > 0:
-            notes.insert(0, f"and {more:,} more keys")
+        yield Table.of(("key", "before", "after"), ((short(k.key), short(k.before), short(k.after)) for k in keys))
+        if (more := len(found.keys or ()) - _MAX_KEYS) > 0:
+            yield f"and {more:,} more keys"
+        yield f"read {', '.join(map(str, self.windows))}"
+        yield f"found with {found.evaluations} evaluations"
         if self.record is not None:
             hops = self.record.hops
-            notes.append(f"behind it: {hops[-1].record}" if hops else f"not replayed: {self.record.reason}")
+            yield f"behind it: {hops[-1].record}" if hops else f"not replayed: {self.record.reason}"
         if found.candidates:
-            notes.append(f"not certain: one of {', '.join(map(str, found.candidates))}")
+            yield f"not certain: one of {', '.join(map(str, found.candidates))}"
         if found.non_monotone:
-            notes.append("it went from good to bad more than once: this is one of the changes")
-        return View(
-            f"{found.stage} v{found.bad_version} is the first bad commit of {found.app} "
-            f"(last good: {found.good_ref or 'before the first commit'})",
-            ("key", "before", "after"),
-            tuple((short(key.key), short(key.before), short(key.after)) for key in keys),
-            tuple(notes),
-        )
+            yield "it went from good to bad more than once: this is one of the changes"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -125,14 +122,13 @@ class Verification(Shown):
         """What is not as it must be."""
         return self.report.differences
 
-    def _view(self) -> View:
+    def _blocks(self) -> Iterator[Block]:
         report = self.report
-        return View(
-            f"{report.ref} is {'consistent' if report.consistent else 'not consistent'}",
-            ("looked at", "number", "differences"),
-            tuple((each.check, each.checked, each.differences) for each in report.checks),
-            (*(each.message for each in report.differences), *report.not_reread),
-        )
+        yield Title(f"{report.ref} is {'consistent' if report.consistent else 'not consistent'}")
+        rows = ((each.check, each.checked, each.differences) for each in report.checks)
+        yield Table.of(("looked at", "number", "differences"), rows)
+        yield from (each.message for each in report.differences)
+        yield from report.not_reread
 
 
 def short(row: object) -> str:

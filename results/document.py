@@ -1,11 +1,17 @@
-"""What a report is made of, before it is HTML or Markdown. Text is as it came: whoever renders it makes it harmless."""
+"""One document model of what verbs and methods give: blocks for people, data for machines.
 
-from collections.abc import Iterable, Sequence
+Text in it is as it came, also a stranger's: whoever renders it makes it harmless.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ..instants import iso
-from .timeline import Timeline
+from . import formats
+from .picture import Timeline
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +31,10 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Found:
     """What a moment was found to be."""
 
-    word: Literal["good", "bad", "skip"]
+    text: Literal["good", "bad", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +50,57 @@ class Time:
         return iso(self.time_ms, self.precision) if self.time_ms else ""
 
 
-Span = str | Name | Value | Said | Time
-"""A piece of a line; a `str` is words of ours."""
+Span = str | int | None | Name | Value | Found | Time
+"""A piece of a line: a `str` is words of ours, an `int` a count, None a count that is not known."""
 Line = tuple[Span, ...]
 """Pieces that follow each other; blanks between them are theirs."""
+Cell = Span | Line
 
 
 @dataclass(frozen=True, slots=True)
-class Paragraph:
-    """A line of text."""
+class Title:
+    """A line that stands out."""
 
-    line: Line
-    aside: bool = False
-    """Whether it explains rather than tells."""
+    line: Cell
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A line that explains rather than tells."""
+
+    line: Cell
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of lines under headings."""
+    """Rows of cells under headings."""
 
-    headings: tuple[Span, ...]
+    headings: tuple[str | Name, ...]
     to_right: tuple[bool, ...]
     """Which columns are aligned to the right."""
-    rows: tuple[tuple[Line, ...], ...]
+    rows: tuple[tuple[Cell, ...], ...]
 
     @classmethod
-    def of(cls, headings: Sequence[str | Name], rows: Iterable[Sequence[Span | Line]]) -> "Table":
-        """A table of any rows. A heading in words that starts with `>` marks a column aligned to the right."""
+    def of(cls, headings: Sequence[str | Name], rows: Iterable[Sequence[Cell]]) -> "Table":
+        """A table of any rows. A heading in words that starts with `>` marks a column aligned to the right.
+
+        One that is not ours to choose is a `Name`.
+        """
         to_right = tuple(isinstance(heading, str) and heading.startswith(">") for heading in headings)
         names = tuple(heading.removeprefix(">") if isinstance(heading, str) else heading for heading in headings)
-        lines = (tuple(cell if isinstance(cell, tuple) else (cell,) for cell in row) for row in rows)
-        return cls(names, to_right, tuple(lines))
+        return cls(names, to_right, tuple(map(tuple, rows)))
+
+    @classmethod
+    def each(cls, items: Iterable[_Item], columns: Mapping[str, Callable[[_Item], Cell]]) -> "Table":
+        """A row for each item, a column for each heading."""
+        return cls.of(tuple(columns), ([cell(item) for cell in columns.values()] for item in items))
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of one thing, by name."""
 
-    rows: tuple[tuple[Span, Line], ...]
+    rows: tuple[tuple[Span, Cell], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +110,8 @@ class Listing:
     text: str
 
 
-Block = Paragraph | Table | Facts | Listing | Timeline
-"""A timeline is a picture; what it shows is in words beside it."""
+Block = Cell | Title | Aside | Table | Facts | Listing | Timeline
+"""A span or a line by itself is a line of text. A timeline is a picture; what it shows is in words beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +123,8 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """A whole report."""
+class Page:
+    """A whole file to hand on."""
 
     title: str
     """Its name, for a window."""
@@ -114,4 +133,62 @@ class Document:
     facts: Facts
     """How it was found."""
     sections: tuple[Section, ...]
-    closing: Paragraph
+    closing: Aside
+
+
+class Result:
+    """What a verb shows and a method gives.
+
+    Args:
+        data: for machines: builtins, structs and dataclasses.
+        blocks: for people.
+        notes: lines worth knowing beside it; machines find what they say in the data.
+        failed: whether what was asked does not hold, so that the exit code is 1.
+    """
+
+    def __init__(self, data: object, *blocks: Block, notes: Iterable[str] = (), failed: bool = False) -> None:
+        self.data = data
+        self.blocks = blocks
+        self.notes = tuple(notes)
+        self.failed = failed
+
+
+class Shown:
+    """A value of the Python API: a readable `repr`, and a table in notebooks. Whatever it holds, it stays text."""
+
+    __slots__ = ()
+
+    def _blocks(self) -> Iterable[Block]:
+        """What is shown of it, a title first."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        from .text import plain
+
+        return "".join(map(plain, self._blocks())).removesuffix("\n")
+
+    def _repr_html_(self) -> str:
+        from .html import notebook
+
+        return notebook(self._blocks())
+
+
+def spans(cell: Cell) -> Line:
+    """The pieces of a cell or line."""
+    return cell if isinstance(cell, tuple) else (cell,)
+
+
+def words(span: Span) -> str:
+    """A piece as text."""
+    match span:
+        case str():
+            return span
+        case int() | None:
+            return formats.count(span)
+        case _:
+            return span.text
+
+
+def text_of(cell: Cell) -> str:
+    """A cell or line as text."""
+    return "".join(map(words, spans(cell)))

@@ -4,7 +4,25 @@ import re
 from collections.abc import Iterator
 
 from ..printable import printable
-from .document import Block, Document, Facts, Line, Listing, Name, Paragraph, Said, Section, Span, Table, Time, Value
+from .document import (
+    Aside,
+    Block,
+    Cell,
+    Facts,
+    Found,
+    Listing,
+    Name,
+    Page,
+    Section,
+    Span,
+    Table,
+    Time,
+    Title,
+    Value,
+    spans,
+    words,
+)
+from .picture import Timeline
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
 """ASCII's punctuation: any of it may begin markup somewhere."""
@@ -12,7 +30,7 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~&$@]")
 """What may begin markup within words of ours."""
 
 
-def render(document: Document) -> str:
+def render(document: Page) -> str:
     """The file's text."""
     facts = "\n\n".join(_block(document.facts))
     parts = (f"## {_line(document.sentence)}", facts, *map(_section, document.sections), *_block(document.closing))
@@ -25,8 +43,10 @@ def _section(section: Section) -> str:
 
 def _block(block: Block) -> Iterator[str]:
     match block:
-        case Paragraph(line, aside):
-            yield f"<sub>{_line(line)}</sub>" if aside else _line(line)
+        case Title(line):
+            yield f"**{_line(line)}**"
+        case Aside(line):
+            yield f"<sub>{_line(line)}</sub>"
         case Table():
             yield "\n".join(_rows(block))
         case Facts(rows):
@@ -36,20 +56,24 @@ def _block(block: Block) -> Iterator[str]:
             # A fence ends a listing when it is as long as the one that began it.
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
             yield "\n".join((fence, *lines, fence))
+        case Timeline():
+            return
+        case _:
+            yield _line(block)
 
 
 def _rows(table: Table) -> Iterator[str]:
-    yield _row(tuple((heading,) for heading in table.headings))
+    yield _row(table.headings)
     yield f"|{'|'.join('--:' if right else '---' for right in table.to_right)}|"
     yield from map(_row, table.rows)
 
 
-def _row(row: tuple[Line, ...]) -> str:
+def _row(row: tuple[Cell, ...]) -> str:
     return f"| {' | '.join(map(_line, row))} |"
 
 
-def _line(line: Line) -> str:
-    return "".join(map(_span, line))
+def _line(line: Cell) -> str:
+    return "".join(map(_span, spans(line)))
 
 
 def _span(span: Span) -> str:
@@ -60,10 +84,10 @@ def _span(span: Span) -> str:
             return f"*{_words(text)}*"
         case Time():
             return span.text
-        case Said(word):
+        case Found(word):
             return f"**{word}**"
         case _:
-            return _words(span)
+            return _words(words(span))
 
 
 def _code(text: str) -> str:

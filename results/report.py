@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from . import formats, surroundings
-from .document import Block, Document, Facts, Line, Listing, Name, Paragraph, Section, Span, Table, Time
+from .document import Aside, Block, Facts, Line, Listing, Name, Page, Section, Span, Table, Time
 from .masking import Mask
 from .values import word
 
@@ -39,12 +39,12 @@ class Case:
     """When the report is made."""
 
 
-def document(case: Case, mask: Mask) -> Document:
+def document(case: Case, mask: Mask) -> Page:
     """The report."""
     verdict, keys = case.verdict, case.verdict.keys
     # A key that the predicate names may have turned bad by another row of a join.
     changed = (keys.changed() or keys) if keys else None
-    return Document(
+    return Page(
         title=f"The first bad commit of {verdict.app}",
         sentence=_sentence(case, changed, mask),
         facts=_facts(case, mask),
@@ -108,7 +108,7 @@ def _keys(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Iterator[Sec
         yield Section("The key right before the record, and with it", tuple(_changes(guilty.keys, mask)))
     if changed:
         title = "The key before the commit, and after it" if changed.named else "What the commit changed"
-        note = Paragraph(("The predicate names no key of this table: these are all that the commit changed.",), True)
+        note = Aside("The predicate names no key of this table: these are all that the commit changed.")
         blocks = tuple(_changes(changed, mask))
         yield Section(title, blocks if changed.named else (note, *blocks))
 
@@ -118,7 +118,7 @@ def _changes(keys: "ChangedKeys", mask: Mask) -> Iterator[Block]:
     rows = (line for change in keys.head(_MAX_KEYS) for line in _lines(change, mask))
     yield Table.of((*names, "column", ">before", ">after"), rows)
     if (more := len(keys) - _MAX_KEYS) > 0:
-        yield Paragraph((f"And {formats.plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."), True)
+        yield Aside((f"And {formats.plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))
 
 
 def _lines(change: "KeyChange", mask: Mask) -> Iterator[tuple[Span, ...]]:
@@ -138,22 +138,22 @@ def _value(row: Mapping[str, object] | None, name: str, mask: Mask) -> Span:
 def _record(case: Case, mask: Mask) -> Section:
     guilty = case.guilty
     if guilty is None and case.verdict.candidates:
-        return Section("The record", (Paragraph(("As the commit is not certain, nothing was replayed.",)),))
+        return Section("The record", ("As the commit is not certain, nothing was replayed.",))
     if guilty is None:
         told = "Nothing was replayed, so it is not known which of the records it was that the commit read."
-        return Section("The record", (Paragraph((told,)),))
+        return Section("The record", (told,))
     blocks: list[Block] = []
     if guilty.message is not None:
         blocks += _message(guilty.message, mask)
     if guilty.reason:
-        blocks.append(Paragraph(("The record cannot be told: ", mask.reason(guilty.reason))))
+        blocks.append(("The record cannot be told: ", mask.reason(guilty.reason)))
         blocks += _windows(guilty.windows)
     if guilty.hops:
         if not guilty.hops[0].alone:
-            blocks.append(Paragraph(("By itself it is not wrong: it is with records before it.",)))
+            blocks.append("By itself it is not wrong: it is with records before it.")
         if guilty.others:
-            blocks.append(Paragraph((f"{formats.plural(guilty.others, 'more record')} would be wrong by itself.",)))
-        blocks.append(Paragraph(("The way to it, from the commit upwards:",), True))
+            blocks.append(f"{formats.plural(guilty.others, 'more record')} would be wrong by itself.")
+        blocks.append(Aside("The way to it, from the commit upwards:"))
         blocks.append(_hops(guilty.hops))
     return Section("The record", tuple(blocks))
 
@@ -194,9 +194,9 @@ def _input(case: Case) -> Section:
     lineage = case.verdict.lineage
     blocks: list[Block] = [*_windows(lineage.direct)]
     if lineage.sources != lineage.direct:
-        blocks += [Paragraph(("Which came from:",)), *_windows(lineage.sources)]
+        blocks += ["Which came from:", *_windows(lineage.sources)]
     if lineage.lost:
-        blocks += [Paragraph(("Gone from Kafka and never read:",)), *_windows(lineage.lost)]
+        blocks += ["Gone from Kafka and never read:", *_windows(lineage.lost)]
     return Section("What the commit read", tuple(blocks))
 
 
@@ -205,7 +205,7 @@ def _windows(windows: "tuple[Window, ...]") -> Iterator[Block]:
         lines = ((Name(str(window)), formats.count(window.end - window.start)) for window in windows)
         yield Table.of(("window", ">offsets"), lines)
     else:
-        yield Paragraph(("It read no record.",))
+        yield "It read no record."
 
 
 def _commands(case: Case, mask: Mask) -> Section:
@@ -222,12 +222,12 @@ def _commands(case: Case, mask: Mask) -> Section:
         lines.append(f"slackwater clone {good} {case.clone}{flags}")
     blocks: list[Block] = [Listing("\n".join(lines))]
     if sql != asked:
-        blocks.append(Paragraph(("The literals of the query are hidden: whoever searched has them.",), aside=True))
+        blocks.append(Aside("The literals of the query are hidden: whoever searched has them."))
     return Section("To go on", tuple(blocks))
 
 
-def _closing(case: Case, mask: Mask) -> Paragraph:
+def _closing(case: Case, mask: Mask) -> Aside:
     from .. import __version__
 
     values = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
-    return Paragraph((f"slackwater {__version__}, ", Time(case.time_ms), f". {values}"), aside=True)
+    return Aside((f"slackwater {__version__}, ", Time(case.time_ms), f". {values}"))

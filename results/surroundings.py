@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from . import formats
-from .document import Block, Line, Name, Paragraph, Said, Section, Span, Table, Time
+from .document import Aside, Block, Found, Line, Name, Section, Span, Table, Time
 from .masking import Mask
-from .timeline import timeline
+from .picture import timeline
 
 if TYPE_CHECKING:
     from ..snapshot.bisect.changed_keys import ChangedKeys
@@ -35,20 +35,20 @@ def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
         moment: Span = Name(step.ref) if step.ref else "before the first commit"
         rows = evidence.wrong.get(step.ref)
         wrong = ("not counted" if rows is None else _count(rows)) if step.bad else "0" if step.answer == "good" else ""
-        return moment, Said(step.answer), wrong, Time(step.cut.time_ms), str(step.number or "")
+        return moment, Found(step.answer), wrong, Time(step.cut.time_ms), str(step.number or "")
 
     steps = sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions))
-    blocks: list[Block] = [picture, Paragraph((caption,), True)]
+    blocks: list[Block] = [picture, Aside(caption)]
     blocks.append(Table.of(("moment", "was", ">wrong rows", "committed", ">asked as no."), map(line, steps)))
     for step in verdict.steps:
         if step.answer == "skip":
             moment = Name(step.ref) if step.ref else "the beginning"
             # What the database or a program said may quote a value anywhere.
             why = f": {step.why}" if mask.show else ""
-            blocks.append(Paragraph((moment, f" could not be judged{why}."), aside=True))
+            blocks.append(Aside((moment, f" could not be judged{why}.")))
     for step in verdict.non_monotone:
-        against = (Name(step.ref) if step.ref else "the beginning", " is ", Said(step.answer))
-        blocks.append(Paragraph((*against, ": it turned more than once, and this is one of the changes.")))
+        against = (Name(step.ref) if step.ref else "the beginning", " is ", Found(step.answer))
+        blocks.append((*against, ": it turned more than once, and this is one of the changes."))
     return Section("When it turned", tuple(blocks))
 
 
@@ -63,9 +63,9 @@ def reached(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
     bad = verdict.bad.stages[verdict.stage]
     title = "What it reached further on"
     if not bad.outputs:
-        return Section(title, (Paragraph((f"Nothing: {bad.stage} sends nothing to other stages.",)),))
+        return Section(title, (f"Nothing: {bad.stage} sends nothing to other stages.",))
     sent = ", ".join(f"{formats.plural(output.rows, 'row')} to {name}" for name, output in bad.outputs.items())
-    blocks: list[Block] = [Paragraph(("The bad version sent ", sent, "."))]
+    blocks: list[Block] = [("The bad version sent ", sent, ".")]
     if evidence.reached:
         headings = ("stage", "consumed it first", "committed", ">rows it read", ">keys it changed", "such as")
         blocks.append(Table.of(headings, (_later(each, mask) for each in evidence.reached)))
@@ -73,9 +73,9 @@ def reached(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
             "Which of these keys are wrong because of it is not known: a version also reads what others sent. Later "
             "versions of each stage build on these, and so do later ones of the bad stage."
         )
-        blocks.append(Paragraph((limits,), True))
+        blocks.append(Aside(limits))
     else:
-        blocks.append(Paragraph(("No stage had consumed it when this was written.",)))
+        blocks.append("No stage had consumed it when this was written.")
     return Section(title, tuple(blocks))
 
 
@@ -107,8 +107,8 @@ def snapshots(verdict: "Verdict", evidence: "Evidence") -> Section:
     if rows:
         blocks.append(Table.of(("snapshot", "complete", "has", ""), rows[-_MAX_SNAPSHOTS:]))
     if len(rows) > _MAX_SNAPSHOTS:
-        blocks.append(Paragraph((f"And {len(rows) - _MAX_SNAPSHOTS} older ones.",), True))
-    return Section("Snapshots", tuple(blocks) or (Paragraph(("There is none.",)),))
+        blocks.append(Aside(f"And {len(rows) - _MAX_SNAPSHOTS} older ones."))
+    return Section("Snapshots", tuple(blocks) or ("There is none.",))
 
 
 def _snapshot(verdict: "Verdict", snapshot: "Snapshot") -> tuple[Span | Line, ...]:
@@ -129,8 +129,8 @@ def ledger(evidence: "Evidence") -> Section:
     audit = evidence.audit
     checks = ", ".join(formats.plural(each.checked, CHECKS[each.check][0]) for each in audit.checks)
     found = "all is as it must be" if audit.consistent else formats.plural(len(audit.differences), "difference")
-    blocks: list[Block] = [Paragraph(("What ", Name(f"verify {audit.ref}"), f" finds: {found} ({checks})."))]
-    blocks += (Paragraph((difference.message,)) for difference in audit.differences)
+    blocks: list[Block] = [("What ", Name(f"verify {audit.ref}"), f" finds: {found} ({checks}).")]
+    blocks += ((difference.message,) for difference in audit.differences)
     if audit.ledger:
         headings = ("channel", "from", "to", ">sent", ">consumed", ">lost", ">in flight", ">difference")
         blocks.append(Table.of(headings, map(_entry, audit.ledger)))

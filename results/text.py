@@ -1,83 +1,64 @@
-"""Tables of words, drawn for a terminal by rich or as plain aligned columns for a pipe."""
+"""Blocks as text: drawn by rich for a terminal, or plain aligned columns for a pipe."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from ..printable import printable
+from .document import Aside, Block, Facts, Listing, Table, Title, text_of
+from .picture import Timeline
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-_Item = TypeVar("_Item")
+    from rich.console import RenderableType
 
 _FOLDED = 20
 """Columns of the terminal that a value which does not fit shall have at least."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Rows of words under headings, all of them printable (`of` makes them so).
-
-    A heading that starts with `>` marks a column aligned to the right. One that is not ours to choose starts with `<`
-    or `>`, whatever follows.
-    """
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def of(cls, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Grid":
-        """A grid of any rows."""
-        return cls(tuple(map(printable, headings)), tuple(tuple(printable(cell) for cell in row) for row in rows))
-
-    @classmethod
-    def each(cls, items: Iterable[_Item], columns: Mapping[str, Callable[[_Item], str]]) -> "Grid":
-        """A row for each item, a column for each heading."""
-        return cls.of(tuple(columns), ([cell(item) for cell in columns.values()] for item in items))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The headings without their marks."""
-        return tuple(heading[1:] if heading.startswith((">", "<")) else heading for heading in self.headings)
-
-    @property
-    def to_right(self) -> tuple[bool, ...]:
-        """Which columns are aligned to the right."""
-        return tuple(heading.startswith(">") for heading in self.headings)
-
-
-@dataclass(frozen=True, slots=True)
-class Title:
-    """A line that stands out on a terminal."""
-
-    text: str
-
-
-def as_plain(grid: Grid) -> str:
+def plain(block: Block) -> str:
     """Columns two spaces apart, nothing shortened, no blanks at the ends of lines."""
-    widths = _widths(grid)
-    cells = (zip(line, widths, grid.to_right, strict=True) for line in (grid.names, *grid.rows))
+    if not isinstance(block, Table):
+        return f"{_line(block)}\n"
+    lines = _cells(block)
+    widths = _widths(lines)
+    cells = (zip(line, widths, block.to_right, strict=True) for line in lines)
     return "".join("  ".join(_pad(*cell) for cell in line).rstrip() + "\n" for line in cells)
 
 
-def as_rich(grid: Grid, width: int) -> "Table":
+def drawn(block: Block, width: int) -> "RenderableType":
     """The same for a terminal of `width` columns: a bold heading; wide values fold, they are never cut."""
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    fixed = _fixed(_widths(grid), width)
-    for number, (name, right) in enumerate(zip(grid.names, grid.to_right, strict=True)):
+    if not isinstance(block, Table):
+        return Text(_line(block), style="bold" if isinstance(block, Title) else "")
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    headings, *rows = _cells(block)
+    fixed = _fixed(_widths((headings, *rows)), width)
+    for number, (name, right) in enumerate(zip(headings, block.to_right, strict=True)):
         justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number in fixed)
-    for row in grid.rows:
+    for row in rows:
         table.add_row(*map(Text, row))
     return table
 
 
-def _widths(grid: Grid) -> tuple[int, ...]:
-    return tuple(max(map(_width, column)) for column in zip(grid.names, *grid.rows, strict=True))
+def _line(block: Block) -> str:
+    match block:
+        case Title(line) | Aside(line):
+            return printable(text_of(line))
+        case Table() | Facts() | Listing() | Timeline():
+            raise TypeError(f"a {type(block).__name__} is no line of text")
+        case _:
+            return printable(text_of(block))
+
+
+def _cells(table: Table) -> list[tuple[str, ...]]:
+    """The headings, and the rows."""
+    return [tuple(printable(text_of(cell)) for cell in line) for line in (table.headings, *table.rows)]
+
+
+def _widths(lines: Sequence[tuple[str, ...]]) -> tuple[int, ...]:
+    return tuple(max(map(_width, column)) for column in zip(*lines, strict=True))
 
 
 def _fixed(widths: Sequence[int], width: int) -> frozenset[int]:

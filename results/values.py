@@ -13,17 +13,18 @@ import pyarrow.compute as pc
 from ..errors import Refused, Usage
 from ..store.sst.python_values import python_rows, python_values
 from ..whole_file import check_folder, whole_file
-from .text import Grid
+from .document import Name, Table
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
-def grid(table: pa.Table, limit: int | None = None) -> Grid:
+def grid(table: pa.Table, limit: int | None = None) -> Table:
     """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
     shown = table if limit is None else table.slice(0, min(limit, table.num_rows))
-    headings = [f"{'>' if _is_number(field.type) else '<'}{field.name}" for field in table.schema]
-    return Grid.of(headings, ([word(value) for value in row.values()] for row in rows(shown)))
+    headings = tuple(map(Name, table.column_names))
+    to_right = tuple(map(_is_number, table.schema.types))
+    return Table(headings, to_right, tuple(tuple(map(word, row.values())) for row in rows(shown)))
 
 
 def word(value: object) -> str:

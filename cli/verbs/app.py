@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ... import instants
 from ...errors import Refused
 from ...results import formats
+from ...results.document import Block
 from .. import options
 from ..session import Session, group, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.removal import Removal, Removed
@@ -80,7 +80,7 @@ def _groups(removal: "Removal") -> tuple[str, ...]:
     return tuple(group_of(removal.app, stage) for stage in removal.stages)
 
 
-def _words(done: "Removed", topics: bool, dry_run: bool) -> Iterator[Part]:
+def _words(done: "Removed", topics: bool, dry_run: bool) -> Iterator[Block]:
     removal, what = done.removal, done.contents
     if done.already:
         when = instants.when(removal.time_ms)

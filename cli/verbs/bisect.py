@@ -11,13 +11,12 @@ import typer
 from ... import instants
 from ...errors import Usage
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Block, Table, Title
 from .. import options
 from ..bisect_words import check_none_open, keep, note_input_gone, show_wanted, words
 from ..output import Progress
 from ..replaying import Code, replayed
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.bisect.changed_keys import ChangedKeys
@@ -217,7 +216,7 @@ def _scan(session: Session, asked: "Asked") -> None:
     changes = formats.plural(len(found.flips), "change")
     session.show(
         found,
-        Grid.of(("commit", "committed", "went from", ">wrong keys"), words) if found.flips else "",
+        Table.of(("commit", "committed", "went from", ">wrong keys"), words) if found.flips else "",
         f"{changes} in {found.stage}@v{found.first + 1}..v{found.last}, of {formats.plural(found.rows, 'row')} written",
     )
 
@@ -279,7 +278,7 @@ def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict
 
 def _parts(
     verdict: "Verdict", out: Path | None, guilty: "Guilty | None", store: "ObjectStore", flags: str
-) -> Iterator[Part]:
+) -> Iterator[Block]:
     from ...store.versions.apps import free_name
     from ..bisect_tables import record_parts
 
@@ -291,7 +290,7 @@ def _parts(
             else "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
         )
     good = (verdict.good_ref, instants.when(verdict.good_time_ms), verdict.good.ref)
-    yield Grid.of(
+    yield Table.of(
         ("", "", "committed", "the whole app"),
         (
             ("last good", *(good if verdict.good_ref else ("-", "before the first commit", ""))),
@@ -324,7 +323,7 @@ def _effort(verdict: "Verdict") -> str:
     return f"{formats.plural(verdict.evaluations, 'evaluation')}{more}"
 
 
-def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
+def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Block]:
     """The first keys, with a line for each value that changed."""
     from ..bisect_tables import changes
 
@@ -341,22 +340,22 @@ def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
         yield f"{formats.plural(len(keys), 'key')} in {out}"
 
 
-def read(lineage: "Lineage") -> Iterator[Part]:
+def read(lineage: "Lineage") -> Iterator[Block]:
     """What a commit read, what that came from, and what it passed over."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
-        yield Grid.of(("it read", ">records" if reads_sources else ">messages"), _windows(lineage.direct))
+        yield Table.of(("it read", ">records" if reads_sources else ">messages"), _windows(lineage.direct))
     else:
         yield "it read no record"
     if not reads_sources:
         yield ""
         if lineage.sources:
-            yield Grid.of(("which came from", ">records"), _windows(lineage.sources))
+            yield Table.of(("which came from", ">records"), _windows(lineage.sources))
         else:
             yield "no record is behind these: rows fell due, windows ended, or rejected records were retried"
     if lineage.lost:
         yield ""
-        yield Grid.of(("gone from Kafka and never read", ">messages"), _windows(lineage.lost))
+        yield Table.of(("gone from Kafka and never read", ">messages"), _windows(lineage.lost))
 
 
 def _windows(windows: "tuple[Window, ...]") -> Iterator[tuple[str, str]]:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 from ... import instants
 from ...errors import NotFound, Usage
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Block, Table, Title
 from .. import options
 from ..session import Session, store_flag, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.clone.plan import ClonePlan
@@ -104,7 +103,7 @@ def _data(plan: "ClonePlan", dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _done_already(plan: "ClonePlan", *, runs: bool) -> Iterator[Part]:
+def _done_already(plan: "ClonePlan", *, runs: bool) -> Iterator[Block]:
     origin = plan.info.origin
     since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
     yield (
@@ -115,11 +114,11 @@ def _done_already(plan: "ClonePlan", *, runs: bool) -> Iterator[Part]:
         yield "it has run on since; another clone of that moment needs another name"
 
 
-def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterator[Part]:
+def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterator[Block]:
     done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
     yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
     manifests = [plan.source.stages[stage] for stage in plan.source.versions]
-    yield Grid.each(
+    yield Table.each(
         manifests,
         {
             "stage": lambda at: at.stage,

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from ... import instants
 from ...errors import Usage
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Block, Table, Title
 from .. import options
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.compact import AppCompactor, Merge
@@ -108,7 +107,7 @@ def _line(done: "Compacted") -> str:
     return "  ".join(filter(None, words))
 
 
-def _parts(app_name: str, done: "tuple[Compacted, ...]", earlier: "tuple[Manifest, ...]") -> Iterator[Part]:
+def _parts(app_name: str, done: "tuple[Compacted, ...]", earlier: "tuple[Manifest, ...]") -> Iterator[Block]:
     if earlier:
         merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
         yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
@@ -117,7 +116,7 @@ def _parts(app_name: str, done: "tuple[Compacted, ...]", earlier: "tuple[Manifes
         yield f"nothing to merge in {app_name}"
         return
     yield Title(f"compacted {app_name}")
-    yield Grid.each(
+    yield Table.each(
         done,
         {
             "stage": lambda each: each.stage,
@@ -131,12 +130,12 @@ def _parts(app_name: str, done: "tuple[Compacted, ...]", earlier: "tuple[Manifes
     )
 
 
-def _planned(app_name: str, due: "tuple[Merge, ...]") -> Iterator[Part]:
+def _planned(app_name: str, due: "tuple[Merge, ...]") -> Iterator[Block]:
     if not due:
         yield f"nothing to merge in {app_name}"
         return
     yield Title(f"would merge in {app_name}")
-    yield Grid.each(
+    yield Table.each(
         due,
         {
             "stage": lambda each: each.stage,

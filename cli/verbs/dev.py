@@ -5,7 +5,7 @@ from typing import Any
 
 from ... import instants
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Table, Title
 from .. import options, terminal
 from ..session import Session, group, verb
 
@@ -112,7 +112,7 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
 
     servers = DevServers(folder).status()
     logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
-    shown = Grid.each(
+    shown = Table.each(
         servers,
         {
             "server": lambda each: each.name,

@@ -9,10 +9,9 @@ import typer
 
 from ...errors import Usage
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Block, Name, Table, Title
 from .. import options
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +106,7 @@ def _data(each: "TableDiff", *, with_rows: bool, with_values: bool) -> dict[str,
     }
 
 
-def _parts(found: "Sequence[TableDiff]", *, with_rows: bool, with_values: bool, out: Path | None) -> Iterator[Part]:
+def _parts(found: "Sequence[TableDiff]", *, with_rows: bool, with_values: bool, out: Path | None) -> Iterator[Block]:
     for number, each in enumerate(found):
         if number:
             yield ""
@@ -117,7 +116,7 @@ def _parts(found: "Sequence[TableDiff]", *, with_rows: bool, with_values: bool, 
         yield from each.unlike
         if each.changed and each.columns:
             about = f"of {'about ' if each.about else ''}{formats.plural(each.rows_in_both, 'row')}"
-            yield Grid.of(("column", ">differ", f">{about} equal"), (_match(one, each) for one in each.columns))
+            yield Table.of(("column", ">differ", f">{about} equal"), (_match(one, each) for one in each.columns))
         if with_rows and len(each.changes):
             yield ""
             yield from _rows(each, with_values=with_values, out=out)
@@ -129,14 +128,14 @@ def _match(column: "ColumnMatch", of: "TableDiff") -> tuple[str, str, str]:
     return column.column, formats.count(column.differing), f"{parts / 10_000:g} %"
 
 
-def _rows(each: "TableDiff", *, with_values: bool, out: Path | None) -> Iterator[Part]:
+def _rows(each: "TableDiff", *, with_values: bool, out: Path | None) -> Iterator[Block]:
     changes = each.changes
-    headings = ("", *(f"<{name}" for name in changes.keys.column_names))
+    headings: tuple[str | Name, ...] = ("", *(Name(name) for name in changes.keys.column_names))
     some = changes.head(formats.MOST_SHOWN)
     if with_values:
-        yield Grid.of((*headings, "column", ">before", ">after"), (line for one in some for line in _lines(one)))
+        yield Table.of((*headings, "column", ">before", ">after"), (line for one in some for line in _lines(one)))
     else:
-        yield Grid.of(headings, map(_key, some))
+        yield Table.of(headings, map(_key, some))
     if len(changes) > formats.MOST_SHOWN:
         more = formats.count(len(changes) - formats.MOST_SHOWN)
         yield f"and {more} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"

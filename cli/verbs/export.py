@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Table, Title
 from .. import options
 from ..session import Session, verb
 
@@ -44,5 +44,5 @@ def export(
     session.show(
         data,
         Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is"),
-        Grid.of(("table", ">version", ">rows"), rows),
+        Table.of(("table", ">version", ">rows"), rows),
     )

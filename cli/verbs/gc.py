@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 from ...durations import HOUR_MS, format_ms
 from ...errors import Usage
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Block, Table, Title
 from .. import options
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.gc.collect import Collected
@@ -71,11 +70,11 @@ def gc(
     session.show(done, *_parts(done))
 
 
-def _parts(done: "Collected") -> Iterator[Part]:
+def _parts(done: "Collected") -> Iterator[Block]:
     verb = "would collect" if done.dry_run else "collected"
     what = f"{formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}" if done.objects else "nothing"
     yield Title(f"{verb} {what} of {done.app}")
-    yield Grid.each(
+    yield Table.each(
         done.stages,
         {
             "stage": lambda each: each.stage,

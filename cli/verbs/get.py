@@ -3,7 +3,7 @@
 import typer
 
 from ...results import formats
-from ...results.text import Grid
+from ...results.document import Table
 from .. import options
 from ..session import Session, verb
 
@@ -39,7 +39,7 @@ def get(
     state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)
     read = {"requests": counted.requests, "bytes": counted.bytes_read, "table_bytes": state_bytes}
     (found,) = values.rows(row) or (None,)
-    shown = [] if found is None else [Grid.of(("column", "value"), ((k, values.word(v)) for k, v in found.items()))]
+    shown = [] if found is None else [Table.of(("column", "value"), ((k, values.word(v)) for k, v in found.items()))]
     session.show({"found": bool(shown), "row": found, "read": read, "thinned_out": cut.thinned}, *shown)
     if not shown:
         session.note(f"table {table} of {cut.ref} has no key {' '.join(key)}")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from ... import instants
 from ...results import formats
-from ...results.text import Grid
+from ...results.document import Block, Table
 from .. import options
 from ..replaying import needed_program, program_here
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.bisect.record import Guilty
@@ -114,14 +113,14 @@ def _data(found: "KeyHistory", behind: "tuple[Guilty | None, ...] | None") -> di
     }
 
 
-def _shown(found: "KeyHistory", key: str, behind: "tuple[Guilty | None, ...] | None") -> Part:
+def _shown(found: "KeyHistory", key: str, behind: "tuple[Guilty | None, ...] | None") -> Block:
     if not found.changes:
         return f"table {found.table} of {found.app} never had a key {key}, in the versions that are left"
     headings = ("committed", ">version", "", "column", ">before", ">after", "read" if behind is None else "because of")
     reads = [formats.windows(map(str, change.windows)) for change in found.changes]
     records = reads if behind is None else [str(each.hops[-1].record) if each and each.hops else "-" for each in behind]
     lines = (_lines(change, record) for change, record in zip(found.changes, records, strict=True))
-    return Grid.of(headings, chain.from_iterable(lines))
+    return Table.of(headings, chain.from_iterable(lines))
 
 
 def _lines(change: "Change", read: str) -> Iterator[tuple[str, ...]]:

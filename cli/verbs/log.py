@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from ... import instants
 from ...errors import Refused, Unavailable
 from ...results import formats
-from ...results.text import Grid
+from ...results.document import Block, Table
 from .. import options
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +58,7 @@ def log(
         session.show(commits, _commits(commits, app_name, asked_kafka=topics is not None))
 
 
-def _commits(commits: "tuple[Entry, ...]", app_name: str, *, asked_kafka: bool) -> Part:
+def _commits(commits: "tuple[Entry, ...]", app_name: str, *, asked_kafka: bool) -> Block:
     if not commits:
         return f"{app_name} has no commit yet; `slackwater run FILE` makes them"
     timed = any(entry.watermark_ms is not None for entry in commits)
@@ -70,7 +69,7 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str, *, asked_kafka: bool) 
         "read",
     )
     lines = (line for entry in commits for line in _lines(entry, asked_kafka=asked_kafka, timed=timed))
-    return Grid.of(headings, lines)
+    return Table.of(headings, lines)
 
 
 def _lines(entry: "Entry", *, asked_kafka: bool, timed: bool) -> "Iterator[tuple[str, ...]]":
@@ -133,8 +132,8 @@ def _work(entry: "Entry") -> tuple[str, str]:
     return formats.count(entry.rows_in), formats.duration(entry.duration_ms)
 
 
-def _operations(done: "tuple[Operation, ...]", app_name: str) -> Part:
+def _operations(done: "tuple[Operation, ...]", app_name: str) -> Block:
     if not done:
         return f"nothing was done to {app_name} from the command line yet"
     rows = ((instants.when(each.time_ms), each.verb, each.detail, each.by) for each in done)
-    return Grid.of(("done", "what", "detail", "by"), rows)
+    return Table.of(("done", "what", "detail", "by"), rows)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ... import instants
 from ...errors import Usage
 from ...results import formats
+from ...results.document import Block
 from .. import options
 from ..reporter import reporting
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...pipeline.migrate.backfilled import Backfilled, Filled
@@ -110,7 +110,7 @@ def _data(done: "Migrated", dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _words(done: "Migrated", file: str, dry_run: bool, flags: str) -> Iterator[Part]:
+def _words(done: "Migrated", file: str, dry_run: bool, flags: str) -> Iterator[Block]:
     from ...snapshot.migrate.words import lines
 
     app = done.plan.app
@@ -162,7 +162,7 @@ def _past_data(past: "Backfilled") -> dict[str, Any]:
     }
 
 
-def past_words(past: "Backfilled", dry_run: bool) -> Iterator[Part]:
+def past_words(past: "Backfilled", dry_run: bool) -> Iterator[Block]:
     """What a backfill did, or would do, column by column."""
     if not past.filled and not past.left:
         yield "nothing to backfill: no column is without the past"

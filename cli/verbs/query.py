@@ -11,10 +11,9 @@ import typer
 from ... import instants
 from ...errors import Usage
 from ...results import formats
-from ...results.text import Grid
+from ...results.document import Block, Table
 from .. import options
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.query.columns import TableColumn
@@ -109,7 +108,7 @@ def _show_page(session: Session, ref: str) -> None:
             stop.wait()
 
 
-def _tables(session: Session, ref: str) -> tuple[object, Part]:
+def _tables(session: Session, ref: str) -> tuple[object, Block]:
     """The tables at a ref, for machines and for people."""
     from ...snapshot.cut.resolve import resolve
     from ...snapshot.query.columns import columns
@@ -124,7 +123,7 @@ def _tables(session: Session, ref: str) -> tuple[object, Part]:
         rows += [(name, each.name, each.type, _role(each)) for each in listed]
     if not found:
         return found, f"{cut.ref} has no table: none of its stages keeps state"
-    return found, Grid.of(("table", "column", "type", ""), rows)
+    return found, Table.of(("table", "column", "type", ""), rows)
 
 
 def _role(column: "TableColumn") -> str:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from ... import instants
 from ...errors import Usage
 from ...results import formats
-from ...results.text import Grid
+from ...results.document import Block, Table
 from .. import options
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.rejected.listing import RejectedRecord, RejectedRecords
@@ -71,7 +70,7 @@ def _ask(session: Session, app_name: str, stage: str, *, dry_run: bool) -> None:
     session.show(data, *_asked(app_name, waiting, running, dry_run=dry_run))
 
 
-def _asked(app_name: str, waiting: dict[str, int], running: set[str], *, dry_run: bool) -> Iterator[Part]:
+def _asked(app_name: str, waiting: dict[str, int], running: set[str], *, dry_run: bool) -> Iterator[Block]:
     if not waiting:
         yield f"no rejected record of {app_name} waits to be retried"
     for name, count in waiting.items():
@@ -91,14 +90,14 @@ def _data(found: "RejectedRecords") -> dict[str, object]:
     }
 
 
-def _shown(found: "RejectedRecords") -> Iterator[Part]:
+def _shown(found: "RejectedRecords") -> Iterator[Block]:
     if not found.records:
         yield (
             f"no rejected record of {found.app} waits" if found.total else f"no stage of {found.app} rejected a record"
         )
         return
     headings = ("stage", "record", "rejected", ">attempts", "error", "")
-    yield Grid.of(headings, map(_row, found.records))
+    yield Table.of(headings, map(_row, found.records))
     yield ""
     yield "; ".join(
         f"{name}: {formats.plural(found.waiting[name], 'record')} waiting of {total:,}"

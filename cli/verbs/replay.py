@@ -9,11 +9,10 @@ import typer
 
 from ...errors import Refused, Usage
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Block, Table, Title
 from .. import options
 from ..replaying import needed_program
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -179,14 +178,14 @@ def _show(session: Session, found: "Comparison", written: Path | None, test: Pat
     session.show({**_data(found), **files}, *parts)
 
 
-def _parts(found: "Comparison") -> Iterator[Part]:
+def _parts(found: "Comparison") -> Iterator[Block]:
     """For people: the first keys and rows that differ."""
     from ..bisect_tables import changes
 
     yield Title(f"{found.ref} gives {'what' if found.same else 'something else than'} was committed")
-    yield Grid.of(("it read", ">records"), ((topic, formats.count(count)) for topic, count in found.read))
+    yield Table.of(("it read", ">records"), ((topic, formats.count(count)) for topic, count in found.read))
     yield ""
-    yield Grid.of(("it wrote", "", ">committed", ">replayed", ">different"), _written(found))
+    yield Table.of(("it wrote", "", ">committed", ">replayed", ">different"), _written(found))
     if found.different:
         yield ""
         yield changes(found.different, "committed", "replayed")
@@ -249,7 +248,7 @@ def _written(found: "Comparison") -> Iterator[tuple[str, ...]]:
             yield each.name, "rows sent", *map(formats.count, numbers)
 
 
-def _channel(channel: "ChannelComparison") -> Iterator[Part]:
+def _channel(channel: "ChannelComparison") -> Iterator[Block]:
     from ...results import values
 
     if channel.committed.rows is None:
@@ -263,6 +262,6 @@ def _channel(channel: "ChannelComparison") -> Iterator[Part]:
             yield from _more(rows.num_rows, "row")
 
 
-def _more(count: int, noun: str) -> Iterator[Part]:
+def _more(count: int, noun: str) -> Iterator[Block]:
     if count > formats.MOST_SHOWN:
         yield f"and {formats.count(count - formats.MOST_SHOWN)} more; --json gives each {noun}"

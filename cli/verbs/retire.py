@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ... import instants
 from ...errors import Unavailable
 from ...results import formats
+from ...results.document import Block
 from .. import options
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...settings import Settings
@@ -47,7 +47,7 @@ def _forget_group(settings: "Settings", app_name: str, stage: str) -> str:
     return ""
 
 
-def _words(done: "Retired", dry_run: bool, flags: str) -> Iterator[Part]:
+def _words(done: "Retired", dry_run: bool, flags: str) -> Iterator[Block]:
     stage = f"{done.app}/{done.stage}"
     if done.already:
         yield f"{stage} is retired since v{done.version}: done already"

@@ -9,10 +9,9 @@ import typer
 from ... import instants
 from ...errors import Usage
 from ...results import formats
-from ...results.text import Grid
+from ...results.document import Block, Table
 from .. import options
 from ..session import Session, group, verb
-from ..terminal import Part
 from ..waiting import progress_of_answers, waiting_for
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def rm(
     session.show({"removed": None if earlier else gone, "dry_run": dry_run, "done_already": earlier}, line)
 
 
-def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]:
+def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Block]:
     took = formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     if is_earlier:
@@ -174,22 +173,22 @@ def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]
     yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'
 
 
-def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request, ...]") -> Iterator[Part]:
+def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request, ...]") -> Iterator[Block]:
     rows: list[tuple[str, ...]] = [(s.name, instants.when(s.completed_ms), s.kind, _versions(s), s.by) for s in taken]
     rows += [(r.name, instants.when(r.created_ms), "asked for", "…", r.by) for r in asked]
     if rows:
-        yield Grid.of(("name", "taken", "kind", "versions", "by"), rows)
+        yield Table.of(("name", "taken", "kind", "versions", "by"), rows)
     else:
         yield f"{app_name} has no snapshot; `slackwater snapshot take {app_name} NAME` takes one"
 
 
-def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") -> Iterator[Part]:
+def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") -> Iterator[Block]:
     by = f" by {snapshot.by}" if snapshot.by else ""
     yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {instants.when(snapshot.completed_ms)}{by}"
     if snapshot.clone:
         yield f"kept for the clone {snapshot.clone}"
     manifests = [cut.stages[stage] for stage in cut.versions]
-    yield Grid.each(
+    yield Table.each(
         manifests,
         {
             "stage": lambda m: m.stage,
@@ -205,7 +204,7 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
         yield "nothing was on the way between stages"
         return
     yield ""
-    yield Grid.of(
+    yield Table.of(
         ("on the way", "from", "to", ">rows", "offsets"),
         (
             (f.channel, f.sender, f.receiver or "-", formats.count(f.rows), formats.between(f.topic, f.starts, f.ends))

@@ -9,10 +9,9 @@ import typer
 
 from ... import instants
 from ...results import formats
-from ...results.text import Grid, Title
+from ...results.document import Block, Table, Title
 from .. import options
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.verify.ledger import Entry
@@ -65,7 +64,7 @@ def _seldom(progress: Callable[[str], None]) -> Callable[[str], None]:
     return now_and_then
 
 
-def _parts(report: "Report") -> Iterator[Part]:
+def _parts(report: "Report") -> Iterator[Block]:
     from ...snapshot.verify.report import CHECKS
 
     yield Title(report.ref)
@@ -84,9 +83,9 @@ def _parts(report: "Report") -> Iterator[Part]:
             ">difference",
             "counted in",
         )
-        yield Grid.of(headings, (line for entry in report.ledger for line in _lines(entry, lossy=lossy)))
+        yield Table.of(headings, (line for entry in report.ledger for line in _lines(entry, lossy=lossy)))
     yield ""
-    yield Grid.of(
+    yield Table.of(
         ("", ">checked", "", ">differences"),
         (
             (

@@ -13,11 +13,10 @@ import typer
 from ... import instants
 from ...errors import SlackwaterError, Unavailable, Usage
 from ...results import formats
-from ...results.text import Title
+from ...results.document import Block, Title
 from .. import options
 from ..output import Progress
 from ..session import Session, verb
-from ..terminal import Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,7 +131,7 @@ class _Report:
             self._session.show(_data(look, verdicts, reports))
         return look.is_good
 
-    def _say(self, *parts: Part) -> None:
+    def _say(self, *parts: Block) -> None:
         if not self._session.as_json:
             self._session.show(None, *parts)
 
@@ -222,7 +221,7 @@ def _line(look: "Look") -> str:
     return "  ".join(filter(None, parts))
 
 
-def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator[Part]:
+def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator[Block]:
     from ...results import values
 
     yield Title(f"{invariant.name} does not hold at {look.ref}")
@@ -231,7 +230,7 @@ def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator
         yield f"and more; slackwater query {look.ref} {shlex.quote(invariant.where)} shows them"
 
 
-def _found(verdict: "Verdict", invariant: "Invariant", flags: str) -> Iterator[Part]:
+def _found(verdict: "Verdict", invariant: "Invariant", flags: str) -> Iterator[Block]:
     yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
     if verdict.lineage.sources:
         yield f"it read {formats.windows(map(str, verdict.lineage.sources))}"
