@@ -62,17 +62,17 @@ class Mask:
         return sentence if self.show or not colon else f"{first}: {DOTS}"
 
 
-def readable(data: bytes) -> str:
-    """Bytes as the text that they are, else hexadecimal; not all of what is long."""
+def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
+    """Bytes as the text that they are, else hexadecimal; of what is longer than `most` characters `more` says so."""
     try:
-        return _cut(data.decode())
+        return _cut(data.decode(), most, more)
     except UnicodeDecodeError:
-        return _cut(data.hex())
+        return _cut(data.hex(), most, more)
 
 
-def _cut(text: str) -> str:
-    more = len(text) - _MOST
-    return text if more <= 0 else f"{text[:_MOST]}… and {formats.plural(more, 'character')} more"
+def _cut(text: str, most: int = _MOST, more: str = "") -> str:
+    left = len(text) - most
+    return text if left <= 0 else text[:most] + (more or f"… and {formats.plural(left, 'character')} more")
 
 
 def _shape(value: object) -> str:

@@ -1,7 +1,7 @@
 """What a report tells: the sentence at its top, the keys, the record, the way to it, and what to type next."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from . import formats, surroundings
 from .document import Aside, Block, Facts, Line, Listing, Name, Page, Section, Span, Table, Time
 from .masking import Mask
-from .values import word
+from .values import value_lines
 
 if TYPE_CHECKING:
     from ..snapshot.bisect.changed_keys import ChangedKeys
     from ..snapshot.bisect.record import Guilty, Hop, Message
     from ..snapshot.bisect.verdict import Verdict
     from ..snapshot.cut.lineage import Window
-    from ..snapshot.diff.key_changes import KeyChange
     from ..snapshot.evidence.collect import Evidence
 
 _MAX_KEYS = 10
@@ -115,24 +114,14 @@ def _keys(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Iterator[Sec
 
 def _changes(keys: "ChangedKeys", mask: Mask) -> Iterator[Block]:
     names = [Name(name) for name in keys.keys.column_names]
-    rows = (line for change in keys.head(_MAX_KEYS) for line in _lines(change, mask))
+    rows = (
+        (*map(mask.value, change.key.values()), *line)
+        for change in keys.head(_MAX_KEYS)
+        for line in value_lines(change.before, change.after, mask.value, "no row")
+    )
     yield Table.of((*names, "column", ">before", ">after"), rows)
     if (more := len(keys) - _MAX_KEYS) > 0:
         yield Aside((f"And {formats.plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))
-
-
-def _lines(change: "KeyChange", mask: Mask) -> Iterator[tuple[Span, ...]]:
-    """A line for each value that changed; for a key that did not change, one for each value."""
-    before, after = change.before, change.after
-    for name in after or before or {}:
-        same = before is not None and after is not None and word(before[name]) == word(after[name])
-        if not same or before == after:
-            sides = (_value(row, name, mask) for row in (before, after))
-            yield (*map(mask.value, change.key.values()), Name(name), *sides)
-
-
-def _value(row: Mapping[str, object] | None, name: str, mask: Mask) -> Span:
-    return "no row" if row is None else mask.value(row[name])
 
 
 def _record(case: Case, mask: Mask) -> Section:

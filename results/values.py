@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from ..errors import Refused, Usage
 from ..store.sst.python_values import python_rows, python_values
 from ..whole_file import check_folder, whole_file
-from .document import Name, Table
+from .document import Cell, Name, Table
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
@@ -44,17 +44,25 @@ def word(value: object) -> str:
             return str(value)
 
 
-def differing(before: Mapping[str, object] | None, after: Mapping[str, object] | None) -> list[tuple[str, str, str]]:
-    """The columns in which two rows differ, with both values for people; all columns where one of the rows is None.
+def value_lines(
+    before: Mapping[str, object] | None,
+    after: Mapping[str, object] | None,
+    show: Callable[[object], Cell] = word,
+    none: str = "(no row)",
+) -> Iterator[tuple[Name, Cell, Cell]]:
+    """The columns in which two rows differ, with both values for people; all columns where none does.
 
-    There is a line, without a column, also where a row that is None faces one that has no values.
+    There is a line, without a column, also where a row that is None faces one that has no values. `show` shows a
+    value, `none` stands for those of a row that is not there.
     """
 
-    def said(row: Mapping[str, object] | None, name: str) -> str:
-        return "(no row)" if row is None else word(row[name]) if name else ""
+    def side(row: Mapping[str, object] | None, name: str, show: Callable[[object], Cell]) -> Cell:
+        return none if row is None else show(row.get(name)) if name else ""
 
-    lines = [(name, said(before, name), said(after, name)) for name in after or before or ()]
-    return [line for line in lines if line[1] != line[2]] or [("", said(before, ""), said(after, ""))]
+    names = list(after or before or [""])
+    differing = [name for name in names if side(before, name, word) != side(after, name, word)]
+    for name in differing or names:
+        yield Name(name), side(before, name, show), side(after, name, show)
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -1,23 +1,18 @@
 """`slackwater diff`: the rows that differ between two moments."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from ...errors import Usage
-from ...results import formats
-from ...results.document import Block, Name, Table, Title
 from .. import options
 from ..session import Session, verb
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...snapshot.diff.key_changes import KeyChange
-    from ...snapshot.diff.moments import ColumnMatch, TableDiff
+    from ...snapshot.diff.moments import TableDiff
 
 
 @verb(
@@ -43,6 +38,7 @@ def diff(
     state. Exits with 1 when something differs.
     """
     from ...results import values
+    from ...results.history import diff as shown
     from ...snapshot.diff.moments import StoredCut
     from ...snapshot.diff.moments import diff as differences
 
@@ -59,19 +55,7 @@ def diff(
         found = differences(cache, *sides, table=table)
     if out is not None:
         values.write(_stacked(found), out)
-    equal = all(each.equal for each in found)
-    described = zip("ab", (before, after), (side.cut for side in sides), strict=True)
-    session.show(
-        {
-            **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in described},
-            "equal": equal,
-            "tables": [_data(each, with_rows=not stat, with_values=not keys) for each in found],
-            "file": str(out) if out is not None else None,
-        },
-        *_parts(found, with_rows=not stat, with_values=not keys, out=out),
-    )
-    if not equal:
-        raise typer.Exit(1)
+    session.show(shown((before, after), sides, found, with_rows=not stat, with_values=not keys, out=out))
 
 
 def _stacked(found: "Sequence[TableDiff]") -> "pa.Table":
@@ -84,73 +68,3 @@ def _stacked(found: "Sequence[TableDiff]") -> "pa.Table":
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise Usage(f"these tables do not fit into one file: {error}", hint="--table NAME writes one of them") from None
-
-
-def _data(each: "TableDiff", *, with_rows: bool, with_values: bool) -> dict[str, Any]:
-    from ...results import values
-
-    def row(change: "KeyChange") -> dict[str, Any]:
-        sides = {"before": change.before, "after": change.after} if with_values else {}
-        return {"key": change.key, "change": change.kind, **sides}
-
-    return {
-        "table": each.table,
-        "added": each.added,
-        "removed": each.removed,
-        "changed": each.changed,
-        "rows_in_both": each.rows_in_both,
-        "about": each.about,
-        "columns": each.columns,
-        "unlike": each.unlike,
-        "rows": values.stream(map(row, each.changes)) if with_rows else None,
-    }
-
-
-def _parts(found: "Sequence[TableDiff]", *, with_rows: bool, with_values: bool, out: Path | None) -> Iterator[Block]:
-    for number, each in enumerate(found):
-        if number:
-            yield ""
-        counts = ((each.added, "added"), (each.removed, "removed"), (each.changed, "changed"))
-        told = ", ".join(f"{formats.count(many)} {what}" for many, what in counts if many)
-        yield Title(f"{each.table}: {told or 'no row differs'}")
-        yield from each.unlike
-        if each.changed and each.columns:
-            about = f"of {'about ' if each.about else ''}{formats.plural(each.rows_in_both, 'row')}"
-            yield Table.of(("column", ">differ", f">{about} equal"), (_match(one, each) for one in each.columns))
-        if with_rows and len(each.changes):
-            yield ""
-            yield from _rows(each, with_values=with_values, out=out)
-
-
-def _match(column: "ColumnMatch", of: "TableDiff") -> tuple[str, str, str]:
-    # Rounded down: all are equal only where all are.
-    parts = (of.rows_in_both - column.differing) * 1_000_000 // of.rows_in_both
-    return column.column, formats.count(column.differing), f"{parts / 10_000:g} %"
-
-
-def _rows(each: "TableDiff", *, with_values: bool, out: Path | None) -> Iterator[Block]:
-    changes = each.changes
-    headings: tuple[str | Name, ...] = ("", *(Name(name) for name in changes.keys.column_names))
-    some = changes.head(formats.MOST_SHOWN)
-    if with_values:
-        yield Table.of((*headings, "column", ">before", ">after"), (line for one in some for line in _lines(one)))
-    else:
-        yield Table.of(headings, map(_key, some))
-    if len(changes) > formats.MOST_SHOWN:
-        more = formats.count(len(changes) - formats.MOST_SHOWN)
-        yield f"and {more} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
-    elif out is not None:
-        yield f"{formats.plural(len(changes), 'row')} in {out}"
-
-
-def _key(change: "KeyChange") -> tuple[str, ...]:
-    from ...results.values import word
-
-    return change.kind, *map(word, change.key.values())
-
-
-def _lines(change: "KeyChange") -> Iterator[tuple[str, ...]]:
-    """A line for each value that differs; of a row that one side has, for each that it has."""
-    from ...results.values import differing
-
-    return ((*_key(change), *line) for line in differing(change.before, change.after))

@@ -180,7 +180,7 @@ def _show(session: Session, found: "Comparison", written: Path | None, test: Pat
 
 def _parts(found: "Comparison") -> Iterator[Block]:
     """For people: the first keys and rows that differ."""
-    from ..bisect_tables import changes
+    from ...results.verdict import changes
 
     yield Title(f"{found.ref} gives {'what' if found.same else 'something else than'} was committed")
     yield Table.of(("it read", ">records"), ((topic, formats.count(count)) for topic, count in found.read))

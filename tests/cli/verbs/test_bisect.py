@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from slackwater.cli.verbs.bisect import read
 from slackwater.results.document import Table
+from slackwater.results.verdict import read
 from slackwater.settings import Settings
 from slackwater.snapshot.cut.lineage import Lineage, Window
 from slackwater.store.objects.protocol import ObjectStore

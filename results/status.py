@@ -1,23 +1,30 @@
-"""Tables of what `slackwater status` shows: how far apps are, and what they cost."""
+"""How far apps are, and what they cost."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from .. import instants
-from ..results import formats
-from ..results.document import Block, Table, Title
-
-if TYPE_CHECKING:
-    from ..snapshot.status.cost import AppCost, StageCost
-    from ..snapshot.status.lag import InputLag
-    from ..snapshot.status.overview import AppOverview, StageOverview, TableFigures
+from ..snapshot.status.cost import AppCost, StageCost
+from ..snapshot.status.lag import InputLag
+from ..snapshot.status.overview import AppOverview, StageOverview, TableFigures
+from . import formats
+from .document import Block, Cell, Result, Table, Title
 
 _FIGURES = ("table", ">L0", ">debt", ">read amp", ">write amp", ">cache hits", ">filter hits", ">commit")
 
 
-def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterator[Block]:
-    """The stages of each app; with `in_detail` also its tables and the partitions of its inputs."""
+def status(
+    found: Sequence[AppOverview], *, in_detail: bool, damaged: Sequence[str], notes: Iterable[str], empty: str
+) -> Result:
+    """The stages of each app; with `in_detail` also its tables and the partitions of its inputs.
+
+    `damaged` says what could not be read, `notes` what else is worth knowing, `empty` that there is nothing at all.
+    """
+    blocks = _overviews(found, in_detail=in_detail) if found or damaged else (empty,)
+    return Result(found, *blocks, notes=(*damaged, *notes), failed=bool(damaged))
+
+
+def _overviews(found: Sequence[AppOverview], *, in_detail: bool) -> Iterator[Block]:
     for number, each in enumerate(found):
         if number:
             yield ""
@@ -56,7 +63,7 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
             yield Table.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
 
 
-def _title(each: "AppOverview") -> str:
+def _title(each: AppOverview) -> str:
     words = [f"{each.app}  created {instants.when(each.created_ms)}"]
     if each.origin:
         words.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
@@ -65,7 +72,7 @@ def _title(each: "AppOverview") -> str:
     return "; ".join(words)
 
 
-def _row(stage: "StageOverview") -> tuple[str, ...]:
+def _row(stage: StageOverview) -> tuple[Cell, ...]:
     keys = "-" if stage.keys is None else f"{'' if stage.keys_exact else '≤'}{formats.count(stage.keys)}"
     has_table = stage.keys is not None
     return (
@@ -74,7 +81,7 @@ def _row(stage: "StageOverview") -> tuple[str, ...]:
         f"v{stage.version}",
         str(stage.epoch),
         instants.age(stage.time_ms),
-        formats.count(stage.rows),
+        stage.rows,
         keys,
         str(stage.ssts) if has_table else "-",
         formats.size(stage.bytes) if has_table else "-",
@@ -86,14 +93,14 @@ def _row(stage: "StageOverview") -> tuple[str, ...]:
     )
 
 
-def _event_time(stage: "StageOverview") -> str:
+def _event_time(stage: StageOverview) -> str:
     watermark = "none yet" if stage.watermark_ms is None else instants.when(stage.watermark_ms)
     ahead = f"; {formats.plural(stage.ahead, 'row')} came too far ahead of the clock" if stage.ahead else ""
     late = f"; {formats.plural(stage.late, 'row')} left out of the table as late" if stage.late else ""
     return f"{stage.stage}: watermark {watermark}{ahead}{late}"
 
 
-def _lag(source: "InputLag") -> str:
+def _lag(source: InputLag) -> str:
     if not source.upstream:
         # A clone may read another topic than the program names.
         return f"{source.topic} {formats.count(source.records)}"
@@ -103,7 +110,7 @@ def _lag(source: "InputLag") -> str:
     return f"{source.name} {formats.plural(source.versions, 'version')}, {rows}"
 
 
-def _sinks(each: "AppOverview") -> Iterator[tuple[str, ...]]:
+def _sinks(each: AppOverview) -> Iterator[tuple[Cell, ...]]:
     for stage in each.stages:
         for sink in stage.sinks:
             at = "-" if sink.place is None else f"v{sink.place}"
@@ -111,7 +118,7 @@ def _sinks(each: "AppOverview") -> Iterator[tuple[str, ...]]:
             yield stage.stage, sink.name, at, lag if sink.rows else "0"
 
 
-def _figures(stage: "StageOverview", figures: "TableFigures") -> tuple[str, ...]:
+def _figures(stage: StageOverview, figures: TableFigures) -> tuple[Cell, ...]:
     return (
         stage.stage,
         str(figures.l0_files),
@@ -121,7 +128,7 @@ def _figures(stage: "StageOverview", figures: "TableFigures") -> tuple[str, ...]
         _ratio(figures.cache_hits, "{:.0%}"),
         _ratio(figures.filter_hits, "{:.0%}"),
         _ratio(figures.commit_ms, "{:.0f} ms"),
-        formats.count(figures.versions),
+        figures.versions,
     )
 
 
@@ -129,18 +136,22 @@ def _ratio(value: float | None, shape: str) -> str:
     return "-" if value is None else shape.format(value)
 
 
-def _partitions(each: "AppOverview") -> Iterator[tuple[str, ...]]:
+def _partitions(each: AppOverview) -> Iterator[tuple[Cell, ...]]:
     for stage in each.stages:
         for source in () if stage.retired else stage.inputs:
             for partition, (at, end) in enumerate(zip_longest(source.offsets, source.ends or ())):
                 # A partition added since the last commit has not been read at all.
                 offset = at or 0
                 ends, lag = ("?", None) if end is None else (str(end), max(0, end - offset))
-                yield stage.stage, f"{source.topic}[{partition}]", str(offset), ends, formats.count(lag)
+                yield stage.stage, f"{source.topic}[{partition}]", str(offset), ends, lag
 
 
-def cost_parts(costs: "Sequence[AppCost]", since: str) -> Iterator[Block]:
+def cost(costs: Sequence[AppCost], since: str, empty: str) -> Result:
     """What each app costs, by the versions of the last `since`, and what the figures mean."""
+    return Result(costs, *(_costs(costs, since) if costs else (empty,)))
+
+
+def _costs(costs: Sequence[AppCost], since: str) -> Iterator[Block]:
     for each in costs:
         money, total = each.prices.currency, each.total
         rates = (">GET/h", ">PUT/h", ">LIST/h", ">DELETE/h", ">read/h", ">written/h")
@@ -154,8 +165,7 @@ def cost_parts(costs: "Sequence[AppCost]", since: str) -> Iterator[Block]:
     yield f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
 
 
-def _cost(row: "StageCost") -> tuple[str, ...]:
-    counts = map(formats.count, (row.gets, row.puts, row.lists, row.deletes))
-    rates = (*counts, formats.size(row.bytes_read), formats.size(row.bytes_written))
+def _cost(row: StageCost) -> tuple[Cell, ...]:
+    rates = (row.gets, row.puts, row.lists, row.deletes, formats.size(row.bytes_read), formats.size(row.bytes_written))
     shown = rates if row.counted_ms else ("-",) * len(rates)
     return (row.stage, *shown, formats.size(row.stored_bytes), f"{row.monthly_cost:,.2f}")
