@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import Usage
 from ..instants import now_ms
-from ..results import html, markdown
-from ..results.masking import Mask
-from ..results.report import Case, document
 from ..whole_file import check_folder, whole_file
 from .session import Session
 
@@ -56,6 +53,11 @@ class Reports:
             Corruption: one is not readable.
             Unavailable: storage did not answer.
         """
+        # These know Arrow, which no help needs.
+        from ..results import html, markdown
+        from ..results.masking import Mask
+        from ..results.report import Case, document
+
         formats = (self.report, "--report", html.render), (self.md, "--md", markdown.render)
         wanted = [(path, option, render) for path, option, render in formats if path is not None]
         if not wanted:
