@@ -1,18 +1,14 @@
 """`slackwater app`: what is done to a whole app."""
 
-from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Refused
-from ...results import formats
-from ...results.document import Block
 from .. import options
 from ..session import Session, group, verb
 
 if TYPE_CHECKING:
-    from ...snapshot.maintain.removal import Removal, Removed
+    from ...snapshot.maintain.removal import Removal
 
 app = group()
 
@@ -41,6 +37,7 @@ def rm(
     Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
     command finishes it; the name is free after that. Topics of yours are never touched.
     """
+    from ...results.kept import removed
     from ...snapshot.maintain.removal import remove_app
     from ...snapshot.take.audit_log import whoami
 
@@ -57,7 +54,7 @@ def rm(
         outside=lambda removal: _remove_from_kafka(session.settings.kafka(), removal) if topics else None,
         on_wait=session.note,
     )
-    session.show({**asdict(done), "groups": _groups(done.removal), "dry_run": dry_run}, *_words(done, topics, dry_run))
+    session.show(removed(done, _groups(done.removal), topics=topics, dry_run=dry_run))
 
 
 def _remove_from_kafka(kafka: dict[str, str], removal: "Removal") -> None:
@@ -78,21 +75,3 @@ def _groups(removal: "Removal") -> tuple[str, ...]:
     from ...pipeline.kafka.consumer_groups import group_of
 
     return tuple(group_of(removal.app, stage) for stage in removal.stages)
-
-
-def _words(done: "Removed", topics: bool, dry_run: bool) -> Iterator[Block]:
-    removal, what = done.removal, done.contents
-    if done.already:
-        when = instants.when(removal.time_ms)
-        yield f"{removal.app} was removed {when}, by {removal.by}: done already"
-    else:
-        stages, versions = (len(removal.stages), "stage"), (what.versions, "version")
-        counts = formats.listed(stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
-        size = f"{formats.plural(what.objects, 'object')}, {formats.size(what.bytes)}"
-        yield f"{'would remove' if dry_run else 'removed'} {removal.app}: {counts}; {size}"
-    left = {"topics": ", ".join(removal.topics), "consumer groups": ", ".join(_groups(removal))}
-    for kind, names in left.items():
-        if names and topics:
-            yield f"{'would remove' if dry_run else 'removed'} from Kafka its {kind} {names}"
-        elif names:
-            yield f"left in Kafka are its {kind} {names}: --topics removes them"

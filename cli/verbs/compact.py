@@ -2,21 +2,17 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Usage
-from ...results import formats
-from ...results.document import Block, Table, Title
+from ...results.document import Result
 from .. import options
 from ..session import Session, verb
 
 if TYPE_CHECKING:
-    from ...snapshot.maintain.compact import AppCompactor, Merge
-    from ...snapshot.maintain.stage_compactor import Compacted
-    from ...store.versions.manifest import Manifest
+    from ...snapshot.maintain.compact import AppCompactor
 
 _NICE = 10
 
@@ -44,6 +40,7 @@ def compact(
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
     from ...pipeline.run.stopping import stop_signals
+    from ...results.kept import to_compact
     from ...snapshot.maintain.compact import AppCompactor, plan
     from ...snapshot.take.audit_log import whoami
 
@@ -51,8 +48,7 @@ def compact(
         raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")
     opened, wanted = session.store, tuple(stage or ())
     if dry_run:
-        due = plan(opened, app_name, wanted, full=full)
-        session.show({"app": app_name, "dry_run": True, "merges": due}, *_planned(app_name, due))
+        session.show(to_compact(app_name, plan(opened, app_name, wanted, full=full)))
         return
     # Not everywhere can a process give way.
     with suppress(AttributeError, OSError):
@@ -70,6 +66,8 @@ def compact(
 
 
 def _watch(session: Session, compactor: "AppCompactor", every_s: float) -> None:
+    from ...results.kept import compacted_line
+
     again = f"trying again in {every_s:g} s"
 
     def put_off(stage: str, error: Exception) -> None:
@@ -78,72 +76,18 @@ def _watch(session: Session, compactor: "AppCompactor", every_s: float) -> None:
 
     compactor.watch(
         every_s,
-        on_version=lambda done: session.show(done, _line(done)),
+        on_version=lambda done: session.show(Result(done, compacted_line(done))),
         failed=put_off,
         away=lambda error: session.note(f"{error.message}; {again}"),
     )
 
 
 def _once(session: Session, compactor: "AppCompactor", full: bool) -> None:
+    from ...results.kept import compacted, compacted_line
     from ...snapshot.maintain.compact import merged_last
 
     app_name = compactor.app
     with session.output.progress() as progress:
-        done = compactor.once(full=full, on_version=lambda each: progress(_line(each)))
+        done = compactor.once(full=full, on_version=lambda each: progress(compacted_line(each)))
     earlier = () if done else merged_last(compactor.store, app_name, compactor.wanted)
-    data = {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
-    session.show(data, *_parts(app_name, done, earlier))
-
-
-def _line(done: "Compacted") -> str:
-    where = ", ".join(map(str, done.partitions))
-    words = (
-        f"{done.stage} v{done.version}",
-        f"{formats.plural(done.inputs, 'SST')} to {done.outputs}",
-        f"partition{'s' if len(done.partitions) > 1 else ''} {where}",
-        f"{formats.size(done.bytes_read)} read, {formats.size(done.bytes_written)} written",
-        f"{formats.plural(done.left_out, 'merge')} left out: somebody else was faster" if done.left_out else "",
-    )
-    return "  ".join(filter(None, words))
-
-
-def _parts(app_name: str, done: "tuple[Compacted, ...]", earlier: "tuple[Manifest, ...]") -> Iterator[Block]:
-    if earlier:
-        merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
-        yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
-        return
-    if not done:
-        yield f"nothing to merge in {app_name}"
-        return
-    yield Title(f"compacted {app_name}")
-    yield Table.each(
-        done,
-        {
-            "stage": lambda each: each.stage,
-            ">version": lambda each: f"v{each.version}",
-            ">merges": lambda each: formats.count(each.merges),
-            ">SSTs before": lambda each: formats.count(each.inputs),
-            ">after": lambda each: formats.count(each.outputs),
-            ">read": lambda each: formats.size(each.bytes_read),
-            ">written": lambda each: formats.size(each.bytes_written),
-        },
-    )
-
-
-def _planned(app_name: str, due: "tuple[Merge, ...]") -> Iterator[Block]:
-    if not due:
-        yield f"nothing to merge in {app_name}"
-        return
-    yield Title(f"would merge in {app_name}")
-    yield Table.each(
-        due,
-        {
-            "stage": lambda each: each.stage,
-            ">partition": lambda each: str(each.partition),
-            ">SSTs": lambda each: formats.count(each.inputs),
-            ">size": lambda each: formats.size(each.bytes),
-            "of levels": lambda each: ", ".join(map(str, each.levels)),
-            "into level": lambda each: str(each.level),
-            "": lambda each: "moved, not rewritten" if each.moves else "",
-        },
-    )
+    session.show(compacted(app_name, done, earlier))
