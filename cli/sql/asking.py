@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import instants
-from ...results import formats
 from ..session import Session
 
 if TYPE_CHECKING:
@@ -61,14 +60,6 @@ def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[
 
 def show(session: Session, answer: Answer, limit: int) -> None:
     """Show the rows, for people the first `limit` (0 for all); for machines also what they were read from."""
-    from ...results import values
+    from ...results.rows import rows
 
-    cut, rows = answer.cut, answer.rows
-    if session.as_json:
-        moments = {ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in answer.others.items()}
-        about = {"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, "moments": moments}
-        session.show(about | values.for_json(rows))
-        return
-    session.show(None, values.grid(rows, limit or None))
-    if 0 < limit < rows.num_rows:
-        session.note(f"and {formats.plural(rows.num_rows - limit, 'more row')}; --limit 0 prints all")
+    session.show(rows(answer.rows, answer.cut, answer.others, limit))

@@ -3,8 +3,6 @@
 from contextlib import closing
 from pathlib import Path
 
-from ...results import formats
-from ...results.document import Table, Title
 from .. import options
 from ..session import Session, verb
 
@@ -25,24 +23,12 @@ def export(
     They are tables, not views: any DuckDB client opens the file, without slackwater and without the store. The table
     _slackwater beside them names the moment, and the version of each stage. The file appears whole or not at all.
     """
-    from ...snapshot.query.export import ABOUT, check_free
+    from ...results.rows import exported
+    from ...snapshot.query.export import check_free
     from ...snapshot.query.export import export as write
 
     check_free(file, force=force)
     cut, _ = session.cut_around(ref, "exported")
     with closing(session.settings.open_cache()) as cache:
         written = write(session.store, cache, cut, ref, file, only=table or None, force=force)
-    data = {
-        "file": str(file),
-        "bytes": written.bytes,
-        "app": cut.app,
-        "versions": cut.versions,
-        "tables": written.rows,
-        "thinned_out": cut.thinned,
-    }
-    rows = [(name, f"v{written.versions[name]}", formats.count(number)) for name, number in written.rows.items()]
-    session.show(
-        data,
-        Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is"),
-        Table.of(("table", ">version", ">rows"), rows),
-    )
+    session.show(exported(written, cut, ref, file))

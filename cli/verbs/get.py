@@ -1,9 +1,6 @@
 """`slackwater get`: one row by its key."""
 
-import typer
-
 from ...results import formats
-from ...results.document import Table
 from .. import options
 from ..session import Session, verb
 
@@ -25,6 +22,7 @@ def get(
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
     from ...results import values
+    from ...results.rows import row as shown
     from ...snapshot.cut.names import having
     from ...snapshot.cut.resolve import telling_if_collected
     from ...snapshot.query import get as lookup
@@ -39,12 +37,8 @@ def get(
     state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)
     read = {"requests": counted.requests, "bytes": counted.bytes_read, "table_bytes": state_bytes}
     (found,) = values.rows(row) or (None,)
-    shown = [] if found is None else [Table.of(("column", "value"), ((k, values.word(v)) for k, v in found.items()))]
-    session.show({"found": bool(shown), "row": found, "read": read, "thinned_out": cut.thinned}, *shown)
-    if not shown:
-        session.note(f"table {table} of {cut.ref} has no key {' '.join(key)}")
+    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}"] if found is None else []
     if verbose:
         what = formats.plural(counted.requests, "request")
-        session.note(f"read {formats.size(counted.bytes_read)} of {formats.size(state_bytes)} in {what}")
-    if not shown:
-        raise typer.Exit(1)
+        notes.append(f"read {formats.size(counted.bytes_read)} of {formats.size(state_bytes)} in {what}")
+    session.show(shown(found, cut, read, notes))

@@ -1,8 +1,7 @@
 """`slackwater init`: a table begins with rows from elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...pipeline.maintain.first_version import FirstVersion
-    from ...snapshot.init.initialise import Initialised
     from ...snapshot.init.load import Loaded
 
 _DRAW_S = 0.1
@@ -52,6 +50,7 @@ def init(
     commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
     `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
     """
+    from ...results.programs import initialised
     from ...snapshot.init.initialise import initialise
     from ...snapshot.init.source import Source
 
@@ -69,10 +68,7 @@ def init(
             dry_run=dry_run,
             on_progress=_drawn(progress),
         )
-    session.show(
-        {**asdict(done), "dry_run": dry_run, "starts": first.info.starts, "others": first.others},
-        *_words(done, first, program, dry_run),
-    )
+    session.show(initialised(done, first, program, dry_run=dry_run))
 
 
 def _first_version(
@@ -103,23 +99,3 @@ def _drawn(progress: Progress) -> "Callable[[Loaded], None]":
             progress(line, wrote if so_far.rows else read)
 
     return on_progress
-
-
-def _words(done: "Initialised", first: "FirstVersion", program: str, dry_run: bool) -> Iterator[str]:
-    where = f"{done.app}/{done.stage}"
-    held = f"{formats.plural(done.rows, 'row')} in {formats.plural(done.ssts, 'SST')}, {formats.size(done.bytes)}"
-    if done.already:
-        yield f"done already: {where} v{done.version} has these {held}"
-    else:
-        yield f"{f'would begin {where}' if dry_run else f'{where} begins'} with v{done.version}: {held}"
-    yield f"it reads on from {formats.windows(_places(done.offsets))}"
-    if first.others:
-        starts = formats.windows(_places(first.info.starts))
-        begins = f"at {starts}" if starts else "where the program says"
-        yield f"{', '.join(first.others)} {'begins' if len(first.others) == 1 else 'begin'} without rows, {begins}"
-    if not dry_run:
-        yield f"the first run goes on from here: slackwater run {program} --app {done.app}"
-
-
-def _places(offsets: "Mapping[str, tuple[int, ...]]") -> list[str]:
-    return [f"{topic}[{number}] {at}" for topic, each in offsets.items() for number, at in enumerate(each)]

@@ -1,7 +1,6 @@
 """`slackwater query`: SQL over the state of an app, now or at any earlier moment."""
 
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -11,12 +10,11 @@ import typer
 from ... import instants
 from ...errors import Usage
 from ...results import formats
-from ...results.document import Block, Table
 from .. import options
 from ..session import Session, verb
 
 if TYPE_CHECKING:
-    from ...snapshot.query.columns import TableColumn
+    pass
 
 
 @verb(
@@ -55,7 +53,12 @@ def query(
         return
     text = _sql(sql, file)
     if text is None:
-        session.show(*_tables(session, ref))
+        from ...results.rows import tables
+        from ...snapshot.cut.resolve import resolve
+
+        cut = resolve(session.store, ref, now_ms=instants.now_ms())
+        session.note_thinned(ref, cut.thinned)
+        session.show(tables(cut))
         return
     from ...results import values
     from ..sql import asking
@@ -106,27 +109,3 @@ def _show_page(session: Session, ref: str) -> None:
             shown = {"page": words, "app": cut.app, "versions": cut.versions, "tables": written.rows}
             session.show(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it")
             stop.wait()
-
-
-def _tables(session: Session, ref: str) -> tuple[object, Block]:
-    """The tables at a ref, for machines and for people."""
-    from ...snapshot.cut.resolve import resolve
-    from ...snapshot.query.columns import columns
-
-    cut = resolve(session.store, ref, now_ms=instants.now_ms())
-    session.note_thinned(ref, cut.thinned)
-    found, rows = [], []
-    for name, manifest in cut.tables.items():
-        listed = columns(manifest)
-        described = {"table": name, "version": manifest.version, "columns": [asdict(each) for each in listed]}
-        found.append(described | {"thinned_out": cut.thinned})
-        rows += [(name, each.name, each.type, _role(each)) for each in listed]
-    if not found:
-        return found, f"{cut.ref} has no table: none of its stages keeps state"
-    return found, Table.of(("table", "column", "type", ""), rows)
-
-
-def _role(column: "TableColumn") -> str:
-    if column.complete_from:
-        return f"complete from {formats.starts(column.complete_from)}"
-    return "key" if column.key else f"since v{column.since}" if column.since else ""

@@ -5,8 +5,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ... import instants
-from ...results import formats
 from .. import options
 from ..reporter import reporting
 from ..session import Session, verb
@@ -95,6 +93,7 @@ def _run(session: Session, file: str, *, app: str | None, options: "Options", me
         with stop.at_once():
             # Spark's Python side takes a second or two.
             from ...pipeline.run.program import run_file
+            from ...results.programs import commit_line
 
         observed = None
         if metrics is not None:
@@ -105,25 +104,8 @@ def _run(session: Session, file: str, *, app: str | None, options: "Options", me
             reporter.on_lags = observed.observe_lags
 
         def on_commit(commit: "BatchReport") -> None:
-            reporter.show(commit, _line(commit))
+            reporter.show(commit, commit_line(commit))
             if observed is not None:
                 observed.observe(commit)
 
         run_file(file, app=app, options=options, on_commit=on_commit, news=reporter, stop=stop)
-
-
-def _line(commit: "BatchReport") -> str:
-    rate = commit.rows_in / commit.seconds if commit.seconds else 0
-    words = (
-        instants.iso(commit.time_ms),
-        f"{commit.stage} v{commit.version}",
-        formats.plural(commit.rows_in, "row"),
-        f"{formats.plural(commit.keys, 'key')} written" if commit.keys else "",
-        f"{formats.count(commit.rows_out)} out" if commit.rows_out else "",
-        f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
-        f"held back {commit.stall_seconds:.1f} s by {commit.state.l0_files} L0 SSTs" if commit.stall_seconds else "",
-        f"{commit.unflushed} unflushed" if commit.unflushed else "",
-        formats.windows(commit.windows),
-        f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
-    )
-    return "  ".join(filter(None, words))
