@@ -20,9 +20,8 @@ from ..snapshot.query.log import entries
 from ..snapshot.rejected.listing import RejectedRecords
 from ..snapshot.rejected.listing import rejected as list_rejected
 from .bisecting import predicate_of, record_behind
-from .changes import Difference, KeyHistory
 from .moment import Moment
-from .results import Bisection, Log
+from .results import Bisection, Difference, KeyHistory, Log
 
 if TYPE_CHECKING:
     from .client import Client

@@ -11,6 +11,7 @@ import duckdb
 from .. import instants
 from ..errors import NotFound
 from ..results.document import Block, Shown, Table, Time, Title
+from ..results.rows import columns_table
 from ..snapshot.cut.graph import Cut, Thinned, channels
 from ..snapshot.cut.moments import later_stages
 from ..snapshot.cut.resolve import telling_if_collected
@@ -22,8 +23,7 @@ from ..snapshot.query.export import export
 from ..snapshot.query.get import get
 from ..snapshot.verify.verify import verify
 from ..store.sst.python_values import python_rows
-from .changes import Difference
-from .results import Verification
+from .results import Difference, Verification
 
 if TYPE_CHECKING:
     from .client import Client
@@ -47,8 +47,7 @@ class Tables(Shown, Mapping[str, tuple[TableColumn, ...]]):
 
     def _blocks(self) -> Iterator[Block]:
         yield Title(f"tables at {self._ref}")
-        rows = ((name, each.name, each.type, "key" if each.key else "") for name in self for each in self[name])
-        yield Table.of(("table", "column", "type", ""), rows)
+        yield columns_table(self)
 
 
 class Moment(Shown):
