@@ -28,7 +28,7 @@ class _Verbs(TyperGroup):
             for verb in VERBS:
                 self.get_command(ctx, verb)
         elif cmd_name not in self.commands:
-            verb_app: typer.Typer = getattr(import_module(f".verbs.{cmd_name}", __package__), cmd_name)
+            verb_app: typer.Typer = getattr(import_module(f".verbs.{VERBS[cmd_name]}", __package__), cmd_name)
             # Plain help: rich's boxes cost 0.2 s, half of what `--help` may take.
             verb_app.rich_markup_mode = None
             self.commands[cmd_name] = get_command(verb_app)
