@@ -19,8 +19,8 @@ from ..snapshot.diff.history import key_history
 from ..snapshot.query.log import entries
 from ..snapshot.rejected.listing import RejectedRecords
 from ..snapshot.rejected.listing import rejected as list_rejected
-from .bisecting import predicate_of, record_behind
 from .moment import Moment
+from .programs import predicate_of, record_behind
 from .results import Bisection, Difference, KeyHistory, Log
 
 if TYPE_CHECKING:

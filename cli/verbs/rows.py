@@ -61,14 +61,14 @@ def query(
         session.show(tables(cut))
         return
     from ...results import values
-    from ..sql import asking
+    from ..shell import ask, show
 
     if out is not None:
         values.check_ending(out)
     with closing(session.settings.open_cache()) as cache:
-        answer = asking.ask(session, cache, ref, text, session.cut_around(ref, "shown"))
+        answer = ask(session, cache, ref, text, session.cut_around(ref, "shown"))
     if out is None:
-        asking.show(session, answer, limit)
+        show(session, answer, limit)
         return
     values.write(answer.rows, out)
     number = answer.rows.num_rows
@@ -129,14 +129,13 @@ def sql(
     what was typed is there again the next time. An error ends nothing. Where standard input is no terminal, its
     statements are carried out, and the exit code is 1 if one failed.
     """
-    from .. import terminal
-    from ..sql import shell
+    from .. import shell, terminal
 
     with closing(session.settings.open_cache()) as cache:
         opened = shell.Shell(session, cache, ref, limit)
         stream = typer.get_binary_stream("stdin")
         if stream.isatty() and (terminal.is_terminal() or terminal.is_terminal(stderr=True)):
-            from ..sql.prompt import prompter
+            from ..prompt import prompter
 
             opened.run(shell.typed(prompter(opened)))
         elif opened.run(shell.read(stream)):

@@ -10,7 +10,7 @@ from ...durations import HOUR_MS, format_ms
 from ...errors import Usage
 from .. import options
 from ..session import Session, verb
-from ..waiting import waiting_for
+from .snapshot import waiting_for
 
 if TYPE_CHECKING:
     from ...pipeline.kafka.topics import EndOffsets

@@ -14,8 +14,8 @@ from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 
-from ...errors import SlackwaterError
-from ...printable import printable
+from ..errors import SlackwaterError
+from ..printable import printable
 from .shell import Shell, is_finished
 
 if TYPE_CHECKING:

@@ -1,17 +1,71 @@
-"""The shell of `slackwater sql`: statement after statement, at a moment that stays until `AT` names another."""
+"""SQL as it is typed: asking a statement at a moment, and the shell of `slackwater sql`, which moves in time."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ... import instants
-from ...errors import Usage
-from ...results.document import Table
-from ..session import Session
-from . import asking
+from .. import instants
+from ..errors import Usage
+from ..results.document import Table
+from .session import Session
 
 if TYPE_CHECKING:
-    from ...snapshot.cut.graph import Cut
-    from ...store.read.cache import SstCache
+    import pyarrow as pa
+
+    from ..snapshot.cut.graph import Cut
+    from ..store.read.cache import SstCache
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement returned, and where."""
+
+    cut: "Cut"
+    rows: "pa.Table"
+    others: "Mapping[str, Cut]"
+    """The other moments that the statement names, by their refs."""
+
+
+def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[Cut, bool]") -> Answer:
+    """Ask at the moment of a ref, which `around` is, as `Session.cut_around` gives it; notes say what is not there."""
+    from ..snapshot.cut.moments import later_stages
+    from ..snapshot.query.answers import answer
+    from ..snapshot.query.channel_tables import names_channels
+
+    cut, is_whole = around
+    others: dict[str, Cut] = {}
+    # A stage that could not be read is none that has not begun.
+    later = later_stages(session.store, cut) if is_whole else {}
+    reader = session.settings.open_channels() if names_channels(sql) else None
+    rows = answer(
+        session.store,
+        cache,
+        cut,
+        sql,
+        later=later,
+        reader=reader,
+        now_ms=instants.now_ms(),
+        on_moment=others.__setitem__,
+    )
+    named = cut.under_names_of(later).stages
+    for name, head in later.items():
+        if head.table is None or name.casefold() not in sql.casefold():
+            continue
+        if name in named:
+            session.note_name(ref, name, named[name].stage)
+        else:
+            session.note(f"note: {name} had no version yet at {ref}: it has no rows there")
+    for name, each in others.items():
+        session.note_thinned(name, each.thinned)
+    return Answer(cut, rows, others)
+
+
+def show(session: Session, answer: Answer, limit: int) -> None:
+    """Show the rows, for people the first `limit` (0 for all); for machines also what they were read from."""
+    from ..results.rows import rows
+
+    session.show(rows(answer.rows, answer.cut, answer.others, limit))
+
 
 _HELP = (
     ("SQL;", "DuckDB's, over the tables of the moment; SHOW TABLES; and DESCRIBE TABLE; tell what there is"),
@@ -67,7 +121,7 @@ class Shell:
 
     def names(self) -> list[tuple[str, str]]:
         """What may stand in a statement, each with what it is: the tables and columns of the moment."""
-        from ...snapshot.query.columns import columns
+        from ..snapshot.query.columns import columns
 
         cut, _ = self._around()
         found = [(name, "table") for name in cut.tables]
@@ -77,7 +131,7 @@ class Shell:
 
     def moments(self) -> list[tuple[str, str]]:
         """What may stand behind AT, each with what it is: the app's snapshots."""
-        from ...snapshot.cut.stored import list_snapshots
+        from ..snapshot.cut.stored import list_snapshots
 
         app = self._ref.partition("@")[0].partition("/")[0]
         found = [(each.name, instants.when(each.completed_ms)) for each in list_snapshots(self._session.store, app)]
@@ -85,7 +139,7 @@ class Shell:
 
     def _carry_out(self, text: str) -> bool:
         """Whether to go on after it."""
-        from ...snapshot.query.words import words
+        from ..snapshot.query.words import words
 
         first, *others = words(text)
         if first.says("at"):
@@ -96,12 +150,12 @@ class Shell:
         elif not others and (first.says("exit") or first.says("quit")):
             return False
         else:
-            found = asking.ask(self._session, self._cache, self._ref, text, self._around())
-            asking.show(self._session, found, self._limit)
+            found = ask(self._session, self._cache, self._ref, text, self._around())
+            show(self._session, found, self._limit)
         return True
 
     def _at(self, said: str) -> None:
-        from ...snapshot.query.moments import ref_of_words
+        from ..snapshot.query.moments import ref_of_words
 
         if said:
             app = self._ref.partition("@")[0].partition("/")[0]
@@ -114,7 +168,7 @@ class Shell:
 
     def _move(self, ref: str) -> None:
         """Go to a moment. But for the newest, which goes on, it is always the same from here on."""
-        from ...snapshot.cut.refs import AtTime, Latest, parse
+        from ..snapshot.cut.refs import AtTime, Latest, parse
 
         parsed = parse(ref, now_ms=instants.now_ms())
         found = self._session.cut_around(ref, "shown")
@@ -133,7 +187,7 @@ def read(lines: Iterable[bytes]) -> Iterator[str]:
     Raises:
         Usage: a line is not UTF-8.
     """
-    from ...snapshot.query.words import split, words
+    from ..snapshot.query.words import split, words
 
     rest = ""
     for number, line in enumerate(lines, 1):
@@ -152,7 +206,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
     `ask` gives a text that `is_finished`, and raises `KeyboardInterrupt` and `EOFError` for these keys.
     """
-    from ...snapshot.query.words import split, words
+    from ..snapshot.query.words import split, words
 
     while True:
         try:
@@ -169,7 +223,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
 def is_finished(text: str) -> bool:
     """Whether a text that is typed can be carried out: nothing comes after its last `;`, but a word that needs none."""
-    from ...snapshot.query.words import split, words
+    from ..snapshot.query.words import split, words
 
     _, rest = split(text)
     left = words(rest)
