@@ -55,8 +55,8 @@ class Reports:
         """
         # These know Arrow, which no help needs.
         from ..results import html, markdown
-        from ..results.masking import Mask
-        from ..results.report import Case, document
+        from ..results.report.contents import Case, document
+        from ..results.report.masking import Mask
 
         formats = (self.report, "--report", html.render), (self.md, "--md", markdown.render)
         wanted = [(path, option, render) for path, option, render in formats if path is not None]

@@ -10,7 +10,7 @@ import duckdb
 from ..results import verdict
 from ..results.document import Block, Shown, Table, Title
 from ..results.history import changes_table, commits_table, table_diff
-from ..results.kept import verified
+from ..results.snapshots import verified
 from ..snapshot.bisect.record import Guilty
 from ..snapshot.bisect.verdict import Verdict
 from ..snapshot.cut.lineage import Window

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from ..instants import iso
 from . import formats
-from .picture import Timeline
+from .report.picture import Timeline
 
 _Item = TypeVar("_Item")
 

@@ -26,7 +26,7 @@ from .document import (
     spans,
     words,
 )
-from .picture import Timeline, draw
+from .report.picture import Timeline, draw
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 

@@ -22,7 +22,7 @@ from .document import (
     spans,
     words,
 )
-from .picture import Timeline
+from .report.picture import Timeline
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
 """ASCII's punctuation: any of it may begin markup somewhere."""

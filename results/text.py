@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..printable import printable
 from .document import Aside, Block, Facts, Listing, Table, Title, text_of
-from .picture import Timeline
+from .report.picture import Timeline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -17,7 +17,7 @@ from ..snapshot.cut.lineage import Lineage, Window
 from ..snapshot.diff.key_changes import KeyChanges
 from . import formats
 from .document import Block, Cell, Name, Result, Table, Title
-from .masking import readable
+from .report.masking import readable
 from .values import for_json, stream, value_lines, word
 
 _MAX_TEXT = 2_000

@@ -13,7 +13,7 @@ from ...results import formats
 from ...results.document import Result
 from .. import options
 from ..output import Progress
-from ..replaying import Code, replayed
+from ..replaying import replayed
 from ..reports import Reports
 from ..session import Session, either, verb
 
@@ -112,7 +112,7 @@ def bisect(
         return
     _check_none_open(app_name)
     _note_input_gone(session, app_name)
-    _go_on(session, Search(session.store.url, asked), out, None if no_replay else Code(code), wanted)
+    _go_on(session, Search(session.store.url, asked), out, code, wanted, replay=not no_replay)
 
 
 @verb("slackwater bisect start flights --good flights@before-deploy", of=words)
@@ -209,8 +209,10 @@ def _go_on(
     session: Session,
     search: "Search",
     out: Path | None = None,
-    code: Code | None = None,
+    code: Path | None = None,
     reports: Reports | None = None,
+    *,
+    replay: bool = False,
 ) -> None:
     """Search with what is known, keep what is found out, and show the verdict or what a person is to look at."""
     from msgspec.structs import replace
@@ -250,7 +252,7 @@ def _go_on(
             session.show(shown.wanted(kept, wanted.cut, wanted.left, session.flags))
             return
         _keep(session, replace(kept, found=shown.sentence(verdict), wanted=None))
-        guilty = replayed(session, verdict, cache, code, progress) if code is not None else None
+        guilty = replayed(session, verdict, cache, code, progress) if replay else None
     for ref, cut in verdict.asked.items():
         session.note_thinned(ref, cut.thinned)
     if verdict.begins:

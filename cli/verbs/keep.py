@@ -47,7 +47,7 @@ def clone(
     source is, --to where the clone goes.
     """
     from ...pipeline.kafka.channels import KafkaChannels
-    from ...results.kept import cloned
+    from ...results.snapshots import cloned
     from ...snapshot.clone.clone import clone as make
     from ...snapshot.clone.first_versions import has_run
     from ...snapshot.take.audit_log import whoami

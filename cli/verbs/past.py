@@ -191,7 +191,7 @@ def verify(
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.
     """
-    from ...results.kept import verification
+    from ...results.snapshots import verification
     from ...snapshot.verify.verify import verify as prove
 
     opened, reader = session.store, session.settings.open_channels() if deep else None

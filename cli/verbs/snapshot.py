@@ -66,7 +66,7 @@ def take(
     Every stage answers between two of its batches; markers in the topics between them make the answers one
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
-    from ...results import kept
+    from ...results import snapshots as shown
     from ...snapshot.cut.requests import own_request
     from ...snapshot.status import roster
     from ...snapshot.take import taking
@@ -102,18 +102,18 @@ def take(
         )
     if instant and reader is None and not taken.already:
         session.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-    session.show(kept.taken(taken, session.flags))
+    session.show(shown.taken(taken, session.flags))
 
 
 @verb("slackwater snapshot list flights", of=snapshot, name="list")
 def list_(session: Session, app_name: options.App) -> None:
     """List the snapshots of an app, and those it was asked for."""
-    from ...results import kept
+    from ...results import snapshots as shown
     from ...snapshot.cut.requests import open_requests
     from ...snapshot.cut.stored import list_snapshots
 
     taken, asked = list_snapshots(session.store, app_name), open_requests(session.store, app_name)
-    session.show(kept.snapshots(app_name, taken, asked, waiting_for(session.store, app_name, asked)))
+    session.show(shown.snapshots(app_name, taken, asked, waiting_for(session.store, app_name, asked)))
 
 
 @verb("slackwater snapshot show flights before-deploy", of=snapshot)
@@ -122,14 +122,14 @@ def show(session: Session, app_name: App, name: Name = None) -> None:
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
     """
-    from ...results import kept
+    from ...results import snapshots as shown
     from ...snapshot.cut.in_flight import in_flight
     from ...snapshot.cut.stored import of_snapshot, read_snapshot
 
     opened = session.store
     snapshot = read_snapshot(opened, *_which(app_name, name))
     cut = of_snapshot(opened, snapshot)
-    session.show(kept.snapshot(snapshot, cut, in_flight(opened, cut)))
+    session.show(shown.snapshot(snapshot, cut, in_flight(opened, cut)))
 
 
 @verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot)
@@ -144,13 +144,13 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ...results import kept
+    from ...results import snapshots as shown
     from ...snapshot.take.audit_log import whoami
     from ...snapshot.take.remove import remove_or_withdraw
 
     app_name, name = _which(app_name, name)
     gone = remove_or_withdraw(session.store, app_name, name, by=whoami(), force=force, dry_run=dry_run)
-    session.show(kept.unpinned(f"{app_name}@{name}", gone, dry_run=dry_run))
+    session.show(shown.unpinned(f"{app_name}@{name}", gone, dry_run=dry_run))
 
 
 def _progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callable[[Look], None]":

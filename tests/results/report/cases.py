@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 from markdown_it import MarkdownIt
 from slackwater.results import html, markdown
-from slackwater.results.masking import Mask
-from slackwater.results.report import Case, document
+from slackwater.results.report.contents import Case, document
+from slackwater.results.report.masking import Mask
 from slackwater.snapshot.bisect.changed_keys import ChangedKeys
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.bisect.record import Address, Guilty, Hop, Message

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.results.picture import Mark, Probe, Timeline, Wrong, draw, timeline
-from slackwater.results.report import Case
+from slackwater.results.report.contents import Case
+from slackwater.results.report.picture import Mark, Probe, Timeline, Wrong, draw, timeline
 from slackwater.snapshot.bisect.programs import Run
 from slackwater.snapshot.bisect.verdict import Stretch
 from slackwater.store.versions.manifest import Program

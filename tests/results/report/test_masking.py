@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from slackwater.printable import printable
-from slackwater.results.masking import DOTS, Mask
-from slackwater.results.report import Case
+from slackwater.results.report.contents import Case
+from slackwater.results.report.masking import DOTS, Mask
 
 from tests.results.report.cases import Parsed, rendered, reports, with_values
 

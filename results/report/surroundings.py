@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from . import formats
-from .document import Aside, Block, Found, Line, Name, Section, Span, Table, Time
+from .. import formats
+from ..document import Aside, Block, Found, Line, Name, Section, Span, Table, Time
 from .masking import Mask
 from .picture import timeline
 
 if TYPE_CHECKING:
-    from ..snapshot.bisect.changed_keys import ChangedKeys
-    from ..snapshot.bisect.verdict import Step, Verdict
-    from ..snapshot.cut.stored import Snapshot
-    from ..snapshot.evidence.collect import Evidence
-    from ..snapshot.evidence.reached import Reached
-    from ..snapshot.verify.ledger import Entry
+    from ...snapshot.bisect.changed_keys import ChangedKeys
+    from ...snapshot.bisect.verdict import Step, Verdict
+    from ...snapshot.cut.stored import Snapshot
+    from ...snapshot.evidence.collect import Evidence
+    from ...snapshot.evidence.reached import Reached
+    from ...snapshot.verify.ledger import Entry
 
 _MAX_KEYS = 3
 """Keys that are named of each later stage."""
@@ -23,7 +23,7 @@ _MAX_SNAPSHOTS = 20
 
 def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
     """When it turned: the picture, and every evaluation in the order of the line."""
-    from ..snapshot.evidence.collect import distance
+    from ...snapshot.evidence.collect import distance
 
     picture = timeline(verdict, evidence)
     caption = "Commits of the app's line, by how many lie between them and the turn; far away they stand closer."
@@ -53,7 +53,7 @@ def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
 
 
 def _count(rows: int) -> str:
-    from ..snapshot.evidence.collect import MAX_COUNTED
+    from ...snapshot.evidence.collect import MAX_COUNTED
 
     return formats.count(rows) if rows < MAX_COUNTED else f"{formats.count(rows)} or more"
 
@@ -124,7 +124,7 @@ def _snapshot(verdict: "Verdict", snapshot: "Snapshot") -> tuple[Span | Line, ..
 
 def ledger(evidence: "Evidence") -> Section:
     """Whether the bad moment is whole, as `verify` says."""
-    from ..snapshot.verify.report import CHECKS
+    from ...snapshot.verify.report import CHECKS
 
     audit = evidence.audit
     checks = ", ".join(formats.plural(each.checked, CHECKS[each.check][0]) for each in audit.checks)

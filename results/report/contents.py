@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from . import formats, surroundings
-from .document import Aside, Block, Facts, Line, Listing, Name, Page, Section, Span, Table, Time
+from .. import formats
+from ..document import Aside, Block, Facts, Line, Listing, Name, Page, Section, Span, Table, Time
+from ..values import value_lines
+from . import surroundings
 from .masking import Mask
-from .values import value_lines
 
 if TYPE_CHECKING:
-    from ..snapshot.bisect.changed_keys import ChangedKeys
-    from ..snapshot.bisect.record import Guilty, Hop, Message
-    from ..snapshot.bisect.verdict import Verdict
-    from ..snapshot.cut.lineage import Window
-    from ..snapshot.evidence.collect import Evidence
+    from ...snapshot.bisect.changed_keys import ChangedKeys
+    from ...snapshot.bisect.record import Guilty, Hop, Message
+    from ...snapshot.bisect.verdict import Verdict
+    from ...snapshot.cut.lineage import Window
+    from ...snapshot.evidence.collect import Evidence
 
 _MAX_KEYS = 10
 """Keys that are shown."""
@@ -216,7 +217,7 @@ def _commands(case: Case, mask: Mask) -> Section:
 
 
 def _closing(case: Case, mask: Mask) -> Aside:
-    from .. import __version__
+    from ... import __version__
 
     values = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     return Aside((f"slackwater {__version__}, ", Time(case.time_ms), f". {values}"))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 
-from . import formats
-from .document import Line, Name, Span, Value
-from .values import word
+from .. import formats
+from ..document import Line, Name, Span, Value
+from ..values import word
 
 DOTS = "••••"
 """In the place of a value."""
