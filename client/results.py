@@ -74,7 +74,7 @@ class Bisection(Shown):
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
 
     def _blocks(self) -> Iterable[Block]:
-        return verdict.blocks(self.verdict, guilty=self.record)
+        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -35,7 +35,7 @@ def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, 
         clone: a name for a clone that no app has.
         flags: what commands to type next need besides.
     """
-    return Result(_data(found, out, guilty), *blocks(found, out, guilty, clone, flags), notes=_notes(found, edge))
+    return Result(_data(found, out, guilty), *blocks(found, out, guilty, clone, flags), notes=notes(found, edge))
 
 
 def sentence(found: Verdict) -> str:
@@ -80,7 +80,8 @@ def blocks(
         yield f"  slackwater clone {found.good_ref} {clone}{flags}"
 
 
-def _notes(found: Verdict, edge: str) -> Iterator[str]:
+def notes(found: Verdict, edge: str = "") -> Iterator[str]:
+    """What is worth knowing beside it; `edge` is which change was asked for."""
     if found.more_rows:
         yield (
             f"note: the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}; "
