@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from .. import instants
 from ..results import formats
-from ..results.document import Block, Result
+from ..results.document import Result
 from . import options
 from .output import Output, output_for
 
@@ -47,11 +47,10 @@ class Session:
         """The `--store` that a command to type next needs because this one was given it; else nothing."""
         return store_flag(self.said_store)
 
-    def show(self, result: object, *blocks: Block) -> None:
+    def show(self, result: Result) -> None:
         """The result. Raises `typer.Exit` where what was asked does not hold."""
-        shown = result if isinstance(result, Result) else Result(result, *blocks)
-        self.output.show(shown)
-        if shown.failed:
+        self.output.show(result)
+        if result.failed:
             raise typer.Exit(1)
 
     def note(self, line: str) -> None:

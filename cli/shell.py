@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..errors import Usage
-from ..results.document import Table
+from ..results.document import Result, Table
 from .session import Session
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Shell:
             self._at(text[first.end :].strip())
         elif not others and first.says("help"):
             lines = [{"type": what, "to": why} for what, why in _HELP]
-            self._session.show(lines, Table.of(("type", "to"), _HELP))
+            self._session.show(Result(lines, Table.of(("type", "to"), _HELP)))
         elif not others and (first.says("exit") or first.says("quit")):
             return False
         else:
@@ -164,7 +164,8 @@ class Shell:
         cut, _ = self._around()
         versions = ", ".join(f"{stage}@v{version}" for stage, version in cut.versions.items())
         data = {"app": cut.app, "ref": self._ref, "versions": cut.versions, "thinned_out": cut.thinned}
-        self._session.show(data, f"at {self._ref}, committed {instants.when(cut.time_ms)}: {versions}")
+        line = f"at {self._ref}, committed {instants.when(cut.time_ms)}: {versions}"
+        self._session.show(Result(data, line))
 
     def _move(self, ref: str) -> None:
         """Go to a moment. But for the newest, which goes on, it is always the same from here on."""

@@ -59,7 +59,7 @@ def render(document: Page) -> str:
 
 def notebook(blocks: Iterable[Block]) -> str:
     """Blocks as part of somebody's page, without a style of their own."""
-    return f"<div>{''.join(_block(block) for block in blocks if block != "")}</div>"
+    return f"<div>{''.join(_block(block) for block in blocks if block != '')}</div>"
 
 
 def _section(section: Section) -> str:

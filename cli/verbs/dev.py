@@ -5,7 +5,7 @@ from typing import Any
 
 from ... import instants
 from ...results import formats
-from ...results.document import Table, Title
+from ...results.document import Result, Table, Title
 from .. import options, terminal
 from ..session import Session, group, verb
 
@@ -61,7 +61,7 @@ def up(
         heading = [Title(f"To use them, type these lines, or just: {source}")]
     else:
         session.note(f"to use them from another shell: {source}")
-    session.show(
+    result = Result(
         {
             "started": started,
             "servers": status,
@@ -71,6 +71,7 @@ def up(
         *heading,
         *servers.env_file.read_text(encoding="utf-8").splitlines(),
     )
+    session.show(result)
 
 
 @verb(
@@ -102,7 +103,7 @@ def down(
         f"no server of {folder.absolute()} runs; --folder names another"
     ]
     lines += [f"{_short(each.path)} ({formats.size(each.bytes)}) {would}deleted" for each in deleted]
-    session.show({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines)
+    session.show(Result({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines))
 
 
 @verb("slackwater dev status", "slackwater dev status --json", of=dev, store=False)
@@ -124,7 +125,7 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
             "folder": lambda each: _short(each.data),
         },
     )
-    session.show(servers, shown, *logs)
+    session.show(Result(servers, shown, *logs))
 
 
 def _short(path: str) -> str:

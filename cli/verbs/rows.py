@@ -10,6 +10,7 @@ import typer
 from ... import instants
 from ...errors import Usage
 from ...results import formats
+from ...results.document import Result
 from .. import options
 from ..session import Session, verb
 
@@ -73,7 +74,7 @@ def query(
     values.write(answer.rows, out)
     number = answer.rows.num_rows
     written = {"file": str(out), "rows": number, "thinned_out": answer.cut.thinned}
-    session.show(written, f"{formats.plural(number, 'row')} in {out}")
+    session.show(Result(written, f"{formats.plural(number, 'row')} in {out}"))
 
 
 def _sql(sql: str | None, file: Path | None) -> str | None:
@@ -107,7 +108,7 @@ def _show_page(session: Session, ref: str) -> None:
             written = export(session.store, cache, cut, ref, Path(folder) / f"{cut.app}.duckdb")
         with page(written.path) as words:
             shown = {"page": words, "app": cut.app, "versions": cut.versions, "tables": written.rows}
-            session.show(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it")
+            session.show(Result(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it"))
             stop.wait()
 
 

@@ -13,7 +13,7 @@ import typer
 from ... import instants
 from ...errors import SlackwaterError, Unavailable, Usage
 from ...results import formats
-from ...results.document import Block, Title
+from ...results.document import Block, Result, Title
 from .. import options
 from ..output import Progress
 from ..session import Session, verb
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.take.capture import ChannelReader
     from ...snapshot.watch.invariants import Invariant
-    from ...snapshot.watch.watcher import Look, Result, State, Watcher
+    from ...snapshot.watch.watcher import Look, State, Watcher
+    from ...snapshot.watch.watcher import Result as Evaluated
     from ...store.read.cache import SstCache
 
 _MAX_ROWS = 10
@@ -128,12 +129,12 @@ class _Report:
                 )
                 self._call(invariant, look, verdict, report)
         if self._session.as_json:
-            self._session.show(_data(look, verdicts, reports))
+            self._session.show(Result(_data(look, verdicts, reports)))
         return look.is_good
 
     def _say(self, *parts: Block) -> None:
         if not self._session.as_json:
-            self._session.show(None, *parts)
+            self._session.show(Result(None, *parts))
 
     def _call(self, invariant: "Invariant", look: "Look", verdict: "Verdict | None", report: Path | None) -> None:
         from ...snapshot.watch import hook
@@ -252,7 +253,7 @@ def _data(look: "Look", verdicts: "dict[str, Verdict | None]", reports: dict[str
     }
 
 
-def _result(result: "Result", verdict: "Verdict | None", report: Path | None) -> dict[str, Any]:
+def _result(result: "Evaluated", verdict: "Verdict | None", report: Path | None) -> dict[str, Any]:
     from ...results import values
 
     return {
