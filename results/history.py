@@ -22,12 +22,9 @@ _IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "back
 
 def log(commits: Sequence[Entry], app_name: str, *, asked_kafka: bool = False) -> Result:
     """Commits, newest first; `asked_kafka` where it is known what can be replayed."""
-    return Result(
-        commits,
-        commits_table(commits, asked_kafka=asked_kafka)
-        if commits
-        else (f"{app_name} has no commit yet; `slackwater run FILE` makes them"),
-    )
+    if not commits:
+        return Result(commits, f"{app_name} has no commit yet; `slackwater run FILE` makes them")
+    return Result(commits, commits_table(commits, asked_kafka=asked_kafka))
 
 
 def commits_table(commits: Sequence[Entry], *, asked_kafka: bool = False) -> Table:
