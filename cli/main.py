@@ -1,6 +1,11 @@
-"""The `slackwater` command and its verbs."""
+"""The `slackwater` command: its verbs, and the boundary at which whatever escapes them is one sentence and a code.
+
+Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of our output went away.
+"""
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -8,10 +13,62 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from ..errors import Usage
 from . import terminal
-from .error_boundary import UsageError, guard, print_usage
 from .options import examples
+from .output import output_for
 from .verbs import VERBS
+
+# typer exports one of the usage errors; their common base is what parsing raises.
+UsageError: Any = typer.BadParameter.__mro__[1]
+# The one that brings the help instead of a sentence; typer does not export it.
+_NO_WORDS = "NoArgsIsHelpError"
+
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+
+
+@contextmanager
+def _guard(args: Sequence[str], *, debug: bool = False) -> Iterator[None]:
+    """Run a verb's body. `args` are the words of the command line; `--json` among them makes errors JSON.
+
+    Raises `typer.Exit` with the code that fits; nothing else leaves but what typer itself prints.
+    """
+    output = output_for(json="--json" in args)
+    try:
+        yield
+        terminal.flush()
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
+    except BrokenPipeError:
+        terminal.silence()
+        raise typer.Exit(_PIPE_CLOSED) from None
+    except UsageError as error:
+        _print_usage(error, args)
+        raise typer.Exit(2) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        output.failure(error)
+        if debug:
+            terminal.print_traceback(error)
+        raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
+
+
+def _print_usage(error: Any, args: Sequence[str]) -> None:
+    """What typer found wrong with the words of a command line, in which these words may be repeated."""
+    if "--json" in args:
+        output_for(json=True).failure(Usage(error.format_message()))
+        return
+    context = error.ctx
+    if type(error).__name__ == _NO_WORDS:
+        terminal.print_parts(context.get_help().splitlines(), stderr=True)
+        return
+    if context is not None:
+        option = context.help_option_names[0]
+        usage = (*context.get_usage().splitlines(), f"Try '{context.command_path} {option}' for help.", "")
+        terminal.print_parts(usage, stderr=True)
+    terminal.print_failure("error", error.format_message())
 
 
 class _Verbs(TyperGroup):
@@ -28,7 +85,7 @@ class _Verbs(TyperGroup):
             for verb in VERBS:
                 self.get_command(ctx, verb)
         elif cmd_name not in self.commands:
-            verb_app: typer.Typer = getattr(import_module(f".verbs.{cmd_name}", __package__), cmd_name)
+            verb_app: typer.Typer = getattr(import_module(f".verbs.{VERBS[cmd_name]}", __package__), cmd_name)
             # Plain help: rich's boxes cost 0.2 s, half of what `--help` may take.
             verb_app.rich_markup_mode = None
             self.commands[cmd_name] = get_command(verb_app)
@@ -40,7 +97,7 @@ class _Verbs(TyperGroup):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except UsageError as error:
-            print_usage(error, words)
+            _print_usage(error, words)
             raise typer.Exit(2) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -48,7 +105,7 @@ class _Verbs(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with guard(self._words, debug=bool(ctx.params.get("debug"))):
+        with _guard(self._words, debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 
 

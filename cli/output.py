@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ..errors import SlackwaterError
+from ..results.document import Block, Result
 from . import terminal
-from .terminal import Part
 
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
@@ -18,24 +18,24 @@ _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 class Progress(Protocol):
     """Takes the news of something that goes on."""
 
-    def __call__(self, line: str, *picture: Part) -> None:
+    def __call__(self, line: str, *picture: Block) -> None:
         """`line` is what just happened, or empty; `picture` the whole, shown in one place on a terminal."""
         ...
 
 
-Show = Callable[..., None]
+Show = Callable[[Result], None]
 """As `Output.show`."""
 
 
 class JsonOutput:
     """One JSON document on stdout (one line, indented on a terminal); errors as one JSON object on stderr."""
 
-    def show(self, data: object, *parts: Part) -> None:
-        """`data` as JSON."""
+    def show(self, result: Result) -> None:
+        """The data as JSON."""
         import msgspec
 
         # Sums of integers come as decimals from DuckDB: numbers all the same.
-        encoded = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode(data)
+        encoded = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode(result.data)
         if terminal.is_terminal():
             encoded = msgspec.json.format(encoded, indent=2)
         terminal.print_json(encoded.decode())
@@ -65,9 +65,11 @@ class JsonOutput:
 class TextOutput:
     """Words and tables: drawn by rich on a terminal, plain and whole elsewhere."""
 
-    def show(self, data: object, *parts: Part) -> None:
-        """The parts, one under the other."""
-        terminal.print_parts(parts)
+    def show(self, result: Result) -> None:
+        """The blocks, one under the other, and the notes on stderr."""
+        terminal.print_parts(result.blocks)
+        for line in result.notes:
+            self.note(line)
 
     @contextmanager
     def live(self) -> Iterator[Show]:
@@ -76,7 +78,7 @@ class TextOutput:
             yield self.show
             return
         with terminal.live() as draw:
-            yield lambda data, *parts: draw(parts)
+            yield lambda result: draw((*result.blocks, *result.notes))
 
     def note(self, line: str) -> None:
         """A line on stderr."""
@@ -98,7 +100,7 @@ class TextOutput:
 
 
 Output = JsonOutput | TextOutput
-"""Where a verb hands its result: `data` (builtins, structs, dataclasses) for machines, `parts` for people."""
+"""Where a verb hands its result."""
 
 
 def output_for(*, json: bool) -> Output:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,6 @@ if TYPE_CHECKING:
     from ..pipeline.replay.program import Program
     from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
     from ..store.read.cache import SstCache
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """The program that is replayed."""
-
-    file: Path | None
-    """None for the one that the settings name."""
 
 
 def program_file(session: Session, app_name: str, code: Path | None) -> str | None:
@@ -60,13 +51,13 @@ def program_here(
 
 
 def replayed(
-    session: Session, verdict: "Verdict", cache: "SstCache", code: Code, progress: Progress
+    session: Session, verdict: "Verdict", cache: "SstCache", code: Path | None, progress: Progress
 ) -> "Guilty | None":
     """The record behind a verdict; None, and a note why, where nothing can be replayed here."""
     settings = session.settings
     if verdict.candidates:
         return None  # it is not known which commit it was
-    file = program_file(session, verdict.app, code.file)
+    file = program_file(session, verdict.app, code)
     if file is None:
         ran = verdict.bad.stages[verdict.stage].program
         session.note(

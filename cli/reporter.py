@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..pipeline.run.news import News
-from . import formats, terminal
+from ..results import formats
+from ..results.document import Result
+from . import terminal
 from .output import Output
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ class Reporter(News):
         with self._lock:
             self._last_commit = time.monotonic()
             self._draw("")
-            self._output.show(data, line)
+            self._output.show(Result(data, line))
 
     def note(self, line: str) -> None:
         """A line beside the commits."""

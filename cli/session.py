@@ -10,9 +10,10 @@ import typer
 from typer.core import TyperGroup
 
 from .. import instants
-from . import formats, options
+from ..results import formats
+from ..results.document import Result
+from . import options
 from .output import Output, output_for
-from .terminal import Part
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -46,9 +47,11 @@ class Session:
         """The `--store` that a command to type next needs because this one was given it; else nothing."""
         return store_flag(self.said_store)
 
-    def show(self, data: object, *parts: Part) -> None:
-        """The result: `data` for machines, `parts` for people."""
-        self.output.show(data, *parts)
+    def show(self, result: Result) -> None:
+        """The result. Raises `typer.Exit` where what was asked does not hold."""
+        self.output.show(result)
+        if result.failed:
+            raise typer.Exit(1)
 
     def note(self, line: str) -> None:
         """Something worth knowing that is not the result."""

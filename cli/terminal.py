@@ -17,13 +17,11 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TextIO
 
 from ..printable import escaped_in_json, printable
-from .tables import Grid, Title, as_plain, as_rich
+from ..results.document import Block, Table
+from ..results.text import drawn, plain
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-Part = Grid | Title | str
-"""What a result is shown as: tables, titles and lines of text."""
+    from rich.console import Console
 
 QUOTED = "  | "
 """Before each line of text that is shown as it came: a query, the end of a log. No line of ours begins like this."""
@@ -36,15 +34,15 @@ def is_terminal(*, stderr: bool = False) -> bool:
     return _stream(stderr).isatty()
 
 
-def print_parts(parts: Iterable[Part], *, stderr: bool = False) -> None:
+def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
     """Parts of a result, one under the other: drawn by rich on a terminal, plain and whole elsewhere."""
     if is_terminal(stderr=stderr):
         console = _console(stderr)
         for part in parts:
-            console.print(_drawn(part, console.width), soft_wrap=not isinstance(part, Grid))
+            console.print(drawn(part, console.width), soft_wrap=not isinstance(part, Table))
     else:
         for part in parts:
-            _write(_plain(part), stderr)
+            _write(plain(part), stderr)
 
 
 def print_note(line: str) -> None:
@@ -74,14 +72,14 @@ def print_traceback(error: BaseException) -> None:
 
 
 @contextmanager
-def live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable[[Sequence[Part]], None]]:
+def live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable[[Sequence[Block]], None]]:
     """On a terminal: what it yields draws parts in the place of those it drew before."""
     from rich.console import Group
     from rich.live import Live
 
     console = _console(stderr)
     with Live(console=console, auto_refresh=transient, transient=transient) as shown:
-        yield lambda parts: shown.update(Group(*(_drawn(part, console.width) for part in parts)), refresh=True)
+        yield lambda parts: shown.update(Group(*(drawn(part, console.width) for part in parts)), refresh=True)
 
 
 def redraw(line: str) -> None:
@@ -150,25 +148,3 @@ def _write(text: str, stderr: bool) -> None:
 def _quoted(text: str) -> list[str]:
     # Only at \n: other line breaks are characters that are written out.
     return [f"{QUOTED}{printable(line)}".rstrip() for line in text.rstrip("\n").split("\n")] if text else []
-
-
-def _plain(part: Part) -> str:
-    match part:
-        case Grid():
-            return as_plain(part)
-        case Title(text):
-            return f"{printable(text)}\n"
-        case _:
-            return f"{printable(part)}\n"
-
-
-def _drawn(part: Part, width: int) -> "RenderableType":
-    from rich.text import Text
-
-    match part:
-        case Grid():
-            return as_rich(part, width)
-        case Title(text):
-            return Text(printable(text), style="bold")
-        case _:
-            return Text(printable(part))

@@ -7,10 +7,9 @@ any second way to do something. Errors are those of `slackwater.errors`.
 
 from ..snapshot.query.columns import TableColumn
 from .app import StoredApp
-from .changes import Difference, KeyHistory, TableDifference
 from .client import Client, open
 from .moment import Moment, Tables
-from .results import Bisection, Log, Verification
+from .results import Bisection, Difference, KeyHistory, Log, TableDifference, Verification
 
 __all__ = [
     "Bisection",

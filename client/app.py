@@ -11,7 +11,7 @@ from ..snapshot.take.audit_log import whoami
 from ..snapshot.take.waiting import take
 from .history import AppHistory
 from .moment import Moment
-from .program import program_of, run_options
+from .programs import program_of, run_options
 
 if TYPE_CHECKING:
     from ..pipeline.migrate.backfilled import Backfilled

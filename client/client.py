@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from ..errors import Usage
+from ..results.document import Block, Shown, Title
 from ..settings import load
 from ..snapshot.clone.channels import Channels
 from ..snapshot.init.initialise import Initialised, initialise
@@ -20,7 +21,6 @@ from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
 from ..store.versions.apps import list_apps, read_app
 from .app import StoredApp
-from .shown import Shown, View
 
 if TYPE_CHECKING:
     from ..pipeline.kafka.protocol import Kafka as Opened
@@ -195,8 +195,8 @@ class Client(Shown):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _view(self) -> View:
-        return View(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}")
+    def _blocks(self) -> tuple[Block, ...]:
+        return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)
 
 
 def _said(where: str | Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..errors import Usage
+from ..results.document import Block, Shown, Title
 from ..snapshot.bisect.flips import Flips, scan
 from ..snapshot.bisect.programs import Function
 from ..snapshot.bisect.search import Edge
@@ -18,11 +19,9 @@ from ..snapshot.diff.key_history import key_history
 from ..snapshot.query.log import entries
 from ..snapshot.rejected.listing import RejectedRecords
 from ..snapshot.rejected.listing import rejected as list_rejected
-from .bisecting import predicate_of, record_behind
-from .changes import Difference, KeyHistory
 from .moment import Moment
-from .results import Bisection, Log
-from .shown import Shown, View
+from .programs import predicate_of, record_behind
+from .results import Bisection, Difference, KeyHistory, Log
 
 if TYPE_CHECKING:
     from .client import Client
@@ -230,5 +229,5 @@ class AppHistory(Shown):
             return text
         return f"{self._name}/{stage}@{text}" if stage else f"{self._name}@{text}"
 
-    def _view(self) -> View:
-        return View(f"app {self._name} in {self._client.root}")
+    def _blocks(self) -> tuple[Block, ...]:
+        return (Title(f"app {self._name} in {self._client.root}"),)

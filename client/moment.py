@@ -10,6 +10,8 @@ import duckdb
 
 from .. import instants
 from ..errors import NotFound
+from ..results.document import Block, Shown, Table, Time, Title
+from ..results.rows import columns_table
 from ..snapshot.cut.graph import Cut, Thinned, channels
 from ..snapshot.cut.moments import later_stages
 from ..snapshot.cut.resolve import telling_if_collected
@@ -21,9 +23,7 @@ from ..snapshot.query.export import export
 from ..snapshot.query.get import get
 from ..snapshot.verify.verify import verify
 from ..store.sst.python_values import python_rows
-from .changes import Difference
-from .results import Verification
-from .shown import Shown, View
+from .results import Difference, Verification
 
 if TYPE_CHECKING:
     from .client import Client
@@ -45,9 +45,9 @@ class Tables(Shown, Mapping[str, tuple[TableColumn, ...]]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def _view(self) -> View:
-        rows = ((name, each.name, each.type, "key" if each.key else "") for name in self for each in self[name])
-        return View(f"tables at {self._ref}", ("table", "column", "type", ""), tuple(rows))
+    def _blocks(self) -> Iterator[Block]:
+        yield Title(f"tables at {self._ref}")
+        yield columns_table(self)
 
 
 class Moment(Shown):
@@ -191,19 +191,10 @@ class Moment(Shown):
         reader = self._client.channels() if deep else None
         return Verification(verify(self._client.store, self._cut, deep=deep, reader=reader))
 
-    def _view(self) -> View:
-        thinned = "the history was thinned out by gc: this is the nearest moment that is left"
-        return View(
-            f"{self._ref}, committed {instants.iso(self._cut.time_ms)}",
-            ("stage", "version", "committed", "table"),
-            tuple(
-                (
-                    stage,
-                    f"v{version}",
-                    instants.iso(self._cut.stages[stage].time_ms),
-                    stage if stage in self._cut.tables else "-",
-                )
-                for stage, version in self.versions.items()
-            ),
-            (thinned,) if self.thinned_out else (),
-        )
+    def _blocks(self) -> Iterator[Block]:
+        yield Title(f"{self._ref}, committed {instants.iso(self._cut.time_ms)}")
+        stages = [(self._cut.stages[stage], stage in self._cut.tables) for stage in self.versions]
+        rows = ((at.stage, f"v{at.version}", Time(at.time_ms), at.stage if keeps else "-") for at, keeps in stages)
+        yield Table.of(("stage", "version", "committed", "table"), rows)
+        if self.thinned_out:
+            yield "the history was thinned out by gc: this is the nearest moment that is left"

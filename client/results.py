@@ -1,25 +1,28 @@
-"""What asking gives: the log, a verdict of bisect, a verification."""
+"""What methods give: the log, a verdict of bisect, a verification, what changed between moments or of a key."""
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import duckdb
 
-from .. import instants
+from ..results import verdict
+from ..results.document import Block, Shown, Table, Title
+from ..results.history import changes_table, commits_table, table_diff
+from ..results.snapshots import verified
 from ..snapshot.bisect.verdict import Guilty, Verdict
 from ..snapshot.cut.lineage import Window
+from ..snapshot.diff import key_history as history
+from ..snapshot.diff.moments import TableDiff
 from ..snapshot.query.answers import as_relation
 from ..snapshot.query.log import Entry
-from ..snapshot.verify.report import Difference
+from ..snapshot.verify import report as verify_report
 from ..snapshot.verify.verify import Report
-from .shown import Shown, View
+from ..store.sst.python_values import python_rows
 
 if TYPE_CHECKING:
     from .moment import Moment
-
-_MAX_KEYS = 10
-"""Keys that are shown."""
 
 
 class Log(Shown, tuple[Entry, ...]):
@@ -27,23 +30,8 @@ class Log(Shown, tuple[Entry, ...]):
 
     __slots__ = ()
 
-    def _view(self) -> View:
-        return View(
-            f"{len(self)} commits, newest first",
-            ("committed", "stage", "version", "kind", "rows", "snapshots", "read"),
-            tuple(
-                (
-                    instants.iso(each.time_ms),
-                    each.stage,
-                    f"v{each.version}",
-                    each.kind,
-                    each.rows_in,
-                    ", ".join(each.snapshots),
-                    ", ".join(map(str, each.windows)),
-                )
-                for each in self
-            ),
-        )
+    def _blocks(self) -> tuple[Block, ...]:
+        return Title(f"{len(self)} commits, newest first"), commits_table(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,27 +72,8 @@ class Bisection(Shown):
         """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
 
-    def _view(self) -> View:
-        found = self.verdict
-        keys = islice(found.keys or (), _MAX_KEYS)
-        more = len(found.keys or ()) - _MAX_KEYS
-        notes = [f"read {', '.join(map(str, self.windows))}", f"found with {found.evaluations} evaluations"]
-        if more > 0:
-            notes.insert(0, f"and {more:,} more keys")
-        if self.record is not None:
-            hops = self.record.hops
-            notes.append(f"behind it: {hops[-1].record}" if hops else f"not replayed: {self.record.reason}")
-        if found.candidates:
-            notes.append(f"not certain: one of {', '.join(map(str, found.candidates))}")
-        if found.non_monotone:
-            notes.append("it went from good to bad more than once: this is one of the changes")
-        return View(
-            f"{found.stage} v{found.bad_version} is the first bad commit of {found.app} "
-            f"(last good: {found.good_ref or 'before the first commit'})",
-            ("key", "before", "after"),
-            tuple((short(key.key), short(key.before), short(key.after)) for key in keys),
-            tuple(notes),
-        )
+    def _blocks(self) -> Iterable[Block]:
+        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -120,22 +89,88 @@ class Verification(Shown):
         return self.report.consistent
 
     @property
-    def differences(self) -> tuple[Difference, ...]:
+    def differences(self) -> tuple[verify_report.Difference, ...]:
         """What is not as it must be."""
         return self.report.differences
 
-    def _view(self) -> View:
+    def _blocks(self) -> Iterator[Block]:
         report = self.report
-        return View(
-            f"{report.ref} is {'consistent' if report.consistent else 'not consistent'}",
-            ("looked at", "number", "differences"),
-            tuple((each.check, each.checked, each.differences) for each in report.checks),
-            (*(each.message for each in report.differences), *report.not_reread),
-        )
+        yield Title(f"{report.ref} is {'consistent' if report.consistent else 'not consistent'}")
+        yield from islice(verified(report), 1, None)
 
 
-def short(row: object) -> str:
-    """A row in one line."""
-    if not isinstance(row, dict):
-        return "(no row)"
-    return ", ".join(f"{name} {value!r}" for name, value in row.items())
+@dataclass(frozen=True, slots=True, repr=False)
+class TableDifference(Shown):
+    """The rows of one table that differ between two moments."""
+
+    found: TableDiff
+    """All that was found out: counts, how far each column agrees, what could not be compared."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether no row and no column differs."""
+        return self.found.equal
+
+    @property
+    def rows(self) -> duckdb.DuckDBPyRelation:
+        """The rows that differ: the key, `change` (`added`, `removed`, `changed`), `before_…` and `after_…` values."""
+        return as_relation(self.found.changes.flat())
+
+    def _blocks(self) -> Iterable[Block]:
+        return table_diff(self.found)
+
+
+class Difference(Shown, Mapping[str, TableDifference]):
+    """How the tables of two moments differ, by table."""
+
+    def __init__(self, before: str, after: str, found: Sequence[TableDiff]) -> None:
+        self._refs = before, after
+        self._found = {each.table: TableDifference(each) for each in found}
+
+    def __getitem__(self, table: str) -> TableDifference:
+        return self._found[table]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return all(each.equal for each in self._found.values())
+
+    def _blocks(self) -> Iterator[Block]:
+        before, after = self._refs
+        tables = [each.found for each in self._found.values()]
+        yield Title(f"{before} and {after} {'are equal' if self.equal else 'differ'}")
+        rows = ((each.table, each.added, each.removed, each.changed) for each in tables)
+        yield Table.of(("table", "added", "removed", "changed"), rows)
+        yield from (f"{each.table}: {what}" for each in tables for what in each.unlike)
+
+
+class KeyHistory(Shown, Sequence[history.Change]):
+    """The changes of one key, newest first."""
+
+    def __init__(self, found: history.KeyHistory) -> None:
+        self.found = found
+        """All that was found out."""
+
+    @overload
+    def __getitem__(self, place: int) -> history.Change: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[history.Change]: ...
+    def __getitem__(self, place: int | slice) -> history.Change | Sequence[history.Change]:
+        return self.found.changes[place]
+
+    def __len__(self) -> int:
+        return len(self.found.changes)
+
+    def _blocks(self) -> Iterator[Block]:
+        found, (key,) = self.found, python_rows(self.found.key)
+        named = ", ".join(f"{name} {value!r}" for name, value in key.items())
+        yield Title(f"{found.app}/{found.table}, {named}: {len(self)} changes, newest first")
+        yield changes_table(found)
+        if found.whole_from:
+            yield f"whole from v{found.whole_from} on: older versions were thinned out by gc"

@@ -14,7 +14,7 @@ import duckdb
 import pytest
 import slackwater as sw
 from slackwater.client import Client, StoredApp
-from slackwater.client.shown import Shown, View
+from slackwater.results.document import Block, Shown, Table, Title
 from slackwater.snapshot.bisect.verdict import Step
 from slackwater.snapshot.take.audit_log import list_operations, record, record_once
 from slackwater.snapshot.take.remove import remove
@@ -440,8 +440,8 @@ class Hostile(Shown):
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def _view(self) -> View:
-        return View(self.text, (self.text,), ((self.text,),), (self.text,))
+    def _blocks(self) -> tuple[Block, ...]:
+        return Title(self.text), Table.of((self.text,), ((self.text,),)), self.text
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img src=x onerror=a>', "a\x1b[2Jb", "a\u202eb"])

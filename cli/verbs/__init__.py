@@ -1,34 +1,32 @@
-"""One file a verb: load settings, call one function of the library, hand the result to the output.
+"""The verbs, by what they are about: each has its options, asks the library, and shows the result.
 
-Not here: what a verb does, and any heavy import at a module's top.
+Not here: what a verb does, what its result looks like (`results`), and any heavy import at a module's top.
 """
 
-__all__ = ["VERBS"]
-
-VERBS = (
-    "dev",
-    "run",
-    "init",
-    "status",
-    "log",
-    "snapshot",
-    "verify",
-    "query",
-    "sql",
-    "export",
-    "get",
-    "diff",
-    "history",
-    "bisect",
-    "replay",
-    "rejected",
-    "watch",
-    "clone",
-    "migrate",
-    "rescale",
-    "retire",
-    "compact",
-    "gc",
-    "app",
-)
-"""In the order of `--help`. Each is what has its name in the module of its name, imported when it is asked for."""
+VERBS = {
+    "dev": "dev",
+    "run": "programs",
+    "init": "programs",
+    "status": "status",
+    "log": "past",
+    "snapshot": "snapshot",
+    "verify": "past",
+    "query": "rows",
+    "sql": "rows",
+    "export": "rows",
+    "get": "rows",
+    "diff": "past",
+    "history": "past",
+    "bisect": "bisect",
+    "replay": "replay",
+    "rejected": "rows",
+    "watch": "watch",
+    "clone": "keep",
+    "migrate": "programs",
+    "rescale": "keep",
+    "retire": "keep",
+    "compact": "keep",
+    "gc": "keep",
+    "app": "keep",
+}
+"""In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""

@@ -1,32 +1,43 @@
 """`slackwater bisect`: find the commit, and its input, that made the state wrong."""
 
-import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ... import instants
-from ...errors import Usage
-from .. import formats, options
-from ..bisect_words import check_none_open, keep, note_input_gone, show_wanted, words
+from ...errors import NotFound, Refused, Unavailable, Usage
+from ...results import formats
+from ...results.document import Result
+from .. import options
 from ..output import Progress
-from ..replaying import Code, replayed
-from ..session import Session, verb
-from ..tables import Grid, Title
-from ..terminal import Part
+from ..replaying import replayed
+from ..reports import Reports
+from ..session import Session, either, verb
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import ChangedKeys
-    from ...snapshot.bisect.session import Asked
     from ...snapshot.bisect.session import Session as Search
-    from ...snapshot.bisect.verdict import Guilty, Step, Verdict
-    from ...snapshot.cut.graph import Cut
-    from ...snapshot.cut.lineage import Lineage, Window
-    from ...store.objects.protocol import ObjectStore
-    from ..report.files import Reports
+    from ...snapshot.bisect.verdict import Answer, Step, Verdict
+
+FOLDER = Path(".slackwater")
+"""Where sessions are kept, beside what `dev` keeps."""
+
+words = either()
+
+Refs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="REF...", help="The moments; `beginning` is before the first. Default: the one asked for.",
+        show_default=False,
+    ),
+]  # fmt: skip
+
+
+LogFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="What `bisect log` printed, perhaps mended.", show_default=False)
+]
 
 
 @verb(
@@ -71,10 +82,10 @@ def bisect(
     Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until the input record
     is found that turned it bad.
     """
+    from ...results import values, verdict
+    from ...snapshot.bisect.flips import scan as find_all
     from ...snapshot.bisect.session import Asked
     from ...snapshot.bisect.session import Session as Search
-    from .. import values
-    from ..report.files import Reports
 
     if "@" in app_name or "/" in app_name:
         name = app_name.partition("@")[0].partition("/")[0]
@@ -95,25 +106,121 @@ def bisect(
             hint=f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`",
         )
     if scan:
-        _scan(session, asked)
+        with closing(session.settings.open_cache()) as cache:
+            said, ends = asked.predicate(session.store), (asked.good or None, asked.bad or None)
+            session.show(verdict.scan(find_all(session.store, cache, app_name, said, good=ends[0], bad=ends[1])))
         return
-    check_none_open(app_name)
-    note_input_gone(session, app_name)
-    go_on(session, Search(session.store.url, asked), out, None if no_replay else Code(code), wanted)
+    _check_none_open(app_name)
+    _note_input_gone(session, app_name)
+    _go_on(session, Search(session.store.url, asked), out, code, wanted, replay=not no_replay)
 
 
-def go_on(
+@verb("slackwater bisect start flights --good flights@before-deploy", of=words)
+def start(
+    session: Session,
+    app_name: options.App,
+    good: str = options.option("REF", "A moment that is good. Default: the beginning.", ""),
+    bad: str = options.option("REF", "A moment that is bad. Default: now is the first to look at.", ""),
+) -> None:
+    """Begin a search in which a person says of each moment what it is.
+
+    Each answer, `bisect good`, `bad` or `skip`, is followed by the next moment to look at, until one commit is left.
+    """
+    from ...snapshot.bisect.ends import pinned
+    from ...snapshot.bisect.session import Asked, Mark
+    from ...snapshot.bisect.session import Session as Search
+
+    _check_none_open(app_name)
+    now_ms = instants.now_ms()
+    ends: dict[Answer, str] = {"good": good, "bad": bad}
+    marks = tuple(
+        Mark(pinned(session.store, app_name, ref, answer, now_ms), answer, by_hand=True)
+        for answer, ref in ends.items()
+        if ref
+    )
+    refs = {mark.answer: mark.ref for mark in marks}
+    asked = Asked(app_name, good=refs.get("good", ""), bad=refs.get("bad", ""))
+    _go_on(session, Search(session.store.url, asked).with_marks(*marks))
+
+
+@verb("slackwater bisect good flights", of=words)
+def good(session: Session, app_name: options.App, refs: Refs = None) -> None:
+    """Say that nothing is wrong at a moment; go on with the next."""
+    _mark(session, app_name, "good", refs)
+
+
+@verb("slackwater bisect bad flights", of=words)
+def bad(session: Session, app_name: options.App, refs: Refs = None) -> None:
+    """Say that something is wrong at a moment; go on with the next."""
+    _mark(session, app_name, "bad", refs)
+
+
+@verb("slackwater bisect skip flights", "slackwater bisect skip flights flights/carriers@v41", of=words)
+def skip(session: Session, app_name: options.App, refs: Refs = None) -> None:
+    """Say that nobody can tell of a moment; go on with another.
+
+    When only such moments are left, the commits that may be the first bad one are named, and the exit code is 2.
+    """
+    _mark(session, app_name, "skip", refs)
+
+
+@verb("slackwater bisect log flights > search.log", of=words)
+def log(session: Session, app_name: options.App) -> None:
+    """Print the search so far, as commands that `bisect replay` reads."""
+    from ...snapshot.bisect.session import log_of
+
+    lines = tuple(log_of(_of(session, app_name)))
+    session.show(Result({"app": app_name, "lines": lines}, *lines))
+
+
+@verb("slackwater bisect replay search.log", of=words, kafka=True)
+def replay(session: Session, file: LogFile) -> None:
+    """Take the answers of a log for given, and go on from there, in the place of the app's session."""
+    from ...snapshot.bisect.session import of_log
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise NotFound("log", str(file), found=error.strerror or "") from None
+    _go_on(session, of_log(text, session.store.url))
+
+
+@verb("slackwater bisect explain flights", of=words)
+def explain(session: Session, app_name: options.App) -> None:
+    """Show of each moment that was looked at what it was found to be, how long that took, and why it was skipped."""
+    from ...results import verdict
+
+    session.show(verdict.explained(_of(session, app_name)))
+
+
+@verb("slackwater bisect reset flights", of=words)
+def reset(session: Session, app_name: options.App) -> None:
+    """Forget the app's search."""
+    from ...snapshot.bisect.session import path_of
+
+    path = path_of(FOLDER, app_name)
+    was_there = path.exists()
+    path.unlink(missing_ok=True)
+    done = f"removed {path}" if was_there else f"there is no search of {app_name}"
+    session.show(Result({"app": app_name, "removed": was_there}, done))
+
+
+def _go_on(
     session: Session,
     search: "Search",
     out: Path | None = None,
-    code: Code | None = None,
-    reports: "Reports | None" = None,
+    code: Path | None = None,
+    reports: Reports | None = None,
+    *,
+    replay: bool = False,
 ) -> None:
     """Search with what is known, keep what is found out, and show the verdict or what a person is to look at."""
     from msgspec.structs import replace
 
+    from ...results import verdict as shown
     from ...snapshot.bisect.predicate import Wanted
     from ...snapshot.bisect.search import bisect as find
+    from ...store.versions.apps import free_name
 
     asked, kept = search.asked, search
     predicate = asked.predicate(session.store)
@@ -124,7 +231,7 @@ def go_on(
             nonlocal kept
             show_step(step)
             kept = kept.with_step(step)
-            keep(session, kept)
+            _keep(session, kept)
 
         try:
             verdict = find(
@@ -141,22 +248,11 @@ def go_on(
             )
         except Wanted as wanted:
             kept = replace(kept, wanted=wanted.ref, asked=replace(asked, bad=asked.bad or wanted.ref))
-            keep(session, kept)
-            show_wanted(session, kept, wanted.cut, wanted.left)
+            _keep(session, kept)
+            session.show(shown.wanted(kept, wanted.cut, wanted.left, session.flags))
             return
-        keep(session, replace(kept, found=_found(verdict), wanted=None))
-        guilty = replayed(session, verdict, cache, code, progress) if code is not None else None
-    _show(session, verdict, guilty, out, asked.edge)
-    if reports is not None:
-        reports.write(session, verdict, guilty)
-    if verdict.candidates:
-        raise typer.Exit(2)
-
-
-def _show(session: Session, verdict: "Verdict", guilty: "Guilty | None", out: Path | None, edge: str) -> None:
-    from ...snapshot.bisect.verdict import MAX_ROWS
-    from .. import values
-
+        _keep(session, replace(kept, found=shown.sentence(verdict), wanted=None))
+        guilty = replayed(session, verdict, cache, code, progress) if replay else None
     for ref, cut in verdict.asked.items():
         session.note_thinned(ref, cut.thinned)
     if verdict.begins:
@@ -164,60 +260,24 @@ def _show(session: Session, verdict: "Verdict", guilty: "Guilty | None", out: Pa
             f"note: the history of {verdict.app} before {verdict.begins} was thinned out by gc; "
             "of that, the moments that are left are searched"
         )
-    if out is not None and verdict.keys is not None:
+    if out is not None:
+        _write_keys(session, verdict, out)
+    clone = free_name(session.store, f"{verdict.app}-staging")
+    session.show(shown.verdict(verdict, guilty, out, asked.edge, clone, session.flags))
+    if reports is not None:
+        reports.write(session, verdict, guilty)
+    if verdict.candidates:
+        raise typer.Exit(2)
+
+
+def _write_keys(session: Session, verdict: "Verdict", out: Path) -> None:
+    from ...results import values
+
+    if verdict.keys is not None:
         values.write(verdict.keys.flat(), out)
-    elif out is not None:
-        why = f"{verdict.stage} keeps no table, so no key turned bad" if not verdict.candidates else "no key is certain"
-        session.note(f"note: {why}, and {out} is not written")
-    session.show(_data(verdict, out, guilty), *_parts(verdict, out, guilty, session.store, session.flags))
-    if verdict.more_rows:
-        session.note(
-            f"note: the query returns more than {formats.count(MAX_ROWS)} rows at {verdict.bad_ref}; "
-            "keys that only later rows name are not reported"
-        )
-    if verdict.non_monotone:
-        against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in verdict.non_monotone)
-        which = f"the {edge} that was met" if edge else "one of the changes"
-        session.note(
-            f"it went from good to bad more than once ({against}), and this is {which}: "
-            f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
-        )
-
-
-def _found(verdict: "Verdict") -> str:
-    if not verdict.candidates:
-        return f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}"
-    listed = ", ".join(map(str, verdict.candidates))
-    return f"the first bad commit of {verdict.app} is one of {listed}"
-
-
-def _scan(session: Session, asked: "Asked") -> None:
-    from ...snapshot.bisect.flips import scan
-
-    with closing(session.settings.open_cache()) as cache:
-        found = scan(
-            session.store,
-            cache,
-            asked.app,
-            asked.predicate(session.store),
-            good=asked.good or None,
-            bad=asked.bad or None,
-        )
-    words = (
-        (
-            flip.ref,
-            instants.when(flip.time_ms),
-            "good to bad" if flip.bad else "bad to good",
-            formats.count(flip.keys),
-        )
-        for flip in found.flips
-    )
-    changes = formats.plural(len(found.flips), "change")
-    session.show(
-        found,
-        Grid.of(("commit", "committed", "went from", ">wrong keys"), words) if found.flips else "",
-        f"{changes} in {found.stage}@v{found.first + 1}..v{found.last}, of {formats.plural(found.rows, 'row')} written",
-    )
+        return
+    why = f"{verdict.stage} keeps no table, so no key turned bad" if not verdict.candidates else "no key is certain"
+    session.note(f"note: {why}, and {out} is not written")
 
 
 def _steps(progress: Progress, app_name: str) -> "Callable[[Step], None]":
@@ -229,133 +289,73 @@ def _steps(progress: Progress, app_name: str) -> "Callable[[Step], None]":
     return on_step
 
 
-def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict[str, Any]:
-    from .. import values
-    from ..bisect_tables import record_data
-
-    def data_of(steps: "Iterable[Step]") -> list[dict[str, Any]]:
-        return [
-            {
-                "ref": step.ref,
-                "cut": step.cut.versions,
-                "bad": step.bad,
-                "answer": step.answer,
-                "why": step.why,
-                "took_ms": step.took_ms,
-            }
-            for step in steps
-        ]
-
-    def moment(ref: str, version: int, time_ms: int, cut: "Cut") -> dict[str, Any]:
-        return {"ref": ref, "version": version, "time_ms": time_ms, "cut": cut.versions}
-
-    keys = verdict.keys
-    return {
-        "app": verdict.app,
-        "where": verdict.where,
-        "predicate": verdict.predicate.text,
-        "stage": verdict.stage,
-        "last_good": moment(verdict.good_ref, verdict.good_version, verdict.good_time_ms, verdict.good),
-        "first_bad": moment(verdict.bad_ref, verdict.bad_version, verdict.bad_time_ms, verdict.bad),
-        "windows": verdict.lineage.direct,
-        "source_windows": verdict.lineage.sources,
-        "lost_windows": verdict.lineage.lost,
-        "keys": values.stream({"key": key.key, "before": key.before, "after": key.after} for key in keys or ()),
-        "keys_named": bool(keys and keys.named),
-        "file": str(out) if out is not None and keys is not None else None,
-        "rows": values.for_json(verdict.rows)["rows"],
-        "more_rows": verdict.more_rows,
-        "candidates": verdict.candidates,
-        "evaluations": verdict.evaluations,
-        "steps": data_of(verdict.steps),
-        "non_monotone": data_of(verdict.non_monotone),
-        "thinned_out": {ref: cut.thinned for ref, cut in verdict.asked.items() if cut.thinned is not None},
-        "begins": verdict.begins or None,
-        "record": record_data(guilty) if guilty is not None else None,
-    }
+def _keep(session: Session, search: "Search") -> None:
+    """Write the search down. One that a predicate makes goes on where the folder cannot be written."""
+    try:
+        search.write(FOLDER)
+    except Refused as error:
+        if search.asked.by_hand:
+            raise
+        if search.found:
+            session.note(f"note: {error.message}")
 
 
-def _parts(
-    verdict: "Verdict", out: Path | None, guilty: "Guilty | None", store: "ObjectStore", flags: str
-) -> Iterator[Part]:
-    from ...store.versions.apps import free_name
-    from ..bisect_tables import record_parts
+def _check_none_open(app_name: str) -> None:
+    """Raise `Refused` when somebody is about to look for the first bad commit of an app."""
+    from ...snapshot.bisect.session import read
 
-    yield Title(_found(verdict))
-    if verdict.candidates:
-        yield (
-            "the versions in between were thinned out by gc"
-            if verdict.thinned
-            else "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
+    try:
+        search = read(FOLDER, app_name)
+    except NotFound:
+        return
+    if search.wanted is not None:
+        raise Refused(
+            f"a search of {app_name} by hand is open: {search.wanted or 'the beginning'} is to be looked at",
+            hint=f"`slackwater bisect log {app_name}` prints it, `slackwater bisect reset {app_name}` forgets it",
         )
-    good = (verdict.good_ref, instants.when(verdict.good_time_ms), verdict.good.ref)
-    yield Grid.of(
-        ("", "", "committed", "the whole app"),
-        (
-            ("last good", *(good if verdict.good_ref else ("-", "before the first commit", ""))),
-            ("first bad", verdict.bad_ref, instants.when(verdict.bad_time_ms), verdict.bad.ref),
-        ),
-    )
-    yield ""
-    yield from read(verdict.lineage)
-    if verdict.keys:
-        yield from _keys(verdict.keys, out)
-    if guilty is not None:
-        yield from record_parts(guilty)
-    yield ""
-    if not verdict.where and verdict.rows.column(0)[0].as_py():
-        yield f"at {verdict.bad_ref}: {verdict.rows.column(0)[0]}"
-    yield f"found with {_effort(verdict)}; to go on:"
-    query = verdict.where or f"FROM {verdict.stage}"
-    if verdict.good_ref:
-        yield f"  slackwater query {verdict.good_ref} {shlex.quote(query)}{flags}"
-    yield f"  slackwater query {verdict.bad_ref} {shlex.quote(query)}{flags}"
-    if verdict.good_ref:
-        yield f"  slackwater clone {verdict.good_ref} {free_name(store, f'{verdict.app}-staging')}{flags}"
 
 
-def _effort(verdict: "Verdict") -> str:
-    made = sum(not step.given for step in verdict.steps)
-    if not made:
-        return formats.plural(len(verdict.steps), "answer")
-    more = f", {formats.count(made)} with those that looked for other changes" if made > verdict.evaluations else ""
-    return f"{formats.plural(verdict.evaluations, 'evaluation')}{more}"
+def _note_input_gone(session: Session, app_name: str) -> None:
+    """Say of which versions Kafka does not hold the input any more, where it is known where Kafka is."""
+    from ...snapshot.query.log import unreplayable
+
+    topics = session.settings.open_channels()
+    if topics is None:
+        return
+    try:
+        gone = unreplayable(session.store, app_name, topics)
+    except (Unavailable, Refused) as error:
+        session.note(f"note: nobody knows what Kafka still holds: {error.message}")
+        return
+    if gone:
+        versions = ", ".join(f"{stage} up to v{version}" for stage, version in gone.items())
+        session.note(f"note: Kafka does not hold all input any more of {versions}: these can be found, not replayed")
 
 
-def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
-    """The first keys, with a line for each value that changed."""
-    from ..bisect_tables import changes
+def _mark(session: Session, app_name: str, answer: "Answer", refs: list[str] | None) -> None:
+    from ...snapshot.bisect.ends import pinned
+    from ...snapshot.bisect.session import BEGINNING, Mark
 
-    # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
-    shown = keys.changed() or keys
-    yield ""
-    if not keys.named:
-        yield "the query names no key of this table; keys that this commit changed:"
-    yield changes(shown)
-    where = "" if out is None else f"; all are in {out}"
-    if len(shown) > formats.MOST_SHOWN:
-        yield f"and {formats.count(len(shown) - formats.MOST_SHOWN)} more{where or '; --json and --out FILE give all'}"
-    elif out is not None:
-        yield f"{formats.plural(len(keys), 'key')} in {out}"
-
-
-def read(lineage: "Lineage") -> Iterator[Part]:
-    """What a commit read, what that came from, and what it passed over."""
-    reads_sources = lineage.direct == lineage.sources
-    if lineage.direct:
-        yield Grid.of(("it read", ">records" if reads_sources else ">messages"), _windows(lineage.direct))
-    else:
-        yield "it read no record"
-    if not reads_sources:
-        yield ""
-        if lineage.sources:
-            yield Grid.of(("which came from", ">records"), _windows(lineage.sources))
-        else:
-            yield "no record is behind these: rows fell due, windows ended, or rejected records were retried"
-    if lineage.lost:
-        yield ""
-        yield Grid.of(("gone from Kafka and never read", ">messages"), _windows(lineage.lost))
+    search, now_ms = _of(session, app_name), instants.now_ms()
+    if not refs and search.wanted is None:
+        raise Refused(
+            f"no moment of {app_name} is to be looked at: {search.found or 'the search was interrupted'}",
+            hint=f"name the moment: slackwater bisect {answer} {app_name} REF",
+        )
+    names = [
+        "" if ref == BEGINNING else pinned(session.store, app_name, ref, answer, now_ms) for ref in refs or ()
+    ] or [search.wanted or ""]
+    _go_on(session, search.with_marks(*(Mark(ref, answer, by_hand=True) for ref in names)))
 
 
-def _windows(windows: "tuple[Window, ...]") -> Iterator[tuple[str, str]]:
-    return ((str(window), formats.count(window.end - window.start)) for window in windows)
+def _of(session: Session, app_name: str) -> "Search":
+    """The app's session. Raises `Refused` when it is one of another store."""
+    from ...snapshot.bisect.session import read
+
+    search = read(FOLDER, app_name)
+    if search.store != session.store.url:
+        raise Refused(
+            f"the search of {app_name} is one in {search.store}, not in {session.store.url}",
+            hint=f"give --store {search.store}, or forget it: `slackwater bisect reset {app_name}`",
+        )
+    return search

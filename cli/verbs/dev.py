@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from ... import instants
-from .. import formats, options, terminal
+from ...results import formats
+from ...results.document import Result, Table, Title
+from .. import options, terminal
 from ..session import Session, group, verb
-from ..tables import Grid, Title
 
 dev = group()
 
@@ -60,7 +61,7 @@ def up(
         heading = [Title(f"To use them, type these lines, or just: {source}")]
     else:
         session.note(f"to use them from another shell: {source}")
-    session.show(
+    result = Result(
         {
             "started": started,
             "servers": status,
@@ -70,6 +71,7 @@ def up(
         *heading,
         *servers.env_file.read_text(encoding="utf-8").splitlines(),
     )
+    session.show(result)
 
 
 @verb(
@@ -101,7 +103,7 @@ def down(
         f"no server of {folder.absolute()} runs; --folder names another"
     ]
     lines += [f"{_short(each.path)} ({formats.size(each.bytes)}) {would}deleted" for each in deleted]
-    session.show({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines)
+    session.show(Result({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines))
 
 
 @verb("slackwater dev status", "slackwater dev status --json", of=dev, store=False)
@@ -111,7 +113,7 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
 
     servers = DevServers(folder).status()
     logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
-    shown = Grid.each(
+    shown = Table.each(
         servers,
         {
             "server": lambda each: each.name,
@@ -123,7 +125,7 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
             "folder": lambda each: _short(each.data),
         },
     )
-    session.show(servers, shown, *logs)
+    session.show(Result(servers, shown, *logs))
 
 
 def _short(path: str) -> str:

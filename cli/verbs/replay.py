@@ -3,21 +3,19 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...errors import Refused, Usage
-from .. import formats, options
+from .. import options
 from ..replaying import needed_program
 from ..session import Session, verb
-from ..tables import Grid, Title
-from ..terminal import Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...pipeline.replay.compare import ChannelComparison, Comparison, Sent
+    from ...pipeline.replay.compare import Sent
     from ...pipeline.replay.stage_replay import StageReplay
 
     _Opened = tuple[StageReplay, Mapping[str, Sent], pa.Table | None]
@@ -58,6 +56,7 @@ def replay(
     different. Exits with 1 when any does.
     """
     from ...pipeline.replay.compare import compare
+    from ...results.programs import replayed
 
     given = Path(ref) if ref.endswith(_ZIP) else None
     written = _written_to(given, key, bundle, pytest)
@@ -86,9 +85,7 @@ def replay(
         # Without --code, a test of a bundle that was there runs the program in it.
         program = None if given is not None and code is None else batch.program.app.file
         write_test(pytest, written or Path(ref), program, found)
-    _show(session, found, written, pytest)
-    if not found.same:
-        raise typer.Exit(1)
+    session.show(replayed(found, written, pytest))
 
 
 def _written_to(given: Path | None, key: list[str], bundle: Path | None, pytest: Path | None) -> Path | None:
@@ -165,103 +162,3 @@ def _debugger() -> Iterator[None]:
         if isinstance(error.__cause__, BdbQuit):
             raise typer.Exit(_LEFT_DEBUGGER) from None
         raise
-
-
-def _show(session: Session, found: "Comparison", written: Path | None, test: Path | None) -> None:
-    files = {"bundle": str(written) if written is not None else None, "test": str(test) if test is not None else None}
-    parts = [*_parts(found)]
-    if written is not None:
-        parts += ["", f"{written} has it all ({formats.size(written.stat().st_size)}); to replay it anywhere:"]
-        parts += [f"  slackwater replay {written}"]
-    if test is not None:
-        parts += [f"{test} expects what was committed: put right in it what should have been"]
-    session.show({**_data(found), **files}, *parts)
-
-
-def _parts(found: "Comparison") -> Iterator[Part]:
-    """For people: the first keys and rows that differ."""
-    from ..bisect_tables import changes
-
-    yield Title(f"{found.ref} gives {'what' if found.same else 'something else than'} was committed")
-    yield Grid.of(("it read", ">records"), ((topic, formats.count(count)) for topic, count in found.read))
-    yield ""
-    yield Grid.of(("it wrote", "", ">committed", ">replayed", ">different"), _written(found))
-    if found.different:
-        yield ""
-        yield changes(found.different, "committed", "replayed")
-        yield from _more(len(found.different), "key")
-    if found.hidden:
-        yield ""
-        yield (
-            f"{formats.plural(found.hidden, 'key')} differ in what is not shown: internal columns, or a row that only "
-            "one of both wrote again as it was"
-        )
-    for channel in found.channels:
-        yield from _channel(channel)
-
-
-def _data(found: "Comparison") -> dict[str, Any]:
-    """The same for machines, with all keys and rows that differ; bytes are hexadecimal."""
-    from .. import values
-
-    return {
-        "app": found.app,
-        "stage": found.stage,
-        "version": found.version,
-        "time_ms": found.time_ms,
-        "same": found.same,
-        "read": [{"topic": topic, "records": count} for topic, count in found.read],
-        "keys_committed": found.committed.num_rows if found.committed is not None else None,
-        "keys_replayed": found.num_replayed if found.committed is not None else None,
-        "different": values.stream(
-            {"key": each.key, "committed": each.before, "replayed": each.after} for each in found.different or ()
-        ),
-        "hidden": found.hidden,
-        "channels": [
-            {
-                "name": each.name,
-                "committed": each.committed.rows.num_rows if each.committed.rows is not None else None,
-                "unknown": each.committed.unknown or None,
-                "replayed": each.replayed.num_rows,
-                "missing": values.for_json(each.missing)["rows"],
-                "added": values.for_json(each.added)["rows"],
-            }
-            for each in found.channels
-        ],
-    }
-
-
-def _written(found: "Comparison") -> Iterator[tuple[str, ...]]:
-    if found.committed is not None:
-        different = len(found.different or ()) + found.hidden
-        numbers = (found.committed.num_rows, found.num_replayed, different)
-        yield found.stage, "keys", *map(formats.count, numbers)
-    for each in found.channels:
-        if each.committed.rows is None:
-            yield each.name, "rows sent", "?", formats.count(each.replayed.num_rows), "?"
-        else:
-            numbers = (
-                each.committed.rows.num_rows,
-                each.replayed.num_rows,
-                each.missing.num_rows + each.added.num_rows,
-            )
-            yield each.name, "rows sent", *map(formats.count, numbers)
-
-
-def _channel(channel: "ChannelComparison") -> Iterator[Part]:
-    from .. import values
-
-    if channel.committed.rows is None:
-        yield ""
-        yield f"what was sent on {channel.name} is not compared: {channel.committed.unknown}"
-    for rows, what in ((channel.missing, "were sent then, and are not now"), (channel.added, "were not sent then")):
-        if rows.num_rows:
-            yield ""
-            yield f"rows of {channel.name} that {what}:"
-            yield values.grid(rows, formats.MOST_SHOWN)
-            yield from _more(rows.num_rows, "row")
-
-
-def _more(count: int, noun: str) -> Iterator[Part]:
-    if count > formats.MOST_SHOWN:
-        yield f"and {formats.count(count - formats.MOST_SHOWN)} more; --json gives each {noun}"

@@ -1,6 +1,6 @@
 """`slackwater snapshot`: take, list, show and remove named moments of an app."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,17 +8,19 @@ import typer
 
 from ... import instants
 from ...errors import Usage
-from .. import formats, options
+from ...results.document import Result, Table
+from .. import options
+from ..output import Progress
 from ..session import Session, group, verb
-from ..tables import Grid
-from ..terminal import Part
-from ..waiting import progress_of_answers, waiting_for
 
 if TYPE_CHECKING:
-    from ...snapshot.cut.graph import Cut
-    from ...snapshot.cut.in_flight import InFlight
     from ...snapshot.cut.requests import Request
-    from ...snapshot.cut.stored import Snapshot
+    from ...snapshot.take.taking import Answer
+    from ...snapshot.take.waiting import Look
+    from ...store.objects.protocol import ObjectStore
+
+_ANSWERED_MS = 10_000
+"""By then a stage that runs has answered, as a rule."""
 
 snapshot = group()
 
@@ -64,6 +66,7 @@ def take(
     Every stage answers between two of its batches; markers in the topics between them make the answers one
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
+    from ...results import snapshots as shown
     from ...snapshot.cut.requests import own_request
     from ...snapshot.status import roster
     from ...snapshot.take import taking
@@ -81,7 +84,8 @@ def take(
         own = own_request(opened, app_name, name, by)
         asked = own or taking.request(opened, app_name, name, by)
         when = f" already, {instants.age(asked.created_ms)}" if own else ""
-        session.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
+        line = f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it"
+        session.show(Result(asked, line))
         return
     if not instant and not roster.beats(opened, app_name, now_ms) and is_new():
         session.note(f"nobody runs {app_name} now: its next runner takes the snapshot; --instant needs none")
@@ -94,23 +98,22 @@ def take(
             reader=reader,
             instant=instant,
             timeout_s=timeout / 1_000,
-            on_look=progress_of_answers(progress, app_name, name),
+            on_look=_progress_of_answers(progress, app_name, name),
         )
     if instant and reader is None and not taken.already:
         session.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-    session.show(taken.snapshot, *_taken(taken.snapshot, session.flags, taken.already))
+    session.show(shown.taken(taken, session.flags))
 
 
 @verb("slackwater snapshot list flights", of=snapshot, name="list")
 def list_(session: Session, app_name: options.App) -> None:
     """List the snapshots of an app, and those it was asked for."""
+    from ...results import snapshots as shown
     from ...snapshot.cut.requests import open_requests
     from ...snapshot.cut.stored import list_snapshots
 
     taken, asked = list_snapshots(session.store, app_name), open_requests(session.store, app_name)
-    session.show({"snapshots": taken, "requests": asked}, *_listed(app_name, taken, asked))
-    for sentence in waiting_for(session.store, app_name, asked):
-        session.note(sentence)
+    session.show(shown.snapshots(app_name, taken, asked, waiting_for(session.store, app_name, asked)))
 
 
 @verb("slackwater snapshot show flights before-deploy", of=snapshot)
@@ -119,16 +122,14 @@ def show(session: Session, app_name: App, name: Name = None) -> None:
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
     """
+    from ...results import snapshots as shown
     from ...snapshot.cut.in_flight import in_flight
     from ...snapshot.cut.stored import of_snapshot, read_snapshot
 
     opened = session.store
     snapshot = read_snapshot(opened, *_which(app_name, name))
     cut = of_snapshot(opened, snapshot)
-    flights = in_flight(opened, cut)
-    inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
-    data = {"snapshot": snapshot, "inputs": inputs, "in_flight": flights}
-    session.show(data, *_shown(snapshot, cut, flights))
+    session.show(shown.snapshot(snapshot, cut, in_flight(opened, cut)))
 
 
 @verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot)
@@ -143,75 +144,56 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ...snapshot.cut.stored import Snapshot
-    from ...snapshot.take.audit_log import Operation, whoami
+    from ...results import snapshots as shown
+    from ...snapshot.take.audit_log import whoami
     from ...snapshot.take.remove import remove_or_withdraw
 
     app_name, name = _which(app_name, name)
     gone = remove_or_withdraw(session.store, app_name, name, by=whoami(), force=force, dry_run=dry_run)
-    what, done = f"{app_name}@{name}", "would remove" if dry_run else "removed"
-    match gone:
-        case Operation():
-            line = f"done already: {what} was removed {instants.when(gone.time_ms)} by {gone.by}"
-        case Snapshot():
-            line = f"{done} {what} ({_versions(gone)})"
-        case _:
-            line = f"{done} the request for {what}"
-    earlier = isinstance(gone, Operation)
-    session.show({"removed": None if earlier else gone, "dry_run": dry_run, "done_already": earlier}, line)
+    session.show(shown.unpinned(f"{app_name}@{name}", gone, dry_run=dry_run))
 
 
-def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]:
-    took = formats.duration(snapshot.completed_ms - snapshot.created_ms)
-    done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
-    if is_earlier:
-        done = f"is the one that you took {instants.age(snapshot.completed_ms)}"
-    begin = "done already: " if is_earlier else ""
-    yield f"{begin}snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
-    if rows := sum(kept.rows for kept in snapshot.channels):
-        yield f"{formats.plural(rows, 'record')} on the way between stages kept with it"
-    yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'
+def _progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callable[[Look], None]":
+    """Shows the stages' answers as they come in: a line for each that is new, and a table of all."""
+    before: dict[str, tuple[str, str]] = {}
+
+    def on_look(look: "Look") -> None:
+        nonlocal before
+        title = f"snapshot {name} of {app_name}" + ("" if look.complete else f": {look.waited_s:.1f} s")
+        states = {stage: _state(answer) for stage, answer in look.answers.items()}
+        rows = [(stage, *state, instants.when(look.answers[stage].head_ms)) for stage, state in states.items()]
+        news = [
+            f"{stage} recorded v{answer.version}"
+            + (f", awaits the marker on {', '.join(answer.awaited)}" if answer.awaited else "")
+            for stage, answer in look.answers.items()
+            if answer.version is not None and before.get(stage) != states[stage]
+        ]
+        for line in news or [""]:
+            progress(line, title, Table.of(("stage", "marker", "recorded", "last commit"), rows))
+        before = states
+
+    return on_look
 
 
-def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request, ...]") -> Iterator[Part]:
-    rows: list[tuple[str, ...]] = [(s.name, instants.when(s.completed_ms), s.kind, _versions(s), s.by) for s in taken]
-    rows += [(r.name, instants.when(r.created_ms), "asked for", "…", r.by) for r in asked]
-    if rows:
-        yield Grid.of(("name", "taken", "kind", "versions", "by"), rows)
-    else:
-        yield f"{app_name} has no snapshot; `slackwater snapshot take {app_name} NAME` takes one"
+def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]") -> Iterator[str]:
+    """A sentence for each snapshot under way that waits for stages which do nothing."""
+    from ...snapshot.take.taking import answers
+    from ...snapshot.take.waiting import ask_whether_gone, silent_stages
+
+    for request in asked:
+        if instants.now_ms() - request.created_ms < _ANSWERED_MS:
+            continue
+        found = answers(store, app_name, request)
+        if silent := silent_stages(found):
+            shown = ", ".join(f"{stage} (last commit {instants.when(found[stage].head_ms)})" for stage in silent)
+            yield (
+                f"snapshot {request.name} waits for {shown}, which {'does' if len(silent) == 1 else 'do'} not answer: "
+                f"{ask_whether_gone(app_name, silent)}"
+            )
 
 
-def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") -> Iterator[Part]:
-    by = f" by {snapshot.by}" if snapshot.by else ""
-    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {instants.when(snapshot.completed_ms)}{by}"
-    if snapshot.clone:
-        yield f"kept for the clone {snapshot.clone}"
-    manifests = [cut.stages[stage] for stage in cut.versions]
-    yield Grid.each(
-        manifests,
-        {
-            "stage": lambda m: m.stage,
-            ">version": lambda m: f"v{m.version}",
-            "committed": lambda m: instants.iso(m.time_ms),
-            "table": lambda m: m.stage if m.table else "-",
-            "read up to": lambda m: formats.windows(
-                f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)
-            ),
-        },
-    )
-    if not flights:
-        yield "nothing was on the way between stages"
-        return
-    yield ""
-    yield Grid.of(
-        ("on the way", "from", "to", ">rows", "offsets"),
-        (
-            (f.channel, f.sender, f.receiver or "-", formats.count(f.rows), formats.between(f.topic, f.starts, f.ends))
-            for f in flights
-        ),
-    )
-
-
-def _versions(snapshot: "Snapshot") -> str:
-    return ", ".join(f"{stage}@v{version}" for stage, version in snapshot.stages.items())
+def _state(answer: "Answer") -> tuple[str, str]:
+    """What became of the marker at a stage, and the version that the stage recorded."""
+    if answer.version is None:
+        return "not seen", "…"
+    return ("awaits " + ", ".join(answer.awaited) if answer.awaited else "passed on"), f"v{answer.version}"

@@ -5,15 +5,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from ... import instants
 from ...durations import HOUR_MS, format_ms
 from ...errors import Usage
 from .. import options
 from ..session import Session, verb
-from ..status_tables import cost_parts, overview_parts
-from ..waiting import waiting_for
+from .snapshot import waiting_for
 
 if TYPE_CHECKING:
     from ...pipeline.kafka.open import EndOffsets
@@ -42,6 +39,7 @@ def status(
 
     The lag of users' topics needs Kafka; without it everything else is shown.
     """
+    from ...results.status import status as shown
     from ...snapshot.cut.requests import open_requests
     from ...snapshot.status.overview import overviews
 
@@ -62,28 +60,22 @@ def status(
                 if each.requested and not each.damaged
                 for sentence in waiting_for(session.store, each.app, open_requests(session.store, each.app))
             )
-            silence = f"the lag of users' topics is not known: {ends.silence}" if ends and ends.silence else ""
-            notes = (*damaged, *waiting, *filter(None, [silence]))
-            parts = (
-                overview_parts(found, in_detail=app_name is not None) if found or damaged else [_empty(session.store)]
-            )
-            show(found, *parts, *(notes if watch else ()))
+            silence = [f"the lag of users' topics is not known: {ends.silence}"] if ends and ends.silence else []
+            detail, notes = app_name is not None, (*waiting, *silence)
+            show(shown(found, in_detail=detail, damaged=damaged, notes=notes, empty=_empty(session.store)))
             if not watch:
                 break
             time.sleep(every / 1_000)
-    for sentence in notes:
-        session.note(sentence)
-    if damaged:
-        raise typer.Exit(1)
 
 
 def _show_cost(session: Session, app_name: str | None, span_ms: int) -> None:
+    from ...results.status import cost
     from ...snapshot.status.cost import cost_of
     from ...store.versions.apps import list_apps
 
     names, since_ms = (app_name,) if app_name else list_apps(session.store), instants.now_ms() - span_ms
     costs = tuple(cost_of(session.store, name, since_ms, session.settings.prices) for name in names)
-    session.show(costs, *(cost_parts(costs, format_ms(span_ms)) if costs else (_empty(session.store),)))
+    session.show(cost(costs, format_ms(span_ms), _empty(session.store)))
 
 
 def _end_offsets(settings: "Settings") -> "EndOffsets | None":

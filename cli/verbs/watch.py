@@ -12,11 +12,11 @@ import typer
 
 from ... import instants
 from ...errors import SlackwaterError, Unavailable, Usage
-from .. import formats, options
+from ...results import formats
+from ...results.document import Block, Result, Title
+from .. import options
 from ..output import Progress
 from ..session import Session, verb
-from ..tables import Title
-from ..terminal import Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ...pipeline.run.stopping import Stop
     from ...snapshot.bisect.invariants import Invariant
     from ...snapshot.bisect.verdict import Step, Verdict
-    from ...snapshot.bisect.watcher import Look, Result, State, Watcher
+    from ...snapshot.bisect.watcher import Look, State, Watcher
+    from ...snapshot.bisect.watcher import Result as Evaluated
     from ...snapshot.take.capture import ChannelReader
     from ...store.read.cache import SstCache
 
@@ -128,12 +129,12 @@ class _Report:
                 )
                 self._call(invariant, look, verdict, report)
         if self._session.as_json:
-            self._session.show(_data(look, verdicts, reports))
+            self._session.show(Result(_data(look, verdicts, reports)))
         return look.is_good
 
-    def _say(self, *parts: Part) -> None:
+    def _say(self, *parts: Block) -> None:
         if not self._session.as_json:
-            self._session.show(None, *parts)
+            self._session.show(Result(None, *parts))
 
     def _call(self, invariant: "Invariant", look: "Look", verdict: "Verdict | None", report: Path | None) -> None:
         from ...snapshot.bisect.invariants import call
@@ -178,7 +179,7 @@ class _Report:
 
     def _write(self, verdict: "Verdict", invariant: "Invariant", folder: Path) -> Path | None:
         """The report of a failure, without values; None when it could not be written."""
-        from ..report.files import Reports
+        from ..reports import Reports
 
         about = f"{self._app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
@@ -221,8 +222,8 @@ def _line(look: "Look") -> str:
     return "  ".join(filter(None, parts))
 
 
-def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator[Part]:
-    from .. import values
+def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator[Block]:
+    from ...results import values
 
     yield Title(f"{invariant.name} does not hold at {look.ref}")
     yield values.grid(rows, _MAX_ROWS)
@@ -230,7 +231,7 @@ def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator
         yield f"and more; slackwater query {look.ref} {shlex.quote(invariant.where)} shows them"
 
 
-def _found(verdict: "Verdict", invariant: "Invariant", flags: str) -> Iterator[Part]:
+def _found(verdict: "Verdict", invariant: "Invariant", flags: str) -> Iterator[Block]:
     yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
     if verdict.lineage.sources:
         yield f"it read {formats.windows(map(str, verdict.lineage.sources))}"
@@ -252,8 +253,8 @@ def _data(look: "Look", verdicts: "dict[str, Verdict | None]", reports: dict[str
     }
 
 
-def _result(result: "Result", verdict: "Verdict | None", report: Path | None) -> dict[str, Any]:
-    from .. import values
+def _result(result: "Evaluated", verdict: "Verdict | None", report: Path | None) -> dict[str, Any]:
+    from ...results import values
 
     return {
         "name": result.invariant.name,

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.cli import main, output, terminal, values
-from slackwater.cli.tables import Grid
+from slackwater.cli import main, output, terminal
 from slackwater.errors import Refused
 from slackwater.pipeline.spark.stderr_filter import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
+from slackwater.results import values
+from slackwater.results.document import Result, Table, Title
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.audit_log import record
@@ -121,15 +122,17 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
         patch.setenv("COLUMNS", "200")
         patch.setenv("TERM", "xterm")
         for each in (output.output_for(json=False), *([output.output_for(json=True)] if json_too else [])):
-            each.show({text: text}, text, output.terminal.Title(text), Grid.of((text, f">{text}"), [(text, text)]))
-            each.show(None, values.grid(pa.table({text: [text], f"<{text}": [1]})))
+            each.show(
+                Result({text: text}, text, Title(text), Table.of((text, f">{text}"), [(text, text)]), notes=[text])
+            )
+            each.show(Result(None, values.grid(pa.table({text: [text], f"<{text}": [1]}))))
             each.note(text)
             each.failure(Refused(f"{text} happened", quoted=f"{text}\n{text}", hint=text))
             each.failure(ValueError(text))
             with each.progress() as tell:
-                tell(text, text, Grid.of((text,), [(text,)]))
+                tell(text, text, Table.of((text,), [(text,)]))
             with each.live() as show:
-                show({}, text, Grid.of((text,), [(text,)]))
+                show(Result({}, text, Table.of((text,), [(text,)])))
         terminal.print_traceback(ValueError(text))
         for shown in (out.getvalue(), err.getvalue()):
             assert unseen(OURS.sub("", shown) if tty else shown) == []
@@ -146,7 +149,9 @@ def test_rich_finds_no_markup_in_data() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", out := Terminal(tty=True))
         patch.setenv("NO_COLOR", "1")
-        output.output_for(json=False).show(None, "[red]x[/red]", Grid.of(("[b]h[/b]",), [("[link=x]y[/link]",)]))
+        output.output_for(json=False).show(
+            Result(None, "[red]x[/red]", Table.of(("[b]h[/b]",), [("[link=x]y[/link]",)]))
+        )
     for markup in ("[red]x[/red]", "[b]h[/b]", "[link=x]y[/link]"):
         assert markup in out.getvalue()
 

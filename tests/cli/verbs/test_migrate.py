@@ -1,8 +1,8 @@
 """`slackwater migrate --backfill` as it tells what it did."""
 
 import pytest
-from slackwater.cli.verbs.migrate import past_words
 from slackwater.pipeline.migrate.backfilled import Backfilled, Filled
+from slackwater.results.programs import past_words
 from slackwater.snapshot.backfill.targets import Target
 from slackwater.snapshot.migrate.migrate import Migrated
 from slackwater.snapshot.migrate.plan import Plan

@@ -11,9 +11,9 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from slackwater.cli.output import output_for
+from slackwater.cli.prompt import Names, prompter
 from slackwater.cli.session import Session
-from slackwater.cli.sql.prompt import Names, prompter
-from slackwater.cli.sql.shell import Shell, is_finished, read, typed
+from slackwater.cli.shell import Shell, is_finished, read, typed
 from slackwater.errors import Usage
 from slackwater.store.read.cache import SstCache
 

@@ -1,0 +1,283 @@
+"""Verbs that load a program: run, init, migrate."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import Usage
+from ...results import formats
+from .. import options
+from ..output import Progress
+from ..replaying import needed_program
+from ..reporter import reporting
+from ..session import Session, verb
+
+if TYPE_CHECKING:
+    from ...pipeline.batch.batch_report import BatchReport
+    from ...pipeline.maintain.first_version import FirstVersion
+    from ...pipeline.run.options import Options
+    from ...snapshot.init.load import Loaded
+
+
+class Compaction(StrEnum):
+    """Who merges SSTs."""
+
+    inline = "inline"
+    external = "external"
+
+
+@verb(
+    "slackwater run flights.py",
+    "slackwater run flights.py --until-caught-up --max-records 50000",
+    "slackwater run flights.py --stage carriers --master 'local[4]'",
+    "slackwater run flights.py --master spark://head:7077 --conf spark.executor.memory=2g --py-files rules.zip",
+    "slackwater run flights.py --metrics 9464             # for Prometheus",
+    "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
+    kafka=True,
+)
+def run(
+    session: Session,
+    file: Path = options.argument("FILE", "Python file that declares the app."),
+    stage: list[str] | None = options.option("NAME", "Run only this stage; may be repeated. Default: all of them."),
+    app_name: str | None = options.option("NAME", "Run the program as this app, for example as a clone.", name="--app"),
+    until_caught_up: bool = options.flag("--until-caught-up", "Stop when all that is there at the start is read."),
+    max_records: int | None = options.option(
+        "N", "At most this many records of an input a batch. Default: as the program says.", min=1
+    ),
+    trigger: int | None = options.span("Shortest time from batch to batch. Default: as the program says."),
+    max_unflushed: int | None = options.option(
+        "N", "How many versions a stage may run ahead of its last commit. Default: as the program says.", min=0
+    ),
+    accept_loss: bool = options.flag("--accept-loss", "Go on when offsets not read yet are gone from Kafka."),
+    master: str = options.option("URL", "Spark master.", "local[*]"),
+    conf: options.Conf = None,
+    py_files: options.PyFiles = None,
+    patience: int = options.span(
+        "How long to wait for a broker or store that is away. Default: 2m.", 120000, bare_seconds=True
+    ),
+    metrics: int | None = options.option(
+        "PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535
+    ),
+    compaction: Compaction = options.option(
+        None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", Compaction.inline
+    ),
+    compaction_threads: int = options.option(
+        "N", "Merges of each stage that go on at once beside the batches.", 1, min=1
+    ),
+    gc: str = options.option("SPAN", "Collect garbage so often, if [retention] has rules: 1h, '1 day'; or off.", "1h"),
+) -> None:
+    """Run an app, or some of its stages, from where it stopped.
+
+    Prints a line for each commit, and on standard error what it is doing meanwhile. Ctrl-C or SIGTERM stops it: the
+    batch under way ends first, or is dropped whole after some seconds; a second Ctrl-C does not wait for it. A second
+    runner of the same stage takes it over; the first says so and stops.
+    """
+    by_settings = session.settings.run_options()  # first says what is missing
+    from ...pipeline.run.options import gc_every_ms
+
+    chosen = replace(
+        options.with_spark(session, by_settings, master, conf, py_files),
+        stages=tuple(stage or ()),
+        until_caught_up=until_caught_up,
+        max_records=max_records,
+        trigger_ms=trigger,
+        max_unflushed=max_unflushed,
+        accept_loss=accept_loss,
+        patience_s=patience / 1_000,
+        compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
+        gc_every_ms=gc_every_ms("--gc", gc),
+    )
+    _run(session, str(file), app=app_name, options=chosen, metrics=metrics)
+
+
+def _run(session: Session, file: str, *, app: str | None, options: "Options", metrics: int | None) -> None:
+    from ...pipeline.run.stopping import stop_signals
+
+    with reporting(session.output, quiet=session.as_json) as reporter, stop_signals(reporter.asked) as stop:
+        reporter.doing(f"loading {file}")
+        with stop.at_once():
+            # Spark's Python side takes a second or two.
+            from ...pipeline.run.program import run_file
+            from ...results.programs import commit_line
+
+        observed = None
+        if metrics is not None:
+            from ...pipeline.run.metrics import Metrics
+
+            observed = Metrics()
+            session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
+            reporter.on_lags = observed.observe_lags
+
+        def on_commit(commit: "BatchReport") -> None:
+            reporter.show(commit, commit_line(commit))
+            if observed is not None:
+                observed.observe(commit)
+
+        run_file(file, app=app, options=options, on_commit=on_commit, news=reporter, stop=stop)
+
+
+_DRAW_S = 0.1
+
+
+@verb(
+    "slackwater init flights/aircraft aircraft.parquet --code flights.py",
+    "slackwater init flights/aircraft 'old/*.csv' --code flights.py --at 2026-11-21T07:12Z --dry-run",
+    "slackwater init flights/aircraft --code flights.py --offsets flights=latest --sql \"SELECT … FROM 'old.parquet'\"",
+    'slackwater init flights/aircraft rows.parquet --code flights.py --offsets \'flights={"0":23,"1":42}\'',
+    kafka=True,
+)
+def init(
+    session: Session,
+    stage: options.Stage,
+    file: str = options.argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
+    sql: str = options.option("SQL", "A query that returns the rows, in the place of FILE.", ""),
+    code: Path | None = options.option(
+        "FILE", "The program that declares the app. Default: [programs] of slackwater.toml."
+    ),
+    offsets: list[str] = options.option(
+        "TOPIC=WHERE",
+        "Where the app begins to read a topic: earliest, latest, or JSON by partition, as Spark's startingOffsets; may "
+        "be repeated. Default: as the program says.",
+        [],
+    ),
+    at: str = options.option(
+        "TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""
+    ),
+    dry_run: options.DryRun = False,
+) -> None:
+    """Begin a stage's table with rows from elsewhere: they become its version 1.
+
+    The rows have the columns that the program declares, and one row of each key; otherwise nothing is changed. One
+    commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
+    `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
+    """
+    from ...results.programs import initialised
+    from ...snapshot.init.initialise import initialise
+    from ...snapshot.init.source import Source
+
+    app, name = options.names_of_stage(stage)
+    source = Source(file, sql)
+    program = needed_program(session, app, code, "declares the table")
+    with session.output.progress() as progress:
+        first = _first_version(session, app, name, program, offsets, at, progress)
+        done = initialise(
+            session.store,
+            first.manifest,
+            source,
+            info=first.info,
+            channels=first.channels,
+            dry_run=dry_run,
+            on_progress=_drawn(progress),
+        )
+    session.show(initialised(done, first, program, dry_run=dry_run))
+
+
+def _first_version(
+    session: Session, app: str, name: str, program: str, offsets: list[str], at: str, progress: Progress
+) -> "FirstVersion":
+    kafka, store = session.settings.open_kafka(), session.store
+    progress("starting Spark, which knows the program's columns")
+    # Spark's Python side takes a second or two.
+    from ...pipeline.maintain.first_version import first_version_of
+    from ...snapshot.take.audit_log import whoami
+
+    return first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=whoami())
+
+
+def _drawn(progress: Progress) -> "Callable[[Loaded], None]":
+    """Shows how far loading is: rows read, and from when they are sorted a bar of those written."""
+    last_s, sorted_rows = 0.0, False
+
+    def on_progress(so_far: "Loaded") -> None:
+        nonlocal last_s, sorted_rows
+        line = ""
+        if so_far.rows and not sorted_rows:
+            sorted_rows, line = True, f"read and sorted {formats.plural(so_far.read, 'row')}"
+        if line or time.monotonic() - last_s > _DRAW_S:
+            last_s = time.monotonic()
+            read = f"read {formats.plural(so_far.read, 'row')}"
+            wrote = f"{formats.bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
+            progress(line, wrote if so_far.rows else read)
+
+    return on_progress
+
+
+@verb(
+    "slackwater migrate flights.py --dry-run",
+    "slackwater migrate flights.py --rename delay=delay_min",
+    "slackwater migrate flights.py --rename-stage carriers=airlines",
+    "slackwater migrate flights.py --app flights-staging   # a clone first",
+    "slackwater migrate flights.py --backfill              # compute what is new over the past, too",
+    kafka=True,
+)
+def migrate(
+    session: Session,
+    file: Path = options.argument("FILE", "Python file that declares the app, as it is to be from now on."),
+    app_name: str | None = options.option("NAME", "Migrate this app, for example a clone.", name="--app"),
+    rename: list[str] | None = options.option(
+        "OLD=NEW", "A stored column has this name in the program; TABLE.OLD=NEW for one table. May be repeated."
+    ),
+    rename_stage: list[str] | None = options.option(
+        "OLD=NEW", "A stored stage has this name in the program: its table goes on under that. May be repeated."
+    ),
+    backfill: bool = options.flag(
+        "--backfill", "Compute what was added over the past too, from Kafka, beside the running app."
+    ),
+    since: str = options.option("REF", "With --backfill: from this moment of the app on.", "", name="--from"),
+    master: str = options.option(
+        "URL",
+        "Spark master. Default: local[1], which says what columns the program declares; to backfill, local[*].",
+        "",
+    ),
+    conf: options.Conf = None,
+    py_files: options.PyFiles = None,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Have an app go on with a changed program, with all that it has stored.
+
+    Says what changes, table by table, pins a snapshot of the moment before, and commits one version a stage: all of
+    them or none. No data is rewritten; what has another meaning now is refused. A runner of the old program stops.
+
+    With --backfill, columns that this migration or an earlier one added get the values that they would have had, as
+    far back as Kafka goes; the app runs meanwhile. Broken off, the same command goes on.
+    """
+    if since and not backfill:
+        raise Usage("--from goes with --backfill")
+    renames, stages = _renames("--rename", "column", rename), _renames("--rename-stage", "stage", rename_stage)
+    settings = session.settings
+    by_settings = settings.run_options(None if settings.brokers else {})
+    spark = master or ("local[*]" if backfill else "local[1]")
+    run_options = options.with_spark(session, by_settings, spark, conf, py_files)
+    with reporting(session.output, quiet=session.as_json) as reporter:
+        reporter.doing(f"loading {file}")
+        # Spark's Python side takes a second or two.
+        from ...pipeline.migrate.backfill import backfill_file
+        from ...pipeline.migrate.program import migrate_file
+        from ...results.programs import migrated
+
+        given: Any = {
+            "app": app_name,
+            "options": run_options,
+            "renames": renames,
+            "stages": stages,
+            "dry_run": dry_run,
+            "news": reporter,
+        }
+        past = backfill_file(str(file), since=since, **given) if backfill else None
+        done = past.migrated if past is not None else migrate_file(str(file), **given)
+    session.show(migrated(done, past, str(file), session.flags, dry_run=dry_run))
+
+
+def _renames(option: str, what: str, said: list[str] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in said or ():
+        old, equals, new = each.partition("=")
+        if not (old and equals and new):
+            raise Usage(f"{option} {each!r} names no {what} and what it is called; expected OLD=NEW")
+        if old in found:
+            raise Usage(f"{option} names {old!r} twice")
+        found[old] = new
+    return found

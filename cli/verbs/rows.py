@@ -1,0 +1,259 @@
+"""Verbs that give rows of a moment: query, sql, get, export, rejected."""
+
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import typer
+
+from ... import instants
+from ...errors import Usage
+from ...results import formats
+from ...results.document import Result
+from .. import options
+from ..session import Session, verb
+
+if TYPE_CHECKING:
+    pass
+
+
+@verb(
+    "slackwater query flights                       # which tables there are",
+    'slackwater query flights "SELECT * FROM carriers ORDER BY flights DESC"',
+    'slackwater query flights@-5m "SELECT count(*) FROM aircraft"',
+    'slackwater query flights@before-deploy "FROM aircraft" --out aircraft.parquet',
+    "slackwater query flights \"FROM carriers JOIN carriers AT '-1h' AS before USING (carrier)\"",
+    "slackwater query flights \"SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL\"",
+    "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
+    "slackwater query flights@before-deploy --ui",
+    "slackwater query flights --file report.sql --json",
+    kafka=True,
+)
+def query(
+    session: Session,
+    ref: options.Ref,
+    sql: str | None = options.argument(
+        "SQL", "DuckDB SQL over the app's tables; '-' reads it from standard input.", None
+    ),
+    file: Path | None = options.option("FILE", "Read the SQL from a file.", exists=True, dir_okay=False),
+    out: Path | None = options.option("FILE", "Write all rows to a .parquet, .csv or .json file."),
+    limit: int = options.option("N", "Print this many rows; 0 for all.", 50, min=0),
+    ui: bool = options.flag("--ui", "Open DuckDB's own page in the browser, over an export of that moment."),
+) -> None:
+    """Query the state with DuckDB, now or at any earlier moment.
+
+    Every table is named after its stage; TABLE AT 'MOMENT' is one at another moment, and versions('TABLE', 'FROM',
+    'TO', 'STEP') one at many of its versions. Records on the way between stages are inflight('NAME'), by the name of
+    the repartition topic. Without SQL the tables and their columns are listed.
+    """
+    if ui:
+        if sql is not None or file is not None or out is not None:
+            raise Usage("--ui shows all tables of a moment", hint="leave the SQL and --out away")
+        _show_page(session, ref)
+        return
+    text = _sql(sql, file)
+    if text is None:
+        from ...results.rows import tables
+        from ...snapshot.cut.resolve import resolve
+
+        cut = resolve(session.store, ref, now_ms=instants.now_ms())
+        session.note_thinned(ref, cut.thinned)
+        session.show(tables(cut))
+        return
+    from ...results import values
+    from ..shell import ask, show
+
+    if out is not None:
+        values.check_ending(out)
+    with closing(session.settings.open_cache()) as cache:
+        answer = ask(session, cache, ref, text, session.cut_around(ref, "shown"))
+    if out is None:
+        show(session, answer, limit)
+        return
+    values.write(answer.rows, out)
+    number = answer.rows.num_rows
+    written = {"file": str(out), "rows": number, "thinned_out": answer.cut.thinned}
+    session.show(Result(written, f"{formats.plural(number, 'row')} in {out}"))
+
+
+def _sql(sql: str | None, file: Path | None) -> str | None:
+    if sql is not None and file is not None:
+        raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
+    if file is not None:
+        return _decoded(file.read_bytes(), str(file))
+    return _decoded(typer.get_binary_stream("stdin").read(), "standard input") if sql == "-" else sql
+
+
+def _decoded(text: bytes, where: str) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise Usage(
+            f"the SQL in {where} is not UTF-8: byte {error.start} is 0x{text[error.start]:02x}",
+            hint="save it as UTF-8",
+        ) from None
+
+
+def _show_page(session: Session, ref: str) -> None:
+    """Serve the page until Ctrl-C or SIGTERM."""
+    from ...pipeline.run.stopping import stop_signals
+    from ...snapshot.query.export import export
+    from ...snapshot.query.ui import check_page, page
+
+    check_page()
+    cut, _ = session.cut_around(ref, "shown")
+    with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
+        with closing(session.settings.open_cache()) as cache:
+            written = export(session.store, cache, cut, ref, Path(folder) / f"{cut.app}.duckdb")
+        with page(written.path) as words:
+            shown = {"page": words, "app": cut.app, "versions": cut.versions, "tables": written.rows}
+            session.show(Result(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it"))
+            stop.wait()
+
+
+@verb(
+    "slackwater sql flights",
+    "slackwater sql flights@before-deploy",
+    "slackwater sql flights < report.sql",
+    'echo "AT -5m; SELECT count(*) FROM carriers;" | slackwater sql flights --json',
+    kafka=True,
+)
+def sql(
+    session: Session,
+    ref: options.Ref,
+    limit: int = options.option("N", "Print this many rows of each result; 0 for all.", 50, min=0),
+) -> None:
+    """Type SQL over the tables of an app, statement after statement, each up to its `;`.
+
+    AT -5m; asks what follows at that moment, AT now; at the newest again. Tab completes tables, columns and snapshots;
+    what was typed is there again the next time. An error ends nothing. Where standard input is no terminal, its
+    statements are carried out, and the exit code is 1 if one failed.
+    """
+    from .. import shell, terminal
+
+    with closing(session.settings.open_cache()) as cache:
+        opened = shell.Shell(session, cache, ref, limit)
+        stream = typer.get_binary_stream("stdin")
+        if stream.isatty() and (terminal.is_terminal() or terminal.is_terminal(stderr=True)):
+            from ..prompt import prompter
+
+            opened.run(shell.typed(prompter(opened)))
+        elif opened.run(shell.read(stream)):
+            raise typer.Exit(1)
+
+
+@verb(
+    "slackwater get flights carriers UA",
+    "slackwater get flights@-1h aircraft N14228 --verbose",
+    """slackwater get shop baskets '{"country": "DE", "number": 17}'""",
+)
+def get(
+    session: Session,
+    ref: options.Ref,
+    table: options.Table,
+    key: options.Key,
+    verbose: bool = options.flag("--verbose", "Also say what was read for it.", "-v"),
+) -> None:
+    """Print the row of one key.
+
+    Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
+    """
+    from ...results import values
+    from ...results.rows import row as shown
+    from ...snapshot.cut.names import having
+    from ...snapshot.cut.resolve import telling_if_collected
+    from ...snapshot.query import get as lookup
+    from ...store.objects.counting import CountingStore
+
+    cut, _ = session.cut_around(ref, "read")
+    counted = CountingStore(session.store)
+    with telling_if_collected(counted, cut):
+        cut = having(counted, cut, (table,))
+        row = lookup.get(counted, cut, table, options.key_values(key))
+    session.note_name(ref, table, cut.tables[table].stage)
+    state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)
+    read = {"requests": counted.requests, "bytes": counted.bytes_read, "table_bytes": state_bytes}
+    (found,) = values.rows(row) or (None,)
+    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}"] if found is None else []
+    if verbose:
+        what = formats.plural(counted.requests, "request")
+        notes.append(f"read {formats.size(counted.bytes_read)} of {formats.size(state_bytes)} in {what}")
+    session.show(shown(found, cut, read, notes))
+
+
+@verb(
+    "slackwater export flights@before-deploy out.duckdb",
+    "slackwater export flights@-5m carriers.duckdb --table carriers --force",
+)
+def export(
+    session: Session,
+    ref: options.Ref,
+    file: Path = options.argument("FILE", "The DuckDB file to write."),
+    table: list[str] | None = options.option("NAME", "Only this table; may be repeated. Default: all of them."),
+    force: bool = options.flag("--force", "Overwrite the file if it is there."),
+) -> None:
+    """Write the tables of a moment to a DuckDB file.
+
+    They are tables, not views: any DuckDB client opens the file, without slackwater and without the store. The table
+    _slackwater beside them names the moment, and the version of each stage. The file appears whole or not at all.
+    """
+    from ...results.rows import exported
+    from ...snapshot.query.export import check_free
+    from ...snapshot.query.export import export as write
+
+    check_free(file, force=force)
+    cut, _ = session.cut_around(ref, "exported")
+    with closing(session.settings.open_cache()) as cache:
+        written = write(session.store, cache, cut, ref, file, only=table or None, force=force)
+    session.show(exported(written, cut, ref, file))
+
+
+@verb(
+    "slackwater rejected flights",
+    "slackwater rejected flights --stage legs --limit 0 --json | jq '.records[].stack'",
+    "slackwater rejected flights --retry --dry-run",
+    "slackwater rejected flights --retry      # once the program, or what it reads, is mended",
+)
+def rejected(
+    session: Session,
+    app_name: options.App,
+    stage: str | None = options.option("STAGE", "Only those of this stage."),
+    limit: int = options.option("N", "Show this many; 0 for all.", 20, min=0),
+    every: bool = options.flag("--all", "Also those that were retried."),
+    retry: bool = options.flag("--retry", "Have those that wait put through the current program."),
+    dry_run: options.DryRun = False,
+) -> None:
+    """Show the records that made a batch fail and were left out of it, newest first, each with its error.
+
+    They are in the table STAGE_rejected, beside that of the stage, with payload, headers and stack. With --retry, the
+    runner puts those that wait through its program, between two batches; when none runs, the next one does, first of
+    all. Each that passes is marked as retried in the same commit; one that fails again stays.
+    """
+    if dry_run and not retry:
+        raise Usage("--dry-run goes with --retry")
+    if retry:
+        _ask(session, app_name, stage or "", dry_run=dry_run)
+        return
+    from ...results.rows import rejected as shown
+    from ...snapshot.rejected.listing import rejected as list_rejected
+
+    cut, _ = session.cut_around(app_name, "read")
+    with closing(session.settings.open_cache()) as cache:
+        found = list_rejected(session.store, cache, cut, stage=stage or "", limit=limit, every=every)
+    session.show(shown(found, limit))
+
+
+def _ask(session: Session, app_name: str, stage: str, *, dry_run: bool) -> None:
+    from ...results.rows import retries as shown
+    from ...snapshot.rejected import retries
+    from ...snapshot.status import roster
+    from ...snapshot.take.audit_log import whoami
+
+    now_ms = instants.now_ms()
+    waiting = retries.waiting(session.store, app_name, stage)
+    running = {name for beat in roster.beats(session.store, app_name, now_ms) for name in beat.stages}
+    if not dry_run:
+        for name in waiting:
+            retries.ask(session.store, app_name, name, by=whoami(), now_ms=now_ms)
+    session.show(shown(app_name, waiting, running, dry_run=dry_run))

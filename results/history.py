@@ -1,0 +1,247 @@
+"""What has happened: the commits of an app, what was done to it, the changes of a key, the rows that differ."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from .. import instants
+from ..snapshot.bisect.verdict import Guilty
+from ..snapshot.diff.key_changes import KeyChange
+from ..snapshot.diff.key_history import Change, KeyHistory
+from ..snapshot.diff.moments import ColumnMatch, StoredCut, TableDiff
+from ..snapshot.query.log import Entry
+from ..snapshot.take.audit_log import Operation
+from . import formats, values
+from .document import Block, Cell, Name, Result, Table, Title
+from .values import value_lines, word
+from .verdict import record_data
+
+_IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "backfill")
+"""Kinds of versions that read no rows."""
+
+
+def log(commits: Sequence[Entry], app_name: str, *, asked_kafka: bool = False) -> Result:
+    """Commits, newest first; `asked_kafka` where it is known what can be replayed."""
+    if not commits:
+        return Result(commits, f"{app_name} has no commit yet; `slackwater run FILE` makes them")
+    return Result(commits, commits_table(commits, asked_kafka=asked_kafka))
+
+
+def commits_table(commits: Sequence[Entry], *, asked_kafka: bool = False) -> Table:
+    """A line for each commit, and one for those right before it that are gone."""
+    timed = any(entry.watermark_ms is not None for entry in commits)
+    more = (*(["watermark"] if timed else []), *(["can be"] if asked_kafka else []))
+    lines = (line for entry in commits for line in _lines(entry, asked_kafka=asked_kafka, timed=timed))
+    return Table.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), lines)
+
+
+def _lines(entry: Entry, *, asked_kafka: bool, timed: bool) -> Iterator[tuple[Cell, ...]]:
+    watermark = "-" if entry.watermark_ms is None else instants.iso(entry.watermark_ms)
+    yield (
+        instants.when(entry.time_ms),
+        entry.stage,
+        f"v{entry.version}",
+        entry.kind,
+        *_work(entry),
+        ", ".join(entry.snapshots),
+        *([watermark] if timed else []),
+        *(["restored, replayed" if entry.replayable else "restored"] if asked_kafka else []),
+        formats.windows(map(str, entry.windows)) or "; ".join((*_lost(entry), *_added(entry), *_renamed(entry))),
+    )
+    if entry.thinned is not None:
+        first, last = entry.thinned
+        versions = f"v{first}..v{last}" if first < last else f"v{first}"
+        yield ("", entry.stage, versions, "gone", "-", "-", "", *("-" * (timed + asked_kafka)), "thinned out by gc")
+
+
+def _lost(entry: Entry) -> Iterator[str]:
+    """What a claim went on without."""
+    for lost in entry.lost.values():
+        versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
+        rows = f" ({formats.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
+        yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
+
+
+def _added(entry: Entry) -> Iterator[str]:
+    """Since when a table has a column."""
+    if entry.added:
+        yield f"since here: {', '.join(entry.added)}"
+    if entry.backfilled:
+        yield f"backfilled: {', '.join(entry.backfilled)}"
+
+
+def _renamed(entry: Entry) -> Iterator[str]:
+    """What the stage is called after this version, or was called before."""
+    if entry.renamed:
+        yield f"{'was called' if entry.kind == 'rename' else 'is called'} {entry.renamed}"
+
+
+def _work(entry: Entry) -> tuple[Cell, Cell]:
+    """The rows that it read, and how long that took; of versions that are there for something else, neither."""
+    return ("-", "-") if entry.kind in _IDLE else (entry.rows_in, formats.duration(entry.duration_ms))
+
+
+def operations(done: Sequence[Operation], app_name: str) -> Result:
+    """What people did to an app."""
+    if not done:
+        return Result(done, f"nothing was done to {app_name} from the command line yet")
+    rows = ((instants.when(each.time_ms), each.verb, each.detail, each.by) for each in done)
+    return Result(done, Table.of(("done", "what", "detail", "by"), rows))
+
+
+def key_history(
+    found: KeyHistory, key: str, behind: Sequence[Guilty | None] | None = None, *, limit: int = 0, verbose: bool = False
+) -> Result:
+    """The changes of a key, which the person who asked wrote as `key`; `behind` is the record behind each."""
+    notes = [
+        *(
+            f"note: the record behind one change cannot be told: {each.reason}"
+            for each in behind or ()
+            if each is not None and each.reason
+        ),
+        *_notes(found, limit),
+    ]
+    if verbose:
+        took = formats.plural(found.reads.requests, "request")
+        notes.append(f"read {formats.size(found.reads.bytes)} of SSTs in {took}")
+    never = f"table {found.table} of {found.app} never had a key {key}, in the versions that are left"
+    return Result(_data(found, behind), changes_table(found, behind) if found.changes else never, notes=notes)
+
+
+def _data(found: KeyHistory, behind: Sequence[Guilty | None] | None) -> dict[str, object]:
+    (key,) = values.rows(found.key)
+    fields = ("stage", "version", "after_version", "time_ms", "expired", "gap", "windows", "before", "after")
+    changes = (
+        {name: getattr(each, name) for name in fields}
+        | {"change": each.kind, "inherited": each.inherited or None, "formerly": each.formerly or None}
+        | {"record": record_data(record)}
+        for each, record in zip(found.changes, behind or (None,) * len(found.changes), strict=True)
+    )
+    return {
+        "app": found.app,
+        "table": found.table,
+        "key": key,
+        "changes": values.stream(changes),
+        "whole_from": found.whole_from or None,
+        "read": {"requests": found.reads.requests, "bytes": found.reads.bytes},
+    }
+
+
+def changes_table(found: KeyHistory, behind: Sequence[Guilty | None] | None = None) -> Table:
+    """A line for each value that changed."""
+    headings = ("committed", ">version", "", "column", ">before", ">after", "read" if behind is None else "because of")
+    reads = [formats.windows(map(str, change.windows)) for change in found.changes]
+    records = reads if behind is None else [str(each.hops[-1].record) if each and each.hops else "-" for each in behind]
+    lines = (_change(change, record) for change, record in zip(found.changes, records, strict=True))
+    return Table.of(headings, chain.from_iterable(lines))
+
+
+def _change(change: Change, read: str) -> Iterator[tuple[Cell, ...]]:
+    """A line for each value that changed; the first says when, by which version, and of what it came."""
+    about = (instants.when(change.time_ms), f"v{change.version}", _what(change))
+    for number, line in enumerate(value_lines(change.before, change.after)):
+        yield (*(about if number == 0 else ("", "", "")), *line, read if number == 0 else "")
+
+
+def _what(change: Change) -> str:
+    return "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
+
+
+def _notes(found: KeyHistory, limit: int) -> Iterator[str]:
+    """What the list does not say: older changes, and versions that are not there any more."""
+    if found.changes and len(found.changes) == limit:
+        yield f"the newest {formats.plural(limit, 'change')}; --limit 0 shows all"
+    for change in found.changes:
+        if change.inherited == "clone":
+            yield f"* {found.app} is a clone: the row was there when it was made, and its history is the source's"
+        elif change.inherited == "renamed":
+            yield (
+                f"* {found.table} was called {change.formerly} until v{change.version}, and the row was there: "
+                f"slackwater history {found.app} {change.formerly} KEY goes on"
+            )
+        elif change.inherited:
+            yield f"* the row was there at v{change.version}, and what was before that gc has collected"
+    if any(change.gap for change in found.changes):
+        yield "* gc collected versions right before: what changed in them shows as one change"
+    if found.whole_from:
+        whole = f"whole from v{found.whole_from} on; older versions were thinned out by gc"
+        yield f"note: the history of {found.app}/{found.table} is {whole}"
+
+
+def diff(
+    refs: Sequence[str],
+    sides: Sequence[StoredCut],
+    found: Sequence[TableDiff],
+    *,
+    with_rows: bool = True,
+    with_values: bool = True,
+    out: Path | None = None,
+) -> Result:
+    """The rows that differ between two moments, named by `refs`; `out` is the file that has all of them."""
+    equal = all(each.equal for each in found)
+    described = zip("ab", refs, (side.cut for side in sides), strict=True)
+    data = {
+        **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in described},
+        "equal": equal,
+        "tables": [_table_data(each, with_rows=with_rows, with_values=with_values) for each in found],
+        "file": str(out) if out is not None else None,
+    }
+    each_table = (table_diff(each, with_rows=with_rows, with_values=with_values, out=out) for each in found)
+    blocks = (block for number, each in enumerate(each_table) for block in (*[""] * (number > 0), *each))
+    return Result(data, *blocks, failed=not equal)
+
+
+def _table_data(each: TableDiff, *, with_rows: bool, with_values: bool) -> dict[str, object]:
+    def row(change: KeyChange) -> dict[str, object]:
+        sides = {"before": change.before, "after": change.after} if with_values else {}
+        return {"key": change.key, "change": change.kind, **sides}
+
+    fields = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike")
+    rows = {"rows": values.stream(map(row, each.changes)) if with_rows else None}
+    return {name: getattr(each, name) for name in fields} | rows
+
+
+def table_diff(
+    each: TableDiff, *, with_rows: bool = True, with_values: bool = True, out: Path | None = None
+) -> Iterator[Block]:
+    """How one table differs."""
+    counts = ((each.added, "added"), (each.removed, "removed"), (each.changed, "changed"))
+    told = ", ".join(f"{formats.count(many)} {what}" for many, what in counts if many)
+    yield Title(f"{each.table}: {told or 'no row differs'}")
+    yield from each.unlike
+    if each.changed and each.columns:
+        about = f"of {'about ' if each.about else ''}{formats.plural(each.rows_in_both, 'row')}"
+        yield Table.of(("column", ">differ", f">{about} equal"), (_match(one, each) for one in each.columns))
+    if with_rows and len(each.changes):
+        yield ""
+        yield from _rows(each, with_values=with_values, out=out)
+
+
+def _match(column: ColumnMatch, of: TableDiff) -> tuple[Cell, ...]:
+    # Rounded down: all are equal only where all are.
+    parts = (of.rows_in_both - column.differing) * 1_000_000 // of.rows_in_both
+    return column.column, column.differing, f"{parts / 10_000:g} %"
+
+
+def _rows(each: TableDiff, *, with_values: bool, out: Path | None) -> Iterator[Block]:
+    changes = each.changes
+    headings: tuple[str | Name, ...] = ("", *(Name(name) for name in changes.keys.column_names))
+    some = changes.head(formats.MOST_SHOWN)
+    if with_values:
+        yield Table.of((*headings, "column", ">before", ">after"), (line for one in some for line in _values(one)))
+    else:
+        yield Table.of(headings, map(_key, some))
+    if len(changes) > formats.MOST_SHOWN:
+        more = formats.count(len(changes) - formats.MOST_SHOWN)
+        yield f"and {more} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
+    elif out is not None:
+        yield f"{formats.plural(len(changes), 'row')} in {out}"
+
+
+def _key(change: KeyChange) -> tuple[Cell, ...]:
+    return change.kind, *map(word, change.key.values())
+
+
+def _values(change: KeyChange) -> Iterator[tuple[Cell, ...]]:
+    """A line for each value that differs; of a row that one side has, for each that it has."""
+    return ((*_key(change), *line) for line in value_lines(change.before, change.after))

@@ -1,0 +1,216 @@
+"""What changes what is stored: garbage collection, compaction, rescaling, retiring and removal, as they are shown."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from .. import instants
+from ..snapshot.gc.collect import Collected
+from ..snapshot.gc.explain import Explanation
+from ..snapshot.maintain.compact import Merge
+from ..snapshot.maintain.removal import Removed
+from ..snapshot.maintain.rescale import Rescaled
+from ..snapshot.maintain.retire import Retired
+from ..snapshot.maintain.stage_compactor import Compacted
+from ..snapshot.take.waiting import ask_whether_gone
+from ..store.versions.manifest import Manifest
+from . import formats
+from .document import Block, Result, Table, Title
+
+_RULES = {
+    "head": "newest",
+    "retention": "retention",
+    "versions": "newest versions",
+    "hourly": "hourly",
+    "daily": "daily",
+    "young": "less than an hour old",
+    "unread": "not read yet downstream",
+    "unpublished": "not published yet",
+    "request": "snapshot under way",
+    "snapshot": "snapshots",
+    "clone": "clones",
+}
+"""Why versions are kept, in words."""
+
+
+def explained(found: Explanation) -> Result:
+    """Why an object is kept, or not."""
+    title = f"{found.object} {'is kept' if found.kept else 'goes at the next collection'}"
+    return Result(found, Title(title), *found.reasons)
+
+
+def collected(done: Collected) -> Result:
+    """What garbage collection took, and why the rest stays."""
+    return Result(done, *_collected(done))
+
+
+def _collected(done: Collected) -> Iterator[Block]:
+    verb = "would collect" if done.dry_run else "collected"
+    what = f"{formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}" if done.objects else "nothing"
+    yield Title(f"{verb} {what} of {done.app}")
+    yield Table.each(
+        done.stages,
+        {
+            "stage": lambda each: each.stage,
+            ">versions gone": lambda each: each.versions,
+            ">SSTs gone": lambda each: each.ssts,
+            ">size gone": lambda each: formats.size(each.bytes),
+            ">versions kept": lambda each: each.kept_versions,
+            "whole from": lambda each: f"v{each.first} to v{each.head}",
+            ">size kept": lambda each: formats.size(each.kept_bytes),
+        },
+    )
+    words = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
+    for each in done.stages:
+        rules = ", ".join(f"{formats.count(number)} {words[rule]}" for rule, number in each.rules.items())
+        yield f"{each.stage} keeps {rules}"
+    for each in done.stages:
+        for reader in each.held_up_by:
+            yield (
+                f"{each.stage} keeps versions for {reader}, which has not committed for an hour or more: "
+                f"{ask_whether_gone(done.app, [reader])}"
+            )
+    if done.records:
+        yield f"{formats.plural(done.records, 'object')} of records in flight that no snapshot names"
+    if done.leftovers:
+        yield f"{formats.plural(done.leftovers, 'write')} that had broken off"
+    for gone in done.absent:
+        yield f"snapshot {gone.snapshot} pins {gone.stage}@v{gone.version}, which is not there; what else it pins stays"
+    waiting = sum(each.waiting_ssts for each in done.stages)
+    if waiting:
+        yield f"{formats.plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
+    if done.retention.keeps_everything:
+        yield "no rule of retention is set, so the whole history stays: [retention] in slackwater.toml has the rules"
+
+
+def compacted_line(done: Compacted) -> str:
+    """One version that merged SSTs, in one line."""
+    where = ", ".join(map(str, done.partitions))
+    words = (
+        f"{done.stage} v{done.version}",
+        f"{formats.plural(done.inputs, 'SST')} to {done.outputs}",
+        f"partition{'s' if len(done.partitions) > 1 else ''} {where}",
+        f"{formats.size(done.bytes_read)} read, {formats.size(done.bytes_written)} written",
+        f"{formats.plural(done.left_out, 'merge')} left out: somebody else was faster" if done.left_out else "",
+    )
+    return "  ".join(filter(None, words))
+
+
+def compacted(app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest]) -> Result:
+    """What was merged; `earlier` are the versions that did when nothing is left to."""
+    data = {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
+    return Result(data, *_compacted(app_name, done, earlier))
+
+
+def _compacted(app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest]) -> Iterator[Block]:
+    if earlier:
+        merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
+        yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
+        return
+    if not done:
+        yield f"nothing to merge in {app_name}"
+        return
+    yield Title(f"compacted {app_name}")
+    yield Table.each(
+        done,
+        {
+            "stage": lambda each: each.stage,
+            ">version": lambda each: f"v{each.version}",
+            ">merges": lambda each: each.merges,
+            ">SSTs before": lambda each: each.inputs,
+            ">after": lambda each: each.outputs,
+            ">read": lambda each: formats.size(each.bytes_read),
+            ">written": lambda each: formats.size(each.bytes_written),
+        },
+    )
+
+
+def to_compact(app_name: str, due: Sequence[Merge]) -> Result:
+    """What would be merged."""
+    return Result({"app": app_name, "dry_run": True, "merges": due}, *_planned(app_name, due))
+
+
+def _planned(app_name: str, due: Sequence[Merge]) -> Iterator[Block]:
+    if not due:
+        yield f"nothing to merge in {app_name}"
+        return
+    yield Title(f"would merge in {app_name}")
+    yield Table.each(
+        due,
+        {
+            "stage": lambda each: each.stage,
+            ">partition": lambda each: str(each.partition),
+            ">SSTs": lambda each: each.inputs,
+            ">size": lambda each: formats.size(each.bytes),
+            "of levels": lambda each: ", ".join(map(str, each.levels)),
+            "into level": lambda each: str(each.level),
+            "": lambda each: "moved, not rewritten" if each.moves else "",
+        },
+    )
+
+
+def rescaled(done: Rescaled, stage: str, *, dry_run: bool) -> Result:
+    """Another number of state partitions."""
+    return Result({**asdict(done), "dry_run": dry_run}, *_rescaled(done, stage, dry_run=dry_run))
+
+
+def _rescaled(done: Rescaled, stage: str, *, dry_run: bool) -> tuple[str, ...]:
+    if done.before == done.partitions:
+        return (f"done already: {stage} has {formats.plural(done.before, 'state partition')}",)
+    what = f"{stage} from {done.before} to {formats.plural(done.partitions, 'state partition')}"
+    if dry_run:
+        return (f"would rescale {what} with v{done.version}",)
+    return (
+        f"rescaled {what} with v{done.version}; {formats.plural(done.ssts, 'SST')} kept as they are",
+        "a runner that is on stops now; go on with them: slackwater run FILE",
+    )
+
+
+def retired(done: Retired, flags: str, *, dry_run: bool) -> Result:
+    """A stage without which the app goes on."""
+    return Result({**asdict(done), "dry_run": dry_run}, *_retired(done, flags, dry_run=dry_run))
+
+
+def _retired(done: Retired, flags: str, *, dry_run: bool) -> Iterator[str]:
+    stage = f"{done.app}/{done.stage}"
+    if done.already:
+        yield f"{stage} is retired since v{done.version}: done already"
+        return
+    last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'nobody known'}"
+    if dry_run:
+        yield f"would retire {stage} with v{done.version}"
+        yield f"{last}; a runner that has it would stop"
+    else:
+        yield f"retired {stage} with v{done.version}; its history stays, and so does its table" + (
+            f" ({formats.plural(done.ssts, 'SST')})" if done.ssts else ""
+        )
+        yield f"{last}; a runner that has it stops within seconds, with all stages that it runs"
+    if done.snapshots:
+        yield f"snapshots under way do not wait for it {'then' if dry_run else 'any more'}: {', '.join(done.snapshots)}"
+    for sender, versions in done.unread.items():
+        yield f"it has not read {formats.plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
+    if not dry_run:
+        yield f'see its last state: slackwater query {stage}{flags} "SELECT …"; a program that has it brings it back'
+
+
+def removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Result:
+    """An app that was removed wholly; `groups` are its consumer groups, which go with the topics if `topics` do."""
+    data = {**asdict(done), "groups": groups, "dry_run": dry_run}
+    return Result(data, *_removed(done, groups, topics=topics, dry_run=dry_run))
+
+
+def _removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Iterator[str]:
+    removal, what = done.removal, done.contents
+    if done.already:
+        when = instants.when(removal.time_ms)
+        yield f"{removal.app} was removed {when}, by {removal.by}: done already"
+    else:
+        stages, versions = (len(removal.stages), "stage"), (what.versions, "version")
+        counts = formats.listed(stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
+        size = f"{formats.plural(what.objects, 'object')}, {formats.size(what.bytes)}"
+        yield f"{'would remove' if dry_run else 'removed'} {removal.app}: {counts}; {size}"
+    left = {"topics": ", ".join(removal.topics), "consumer groups": ", ".join(groups)}
+    for kind, names in left.items():
+        if names and topics:
+            yield f"{'would remove' if dry_run else 'removed'} from Kafka its {kind} {names}"
+        elif names:
+            yield f"left in Kafka are its {kind} {names}: --topics removes them"

@@ -1,0 +1,241 @@
+"""What a program makes of stored state: migrations and backfills, first versions, batches that are replayed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from .. import instants
+from ..pipeline.batch.batch_report import BatchReport
+from ..pipeline.maintain.first_version import FirstVersion
+from ..pipeline.migrate.backfilled import Backfilled, Filled
+from ..pipeline.replay.compare import ChannelComparison, Comparison
+from ..snapshot.init.initialise import Initialised
+from ..snapshot.migrate.migrate import Migrated
+from ..snapshot.migrate.words import lines
+from . import formats, values
+from .document import Block, Cell, Result, Table, Title
+from .verdict import changes
+
+
+def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, dry_run: bool) -> Result:
+    """What a changed program changes, and what was computed over the past; None where that was not asked for."""
+    data = {
+        "app": done.plan.app,
+        "migration": done.number or None,
+        "snapshot": done.snapshot or None,
+        "versions": done.versions,
+        "finished": done.finished or None,
+        "changes": done.plan.changes,
+        "dry_run": dry_run,
+    }
+    words = _migrated(done, file, dry_run, flags)
+    if past is None:
+        return Result(data, *words)
+    return Result({**data, "backfill": _past_data(past)}, *words, *past_words(past, dry_run))
+
+
+def _migrated(done: Migrated, file: str, dry_run: bool, flags: str) -> Iterator[Block]:
+    app = done.plan.app
+    if done.finished:
+        yield f"finished migration {done.finished}, which had been left half done"
+    if not done.plan.changes:
+        yield f"{app} is as {file} declares it: nothing to migrate"
+        return
+    for change in done.plan.changes:
+        version = done.versions.get(change.stage)
+        at = f"  v{version}" if version else f"  v{change.version} now" if change.version else ""
+        yield f"{change.stage}{at}"
+        yield from (f"  {line}" for line in lines(change))
+    if dry_run:
+        yield "nothing was changed (--dry-run)"
+        return
+    commits = formats.plural(len(done.versions), "commit")
+    yield f"migration {done.number} of {app} is done: {commits}, no data rewritten"
+    yield f"before it: {app}@{done.snapshot}"
+    yield f"run it: slackwater run {file} --app {app}{flags}"
+    yield (
+        f"back to before, beside it: slackwater clone {app}@{done.snapshot} {app}-before{flags}, and run the old "
+        f"program with --app {app}-before"
+    )
+
+
+def _past_data(past: Backfilled) -> dict[str, object]:
+    fields = ("whole", "records", "from_ms", "keys", "keys_exact", "ssts", "bytes")
+    columns = [
+        {name: getattr(each.target, name) for name in ("stage", "columns", "since")}
+        | {name: getattr(each, name) for name in fields}
+        | {"version": each.version or None, "complete_from": each.starts, "until": each.target.ends}
+        | {"needed": each.needed or None}
+        for each in past.filled
+    ]
+    return {"columns": columns, "left": past.left}
+
+
+def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
+    """What a backfill did, or would do, column by column."""
+    if not past.filled and not past.left:
+        yield "nothing to backfill: no column is without the past"
+    for each in past.filled:
+        target, columns, read = each.target, ", ".join(each.target.columns), _read_of(each)
+        if dry_run:
+            yield f"{target.stage}: {columns} would be computed from {read}"
+        else:
+            keys, ssts = formats.plural(each.keys, "key"), formats.plural(each.ssts, "SST")
+            keys = keys if each.keys_exact else f"at most {keys}"
+            yield f"{target.stage}  v{each.version}"
+            yield f"  {columns} computed from {read}"
+            yield f"  {keys} brought in by one commit, {ssts} rewritten, {formats.size(each.bytes)}"
+        yield f"  {_complete(each)}"
+        if each.needed:
+            yield f"  {each.needed} stays, as a batch under way may need it; the next --backfill removes it"
+    for left in past.left:
+        stay = "stays" if len(left.columns) == 1 else "stay"
+        yield f"{left.stage}: {', '.join(left.columns)} {stay} as before: {left.why}"
+        if left.hint:
+            yield f"  {left.hint}"
+
+
+def _read_of(each: Filled) -> str:
+    windows = [formats.between(topic, at, each.target.ends[topic]) for topic, at in each.starts.items()]
+    told = ", ".join(filter(None, windows)) or "nothing: nothing was read before"
+    since = f", from {instants.iso(each.from_ms)} on" if each.from_ms is not None else ""
+    return f"{told} (about {formats.plural(each.records, 'record')}{since})"
+
+
+def _complete(each: Filled) -> str:
+    if each.whole:
+        return "complete: of all that the stage ever read"
+    return f"complete from {formats.starts(each.starts)} on; what came before is not in it"
+
+
+def initialised(done: Initialised, first: FirstVersion, program: str, *, dry_run: bool) -> Result:
+    """A table that begins with rows from elsewhere."""
+    data = {**asdict(done), "dry_run": dry_run, "starts": first.info.starts, "others": first.others}
+    return Result(data, *_initialised(done, first, program, dry_run))
+
+
+def _initialised(done: Initialised, first: FirstVersion, program: str, dry_run: bool) -> Iterator[str]:
+    where = f"{done.app}/{done.stage}"
+    held = f"{formats.plural(done.rows, 'row')} in {formats.plural(done.ssts, 'SST')}, {formats.size(done.bytes)}"
+    if done.already:
+        yield f"done already: {where} v{done.version} has these {held}"
+    else:
+        yield f"{f'would begin {where}' if dry_run else f'{where} begins'} with v{done.version}: {held}"
+    yield f"it reads on from {formats.windows(_places(done.offsets))}"
+    if first.others:
+        starts = formats.windows(_places(first.info.starts))
+        begins = f"at {starts}" if starts else "where the program says"
+        yield f"{', '.join(first.others)} {'begins' if len(first.others) == 1 else 'begin'} without rows, {begins}"
+    if not dry_run:
+        yield f"the first run goes on from here: slackwater run {program} --app {done.app}"
+
+
+def _places(offsets: Mapping[str, tuple[int, ...]]) -> list[str]:
+    return [f"{topic}[{number}] {at}" for topic, each in offsets.items() for number, at in enumerate(each)]
+
+
+def replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Result:
+    """A batch that was run again beside what was committed; `bundle` and `test` are the files that have it."""
+    files = {"bundle": str(bundle) if bundle is not None else None, "test": str(test) if test is not None else None}
+    return Result({**_comparison(found), **files}, *_replayed(found, bundle, test), failed=not found.same)
+
+
+def _replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Iterator[Block]:
+    yield Title(f"{found.ref} gives {'what' if found.same else 'something else than'} was committed")
+    yield Table.of(("it read", ">records"), found.read)
+    yield ""
+    yield Table.of(("it wrote", "", ">committed", ">replayed", ">different"), _written(found))
+    if found.different:
+        yield ""
+        yield changes(found.different, "committed", "replayed")
+        yield from _more(len(found.different), "key")
+    if found.hidden:
+        yield ""
+        yield (
+            f"{formats.plural(found.hidden, 'key')} differ in what is not shown: internal columns, or a row that only "
+            "one of both wrote again as it was"
+        )
+    for channel in found.channels:
+        yield from _channel(channel)
+    if bundle is not None:
+        yield ""
+        yield f"{bundle} has it all ({formats.size(bundle.stat().st_size)}); to replay it anywhere:"
+        yield f"  slackwater replay {bundle}"
+    if test is not None:
+        yield f"{test} expects what was committed: put right in it what should have been"
+
+
+def _comparison(found: Comparison) -> dict[str, object]:
+    """The same for machines, with all keys and rows that differ; bytes are hexadecimal."""
+    return {
+        **{name: getattr(found, name) for name in ("app", "stage", "version", "time_ms", "same", "hidden")},
+        "read": [{"topic": topic, "records": count} for topic, count in found.read],
+        "keys_committed": found.committed.num_rows if found.committed is not None else None,
+        "keys_replayed": found.num_replayed if found.committed is not None else None,
+        "different": values.stream(
+            {"key": each.key, "committed": each.before, "replayed": each.after} for each in found.different or ()
+        ),
+        "channels": [
+            {
+                "name": each.name,
+                "committed": each.committed.rows.num_rows if each.committed.rows is not None else None,
+                "unknown": each.committed.unknown or None,
+                "replayed": each.replayed.num_rows,
+                "missing": values.for_json(each.missing)["rows"],
+                "added": values.for_json(each.added)["rows"],
+            }
+            for each in found.channels
+        ],
+    }
+
+
+def _written(found: Comparison) -> Iterator[tuple[Cell, ...]]:
+    if found.committed is not None:
+        different = len(found.different or ()) + found.hidden
+        numbers = (found.committed.num_rows, found.num_replayed, different)
+        yield found.stage, "keys", *numbers
+    for each in found.channels:
+        if each.committed.rows is None:
+            yield each.name, "rows sent", None, each.replayed.num_rows, None
+        else:
+            numbers = (
+                each.committed.rows.num_rows,
+                each.replayed.num_rows,
+                each.missing.num_rows + each.added.num_rows,
+            )
+            yield each.name, "rows sent", *numbers
+
+
+def _channel(channel: ChannelComparison) -> Iterator[Block]:
+    if channel.committed.rows is None:
+        yield ""
+        yield f"what was sent on {channel.name} is not compared: {channel.committed.unknown}"
+    for rows, what in ((channel.missing, "were sent then, and are not now"), (channel.added, "were not sent then")):
+        if rows.num_rows:
+            yield ""
+            yield f"rows of {channel.name} that {what}:"
+            yield values.grid(rows, formats.MOST_SHOWN)
+            yield from _more(rows.num_rows, "row")
+
+
+def _more(count: int, noun: str) -> Iterator[Block]:
+    if count > formats.MOST_SHOWN:
+        yield f"and {formats.count(count - formats.MOST_SHOWN)} more; --json gives each {noun}"
+
+
+def commit_line(commit: BatchReport) -> str:
+    """A commit of a run, in one line."""
+    rate = commit.rows_in / commit.seconds if commit.seconds else 0
+    words = (
+        instants.iso(commit.time_ms),
+        f"{commit.stage} v{commit.version}",
+        formats.plural(commit.rows_in, "row"),
+        f"{formats.plural(commit.keys, 'key')} written" if commit.keys else "",
+        f"{formats.count(commit.rows_out)} out" if commit.rows_out else "",
+        f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
+        f"held back {commit.stall_seconds:.1f} s by {commit.state.l0_files} L0 SSTs" if commit.stall_seconds else "",
+        f"{commit.unflushed} unflushed" if commit.unflushed else "",
+        formats.windows(commit.windows),
+        f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
+    )
+    return "  ".join(filter(None, words))

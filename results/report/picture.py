@@ -1,0 +1,247 @@
+"""The picture of a search: commits, probes, snapshots and wrong rows by their distance from the verdict, as SVG.
+
+Across goes the distance from the turn in commits, as a logarithm: a binary search halves it with each probe, and near
+the turn each commit has its own place.
+"""
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import copysign, log2
+from typing import TYPE_CHECKING
+
+from ...printable import printable
+from .. import formats
+
+if TYPE_CHECKING:
+    from ...snapshot.bisect.evidence import Evidence
+    from ...snapshot.bisect.verdict import Answer, Verdict
+
+_WIDTH, _LEFT, _RIGHT = 960, 130, 24
+_CURVE, _ROW, _LANE = 110, 40, 30
+_LABEL = 46
+"""Room that a label needs, from middle to middle."""
+_MOST = 16
+"""Characters of a name."""
+_FAR = (8, 64, 512, 4_096, 32_768)
+"""Distances that the axis names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something on the line, so many commits after the first bad one; -1 is the last good one."""
+
+    at: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(Mark):
+    """An evaluation of the predicate."""
+
+    answer: "Answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong(Mark):
+    """How many rows the predicate returns there."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The stretch of the line that was searched."""
+
+    lanes: tuple[tuple[str, tuple[Mark, ...]], ...]
+    """By stage, upstream first, its commits near the verdict."""
+    turned: str
+    """The stage of the first bad commit."""
+    certain: bool
+    """Whether it turned there; else between the last good moment and there."""
+    probes: tuple[Probe, ...]
+    """In the order of the line."""
+    snapshots: tuple[Mark, ...]
+    """In the order of the line; of those before and after the stretch, none."""
+    wrong: tuple[Wrong, ...]
+    """In the order of the line; empty where nothing was counted."""
+
+
+def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
+    """What the picture shows of a search."""
+    from ...snapshot.bisect.evidence import distance
+
+    bad = verdict.bad.versions
+    probes = sorted(
+        (Probe(distance(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps),
+        key=_at,
+    )
+    # A stage that a snapshot lacks was retired by then, or had not begun: it counts as at the verdict.
+    named = [Mark(distance(verdict, bad | snapshot.stages), snapshot.name) for snapshot in evidence.snapshots]
+    good = Probe(distance(verdict, verdict.good.versions), verdict.good_ref, "good")
+    rows = {
+        probe.at: Wrong(probe.at, probe.name, evidence.wrong.get(probe.name, 0))
+        for probe in (good, *probes, Probe(0, verdict.bad_ref, "bad"))
+        if probe.answer == "good" or probe.name in evidence.wrong
+    }
+    first, last = min(probes[0].at, good.at), max(probes[-1].at, 0)
+    return Timeline(
+        lanes=_lanes(verdict, evidence),
+        turned=verdict.stage,
+        certain=not verdict.candidates,
+        probes=tuple(probes),
+        snapshots=tuple(sorted((mark for mark in named if first <= mark.at <= last), key=_at)),
+        wrong=tuple(sorted(rows.values(), key=_at)) if evidence.wrong else (),
+    )
+
+
+def _lanes(verdict: "Verdict", evidence: "Evidence") -> tuple[tuple[str, tuple[Mark, ...]], ...]:
+    from ...snapshot.cut.graph import order
+
+    here = evidence.commits.index(verdict.bad.stages[verdict.stage])
+    stages = {commit.stage: commit for commit in evidence.commits}
+    marks = [
+        (commit.stage, Mark(number - here, f"v{commit.version}")) for number, commit in enumerate(evidence.commits)
+    ]
+    return tuple((stage, tuple(mark for of, mark in marks if of == stage)) for stage in order(stages))
+
+
+def _at(mark: Mark) -> int:
+    return mark.at
+
+
+def draw(timeline: Timeline) -> str:
+    """The picture. Its colours are those of the classes in the style sheet."""
+    lanes_top = _CURVE + _ROW + 24
+    snapshots_top = lanes_top + _LANE * len(timeline.lanes)
+    bottom = snapshots_top + (_ROW if timeline.snapshots else 0) + 6
+    marks = [*timeline.probes, *timeline.snapshots, *(mark for _, lane in timeline.lanes for mark in lane)]
+    scale = _Scale([mark.at for mark in marks])
+    drawn = [
+        _tag("rect", "after", x=scale.turn, y=20, width=_WIDTH - _RIGHT - scale.turn, height=bottom - 20),
+        _tag("line", "turn", x1=scale.turn, y1=20, x2=scale.turn, y2=bottom),
+        _text("turns bad" if timeline.certain else "bad at the latest", scale.turn, 13, "strong middle"),
+        *(_curve(timeline, scale) if timeline.wrong else ()),
+        *_probes(timeline, scale, _CURVE + 44),
+    ]
+    for number, (stage, commits) in enumerate(timeline.lanes):
+        drawn += _lane(stage, commits, scale, lanes_top + _LANE * number, is_turned=stage == timeline.turned)
+    if timeline.snapshots:
+        drawn += _snapshots(timeline.snapshots, scale, snapshots_top + 22)
+    drawn += _axis(scale, bottom)
+    said = f"A search with {formats.plural(len(timeline.probes), 'probe')}; the table below has what it shows."
+    size, content = f"0 0 {_WIDTH} {bottom + 26}", "".join(drawn)
+    return f'<svg role="img" viewBox="{size}"><title>{said}</title>{content}</svg>'
+
+
+class _Scale:
+    """Where commits stand, by their distance from the turn."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self._first, last = _logarithm(min(places)), _logarithm(max(places))
+        self._unit = (_WIDTH - _RIGHT - _LEFT - 20) / (last - self._first)
+        self.within = range(min(places), max(places) + 1)
+        self.turn = self._x(0.0)
+
+    def __call__(self, at: int) -> float:
+        return self._x(_logarithm(at))
+
+    def _x(self, place: float) -> float:
+        return _LEFT + 10 + (place - self._first) * self._unit
+
+
+def _logarithm(at: int) -> float:
+    # The turn is between -1, the last good commit, and 0, the first bad one.
+    distance = at + 0.5
+    return copysign(log2(1 + abs(distance)), distance)
+
+
+def _curve(timeline: Timeline, scale: _Scale) -> Iterator[str]:
+    bottom, highest = _CURVE + 20, max(wrong.rows for wrong in timeline.wrong) or 1
+    points = [(scale(wrong.at), bottom - wrong.rows / highest * (_CURVE - 14)) for wrong in timeline.wrong]
+    corners = sorted([*points, (scale.turn, float(bottom))])
+    yield _text("wrong rows", 0, bottom - _CURVE / 2)
+    yield _text(formats.count(highest), _LEFT - 8, 40, "end")
+    yield _text("0", _LEFT - 8, bottom + 4, "end")
+    yield _tag("line", "rule", x1=_LEFT, y1=bottom, x2=_WIDTH - _RIGHT, y2=bottom)
+    yield _tag("polyline", "curve", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in corners))
+    for wrong, (x, y) in zip(timeline.wrong, points, strict=True):
+        yield _tag("circle", "sample", _title(f"{wrong.name}: {wrong.rows}"), cx=x, cy=y, r=3)
+
+
+def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
+    """Good ones as circles, bad ones as crosses, the others as dashes: told apart without colours."""
+    yield _text("probes", 0, y + 5)
+    yield _tag("line", "rule", x1=_LEFT, y1=y, x2=_WIDTH - _RIGHT, y2=y)
+    for probe in timeline.probes:
+        x, title = scale(probe.at), _title(f"{probe.name}: {probe.answer}")
+        match probe.answer:
+            case "good":
+                yield _tag("circle", "good", title, cx=x, cy=y, r=6)
+            case "bad":
+                yield _tag("path", "bad", title, d=f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10")
+            case "skip":
+                yield _tag("path", "skip", title, d=f"M{x - 5:.1f} {y:.1f}h10")
+
+
+def _lane(stage: str, commits: Iterable[Mark], scale: _Scale, top: float, *, is_turned: bool) -> Iterator[str]:
+    y = top + 20
+    yield _text(_short(stage), 0, y + 4)
+    yield _tag("line", "rule", x1=_LEFT, y1=y, x2=_WIDTH - _RIGHT, y2=y)
+    labelled: list[float] = []
+    for commit in sorted(commits, key=lambda mark: abs(mark.at + 0.5)):
+        x, is_bad = scale(commit.at), is_turned and commit.at == 0
+        yield _tag("circle", "commit bad" if is_bad else "commit", _title(f"{stage}@{commit.name}"), cx=x, cy=y, r=4)
+        if _has_room(x, labelled):
+            labelled.append(x)
+            yield _text(commit.name, x, y - 8, "strong middle" if is_bad else "middle")
+
+
+def _snapshots(snapshots: Iterable[Mark], scale: _Scale, y: float) -> Iterator[str]:
+    yield _text("snapshots", 0, y + 4)
+    labelled: list[float] = []
+    for snapshot in sorted(snapshots, key=lambda mark: abs(mark.at + 0.5)):
+        x = scale(snapshot.at)
+        flag = f"M{x:.1f} {y + 4:.1f}v-18l9 5l-9 5"
+        yield _tag("path", "snapshot", _title(snapshot.name), d=flag)
+        if _has_room(x, labelled, 3 * _LABEL):
+            labelled.append(x)
+            fits = x + 3 * _LABEL <= _WIDTH
+            yield _text(_short(snapshot.name), x + 12 if fits else x - 5, y + 4, "" if fits else "end")
+
+
+def _axis(scale: _Scale, y: float) -> Iterator[str]:
+    yield _tag("line", "rule", x1=_LEFT, y1=y, x2=_WIDTH - _RIGHT, y2=y)
+    labelled = [scale.turn]
+    yield _text("commits", 0, y + 18)
+    for far in _FAR:
+        for at, where in ((-far, "before"), (far - 1, "after")):
+            if at in scale.within and _has_room(scale(at), labelled, 2 * _LABEL):
+                labelled.append(scale(at))
+                yield _tag("line", "rule", x1=scale(at), y1=y, x2=scale(at), y2=y + 5)
+                yield _text(f"{formats.count(far)} {where}", scale(at), y + 18, "middle")
+
+
+def _has_room(x: float, labelled: Iterable[float], room: float = _LABEL) -> bool:
+    return all(abs(x - other) >= room for other in labelled) and x <= _WIDTH - _RIGHT - 8
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MOST else f"{name[: _MOST - 1]}…"
+
+
+def _title(text: str) -> str:
+    return f"<title>{html.escape(printable(text))}</title>"
+
+
+def _text(text: str, x: float, y: float, classes: str = "") -> str:
+    return _tag("text", classes, html.escape(printable(text)), x=x, y=y)
+
+
+def _tag(name: str, classes: str, content: str = "", **attributes: float | str) -> str:
+    """An element; its content is markup."""
+    given = [f'class="{classes}"'] if classes else []
+    given += (
+        f'{key}="{value:.1f}"' if isinstance(value, float) else f'{key}="{value}"' for key, value in attributes.items()
+    )
+    return f"<{name} {' '.join(given)}>{content}</{name}>"

@@ -1,0 +1,128 @@
+"""Rows of a moment: what a query returns, a key's row, tables and their columns, exports, rejected records."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+
+from .. import instants
+from ..snapshot.cut.graph import Cut
+from ..snapshot.query.columns import TableColumn, columns
+from ..snapshot.query.export import ABOUT, Exported
+from ..snapshot.rejected.listing import RejectedRecord, RejectedRecords
+from . import formats, values
+from .document import Block, Cell, Result, Table, Title
+
+_SHOWN = 60
+"""Characters of an error that a table has room for."""
+
+
+def rows(found: pa.Table, cut: Cut, others: Mapping[str, Cut], limit: int) -> Result:
+    """Rows at a moment, for people the first `limit` (0 for all); `others` are other moments that were read."""
+    moments = {ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()}
+    about = {"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, "moments": moments}
+    more = found.num_rows - limit if limit else 0
+    notes = [f"and {formats.plural(more, 'more row')}; --limit 0 prints all"] if more > 0 else []
+    return Result(about | values.for_json(found), values.grid(found, limit or None), notes=notes)
+
+
+def tables(cut: Cut) -> Result:
+    """The tables of a moment and their columns."""
+    found = {name: (manifest.version, columns(manifest)) for name, manifest in cut.tables.items()}
+    data = [
+        {"table": name, "version": version, "columns": list(map(asdict, each)), "thinned_out": cut.thinned}
+        for name, (version, each) in found.items()
+    ]
+    none = f"{cut.ref} has no table: none of its stages keeps state"
+    return Result(data, columns_table({name: each for name, (_, each) in found.items()}) if found else none)
+
+
+def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> Table:
+    """The columns of each table."""
+    lines = ((name, each.name, each.type, _role(each)) for name, listed in found.items() for each in listed)
+    return Table.of(("table", "column", "type", ""), lines)
+
+
+def _role(column: TableColumn) -> str:
+    if column.complete_from:
+        return f"complete from {formats.starts(column.complete_from)}"
+    return "key" if column.key else f"since v{column.since}" if column.since else ""
+
+
+def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Result:
+    """Tables in a file of their own."""
+    data = {
+        "file": str(file),
+        "bytes": written.bytes,
+        "app": cut.app,
+        "versions": cut.versions,
+        "tables": written.rows,
+        "thinned_out": cut.thinned,
+    }
+    return Result(
+        data,
+        Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is"),
+        Table.of(
+            ("table", ">version", ">rows"),
+            ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items()),
+        ),
+    )
+
+
+def row(found: Mapping[str, object] | None, cut: Cut, read: Mapping[str, int], notes: Sequence[str]) -> Result:
+    """The row of a key, None where it is not there; `read` is what that took."""
+    lines = ((name, values.word(value)) for name, value in (found or {}).items())
+    data = {"found": found is not None, "row": found, "read": read, "thinned_out": cut.thinned}
+    shown = [Table.of(("column", "value"), lines)] if found is not None else []
+    return Result(data, *shown, notes=notes, failed=found is None)
+
+
+def rejected(found: RejectedRecords, limit: int) -> Result:
+    """Records that stages left out, newest first."""
+    data = {
+        "app": found.app,
+        "total": dict(found.total),
+        "waiting": dict(found.waiting),
+        "records": values.stream(map(asdict, found.records)),
+    }
+    is_part = limit and len(found.records) == limit
+    notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
+    return Result(data, *_rejected(found), notes=notes)
+
+
+def _rejected(found: RejectedRecords) -> Iterator[Block]:
+    if not found.records:
+        yield (
+            f"no rejected record of {found.app} waits" if found.total else f"no stage of {found.app} rejected a record"
+        )
+        return
+    headings = ("stage", "record", "rejected", ">attempts", "error", "")
+    yield Table.of(headings, map(_record, found.records))
+    yield ""
+    yield "; ".join(
+        f"{name}: {formats.plural(found.waiting[name], 'record')} waiting of {total:,}"
+        for name, total in found.total.items()
+    )
+
+
+def _record(each: RejectedRecord) -> tuple[Cell, ...]:
+    sentence = each.message.partition("\n")[0]
+    short = sentence if len(sentence) <= _SHOWN else f"{sentence[:_SHOWN]}…"
+    done = "waits" if each.retried is None else f"retried by v{each.retried}"
+    return each.stage, each.address, instants.when(each.rejected_ms), str(each.attempts), f"{each.error}: {short}", done
+
+
+def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Result:
+    """Rejected records that wait, by stage, and are to be put through again."""
+    data = {"app": app_name, "dry_run": dry_run, "waiting": waiting, "running": sorted(running & waiting.keys())}
+    return Result(data, *_asked(app_name, waiting, running, dry_run=dry_run))
+
+
+def _asked(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Iterator[Block]:
+    if not waiting:
+        yield f"no rejected record of {app_name} waits to be retried"
+    for name, count in waiting.items():
+        who = "the runner puts them through within seconds" if name in running else "the next `slackwater run` does it"
+        said = "would be put through again" if dry_run else "asked for"
+        yield f"{app_name}/{name}: {formats.plural(count, 'rejected record')} {said}; {who}"

@@ -1,0 +1,230 @@
+"""Snapshots, clones and verified moments, as they are shown."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from .. import instants
+from ..snapshot.clone.plan import ClonePlan
+from ..snapshot.cut.graph import Cut
+from ..snapshot.cut.in_flight import InFlight
+from ..snapshot.cut.requests import Request
+from ..snapshot.cut.stored import Snapshot
+from ..snapshot.take.audit_log import Operation
+from ..snapshot.take.waiting import Taken
+from ..snapshot.verify.ledger import Entry
+from ..snapshot.verify.report import CHECKS
+from ..snapshot.verify.verify import Report
+from . import formats
+from .document import Block, Cell, Result, Table, Title
+
+_ACCEPTED = "sent = consumed + lost + in flight"
+
+
+def verification(report: Report) -> Result:
+    """Whether a moment is whole."""
+    ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
+    data = {"consistent": report.consistent, **asdict(report), "ledger": ledger}
+    return Result(data, *verified(report), failed=not report.consistent)
+
+
+def verified(report: Report) -> Iterator[Block]:
+    """The ledger of each channel, and what was checked."""
+    yield Title(report.ref)
+    # Most apps never lose a record: a column for it is there only where one did.
+    lossy = any(any(entry.lost) for entry in report.ledger)
+    if report.ledger:
+        lost = (">lost",) if lossy else ()
+        counted = (">sent", ">consumed", *lost, ">in flight", ">difference", "counted in")
+        yield Table.of(
+            ("channel", "from", "to", "partition", *counted),
+            (line for entry in report.ledger for line in _entry(entry, lossy=lossy)),
+        )
+    yield ""
+    yield Table.of(
+        ("", ">checked", "", ">differences"),
+        (
+            (
+                each.check,
+                formats.plural(each.checked, CHECKS[each.check][0]),
+                _ACCEPTED if lossy and each.check == "channels" else CHECKS[each.check][1],
+                str(each.differences),
+            )
+            for each in report.checks
+        ),
+    )
+    yield ""
+    yield from report.not_reread
+    read = f"{formats.plural(report.requests, 'request')}, {formats.size(report.bytes_read)} read"
+    if report.consistent:
+        yield f"consistent ({read})"
+        return
+    yield f"not consistent: {report.differences[0].message}"
+    if more := len(report.differences) - 1:
+        yield f"and {formats.plural(more, 'more difference')}; --json has them all"
+
+
+def _entry(entry: Entry, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
+    """One line for the channel, and one for each partition where it does not add up."""
+    counted = entry.in_flight
+    place = (entry.channel, f"{entry.sender}@v{entry.sender_version}", f"{entry.receiver}@v{entry.receiver_version}")
+    sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
+    where = f"{counted.where} (not re-read)" if counted.where and counted.not_reread else counted.where or "not re-read"
+    lost = (sum(entry.lost),) if lossy else ()
+    yield (*place, "all", sent, consumed, *lost, counted.rows, entry.difference, where)
+    for partition, (*passed, gone, rows, difference) in enumerate(entry.partitions):
+        if difference:
+            numbers = (*passed, *((gone,) if lossy else ()), rows, difference)
+            yield ("", "", "", str(partition), *numbers, "")
+
+
+def taken(done: Taken, flags: str) -> Result:
+    """A snapshot that was taken, now or by the same call before."""
+    return Result(done.snapshot, *_taken(done.snapshot, flags, done.already))
+
+
+def _taken(snapshot: Snapshot, flags: str, is_earlier: bool) -> Iterator[Block]:
+    took = formats.duration(snapshot.completed_ms - snapshot.created_ms)
+    done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
+    if is_earlier:
+        done = f"is the one that you took {instants.age(snapshot.completed_ms)}"
+    begin = "done already: " if is_earlier else ""
+    yield f"{begin}snapshot {snapshot.app}@{snapshot.name} {done}: {versions(snapshot)}"
+    if rows := sum(kept.rows for kept in snapshot.channels):
+        yield f"{formats.plural(rows, 'record')} on the way between stages kept with it"
+    yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'
+
+
+def snapshots(app_name: str, taken: Sequence[Snapshot], asked: Sequence[Request], waiting: Iterable[str]) -> Result:
+    """Those that were taken and those that were asked for; `waiting` says what these wait for."""
+    rows: list[tuple[str, ...]] = [(s.name, instants.when(s.completed_ms), s.kind, versions(s), s.by) for s in taken]
+    rows += [(r.name, instants.when(r.created_ms), "asked for", "…", r.by) for r in asked]
+    none = f"{app_name} has no snapshot; `slackwater snapshot take {app_name} NAME` takes one"
+    table = Table.of(("name", "taken", "kind", "versions", "by"), rows)
+    return Result({"snapshots": taken, "requests": asked}, table if rows else none, notes=waiting)
+
+
+def snapshot(found: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Result:
+    """The versions of a snapshot, where its inputs stood, and what was on the way."""
+    inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
+    data = {"snapshot": found, "inputs": inputs, "in_flight": flights}
+    return Result(data, *_shown(found, cut, flights))
+
+
+def _shown(snapshot: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Iterator[Block]:
+    by = f" by {snapshot.by}" if snapshot.by else ""
+    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {instants.when(snapshot.completed_ms)}{by}"
+    if snapshot.clone:
+        yield f"kept for the clone {snapshot.clone}"
+    manifests = [cut.stages[stage] for stage in cut.versions]
+    yield Table.each(
+        manifests,
+        {
+            "stage": lambda m: m.stage,
+            ">version": lambda m: f"v{m.version}",
+            "committed": lambda m: instants.iso(m.time_ms),
+            "table": lambda m: m.stage if m.table else "-",
+            "read up to": lambda m: formats.windows(
+                f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)
+            ),
+        },
+    )
+    if not flights:
+        yield "nothing was on the way between stages"
+        return
+    yield ""
+    yield Table.of(
+        ("on the way", "from", "to", ">rows", "offsets"),
+        ((f.channel, f.sender, f.receiver or "-", f.rows, formats.between(f.topic, f.starts, f.ends)) for f in flights),
+    )
+
+
+def unpinned(what: str, gone: Snapshot | Request | Operation, *, dry_run: bool) -> Result:
+    """A snapshot that was removed, or a request that was withdrawn."""
+    done = "would remove" if dry_run else "removed"
+    match gone:
+        case Operation():
+            line = f"done already: {what} was removed {instants.when(gone.time_ms)} by {gone.by}"
+        case Snapshot():
+            line = f"{done} {what} ({versions(gone)})"
+        case _:
+            line = f"{done} the request for {what}"
+    earlier = isinstance(gone, Operation)
+    return Result({"removed": None if earlier else gone, "dry_run": dry_run, "done_already": earlier}, line)
+
+
+def versions(snapshot: Snapshot) -> str:
+    """The versions of a snapshot in one line."""
+    return ", ".join(f"{stage}@v{version}" for stage, version in snapshot.stages.items())
+
+
+def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: bool) -> Result:
+    """A clone of `source`; `runs` says whether one that was there before has run on."""
+    return Result(
+        _clone_data(plan, dry_run),
+        *(_cloned_before(plan, runs=runs) if plan.done else _cloned(plan, source, flags, dry_run)),
+    )
+
+
+def _clone_data(plan: ClonePlan, dry_run: bool) -> dict[str, object]:
+    return {
+        "app": plan.info,
+        "store": plan.target_root,
+        "source": {
+            "app": plan.source.app,
+            "versions": plan.source.versions,
+            "time_ms": plan.source.time_ms,
+            "thinned_out": plan.source.thinned,
+        },
+        "topics": plan.topics,
+        "sinks": plan.info.origin.sinks if plan.info.origin else {},
+        "in_flight": plan.in_flight,
+        "resumed": plan.resumed,
+        "done_already": plan.done,
+        "dry_run": dry_run,
+    }
+
+
+def _cloned_before(plan: ClonePlan, *, runs: bool) -> Iterator[Block]:
+    origin = plan.info.origin
+    since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
+    yield (
+        f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
+        f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
+    )
+    if runs:
+        yield "it has run on since; another clone of that moment needs another name"
+
+
+def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator[Block]:
+    done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
+    yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
+    manifests = [plan.source.stages[stage] for stage in plan.source.versions]
+    yield Table.each(
+        manifests,
+        {
+            "stage": lambda at: at.stage,
+            ">version": lambda at: f"v{at.version}",
+            "committed": lambda at: instants.iso(at.time_ms),
+            ">state shared": lambda at: formats.size(sum(sst.bytes for sst in at.ssts)) if at.table else "-",
+            "goes on at": lambda at: formats.windows(
+                f"{plan.topics[name]}[{partition}] {offset}"
+                for name, read in at.inputs.items()
+                if not read.upstream
+                for partition, offset in enumerate(read.offsets)
+            ),
+        },
+    )
+    rows = sum(flight.rows for flight in plan.in_flight)
+    if rows:
+        yield f"{formats.plural(rows, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
+    publishes = plan.info.origin.sinks if plan.info.origin else {}
+    silent = sorted({name for at in manifests for name in at.sinks} - publishes.keys())
+    if publishes:
+        yield f"it publishes {', '.join(f'{name} to {topic}' for name, topic in publishes.items())}"
+    if silent:
+        yield f"it does not publish {', '.join(silent)}: --sink {silent[0]}=TOPIC would"
+    if dry_run:
+        return
+    if plan.info.origin:
+        yield f"{plan.source.app}@{plan.info.origin.snapshot} keeps the state that the clone shares"
+    yield f"run it: slackwater run FILE --app {plan.info.name}{flags}"

@@ -1,0 +1,212 @@
+"""Arrow tables as words for people, as JSON, and as files."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import Refused, Usage
+from ..store.sst.python_values import python_rows, python_values
+from ..whole_file import check_folder, whole_file
+from .document import Cell, Name, Table
+
+# Sums of integers come as decimals from DuckDB: numbers all the same.
+_encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
+
+
+def grid(table: pa.Table, limit: int | None = None) -> Table:
+    """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
+    shown = table if limit is None else table.slice(0, min(limit, table.num_rows))
+    headings = tuple(map(Name, table.column_names))
+    to_right = tuple(map(_is_number, table.schema.types))
+    return Table(headings, to_right, tuple(tuple(map(word, row.values())) for row in rows(shown)))
+
+
+def word(value: object) -> str:
+    """One value for people. Nothing is rounded, no separators are put in: these are the user's own values."""
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return str(value).lower()
+        case Decimal():
+            return f"{value:f}"
+        case bytes():
+            return value.hex()
+        case list() | dict() | tuple():
+            return _encoder.encode(value).decode()
+        case _:
+            return str(value)
+
+
+def value_lines(
+    before: Mapping[str, object] | None,
+    after: Mapping[str, object] | None,
+    show: Callable[[object], Cell] = word,
+    none: str = "(no row)",
+) -> Iterator[tuple[Name, Cell, Cell]]:
+    """The columns in which two rows differ, with both values for people; all columns where none does.
+
+    There is a line, without a column, also where a row that is None faces one that has no values. `show` shows a
+    value, `none` stands for those of a row that is not there.
+    """
+
+    def side(row: Mapping[str, object] | None, name: str, show: Callable[[object], Cell]) -> Cell:
+        return none if row is None else show(row.get(name)) if name else ""
+
+    names = list(after or before or [""])
+    differing = [name for name in names if side(before, name, word) != side(after, name, word)]
+    for name in differing or names:
+        yield Name(name), side(before, name, show), side(after, name, show)
+
+
+def rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as objects of Python values, by names that differ. Binary values are hexadecimal."""
+    return [row for batch in _batches(table) for row in batch]
+
+
+def for_json(table: pa.Table) -> dict[str, Any]:
+    """The columns, and the rows as objects, encoded. Binary values are hexadecimal."""
+    names = _unique(table.column_names)
+    columns = [{"name": name, "type": str(kind)} for name, kind in zip(names, table.schema.types, strict=True)]
+    return {"columns": columns, "rows": msgspec.Raw(b"".join(_json(table)))}
+
+
+def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
+    """Objects of Python values as one array of JSON, encoded one by one. Binary values are hexadecimal."""
+    return msgspec.Raw(b"[" + b",".join(_encoder.encode(_hexadecimal(each)) for each in objects) + b"]")
+
+
+def check_ending(path: Path) -> None:
+    """Raise `Usage` unless `write` knows the ending."""
+    if path.suffix.lower() not in _WRITERS:
+        *others, last = _WRITERS
+        expected = f"{', '.join(others)} or {last}"
+        raise Usage(f"--out {path} does not say its format: expected a name that ends with {expected}")
+
+
+def write(table: pa.Table, path: Path) -> None:
+    """Write the rows to `path`, whole or not at all: Parquet, CSV or JSON (an array) by its ending.
+
+    Raises:
+        KeyError: `check_ending` would have refused the ending.
+        Refused: the file cannot be written, or such a file cannot hold a column.
+    """
+    writer = _WRITERS[path.suffix.lower()]
+    try:
+        check_folder(path, "--out")
+        with whole_file(path, "--out") as temporary:
+            writer(table, temporary)
+    except pa.ArrowException as error:
+        hint = "let the query return text, as in column::VARCHAR, or choose another ending"
+        raise Refused(f"{path} cannot hold these columns: {error}", hint=hint) from None
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(table.rename_columns(_unique(table.column_names)), path, compression="zstd")
+
+
+def _write_csv(table: pa.Table, path: Path) -> None:
+    from pyarrow import csv
+
+    table = table.rename_columns(_unique(table.column_names))
+    for number, field in enumerate(table.schema):
+        column = table.column(number)
+        if _is_worded(field.type) or _goes_beyond(column):
+            texts = [None if value is None else word(_hexadecimal(value)) for value in python_values(column)]
+            table = table.set_column(number, field.name, pa.array(texts, pa.string()))
+    csv.write_csv(table, path)
+
+
+def _write_json(table: pa.Table, path: Path) -> None:
+    with path.open("wb") as file:
+        file.writelines(_json(table))
+        file.write(b"\n")
+
+
+_WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
+    ".parquet": _write_parquet,
+    ".csv": _write_csv,
+    ".json": _write_json,
+}
+"""How a table is written, by the ending of the file's name."""
+
+
+def _json(table: pa.Table) -> Iterator[bytes]:
+    separator = b"["
+    for batch in _batches(table):
+        for row in batch:
+            yield separator
+            yield _encoder.encode(row)
+            separator = b",\n "
+    yield b"]" if table.num_rows else b"[]"
+
+
+def _batches(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    """The rows, so many at a time that a large table is not held twice."""
+    table = table.rename_columns(_unique(table.column_names))
+    binary = [field.name for field in table.schema if _holds_binary(field.type)]
+    for batch in table.to_batches(max_chunksize=10_000):
+        found = python_rows(batch)
+        for row in found if binary else ():
+            row.update((name, _hexadecimal(row[name])) for name in binary)
+        yield found
+
+
+def _is_worded(kind: pa.DataType) -> bool:
+    """Whether CSV has no way of its own to say such values."""
+    types = pa.types
+    return bool(types.is_nested(kind) or types.is_interval(kind) or _holds_binary(kind))
+
+
+def _goes_beyond(column: pa.ChunkedArray) -> bool:
+    """Whether dates or times are among these that Arrow writes wrongly: Python has no value for them either."""
+    if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
+        return False
+    (extremes,) = python_values(pa.array([pc.min_max(column)]))
+    return isinstance(extremes, dict) and any(isinstance(value, str) for value in extremes.values())
+
+
+def _holds_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_struct(kind):
+        return any(_holds_binary(field.type) for field in kind)
+    if types.is_map(kind):
+        return _holds_binary(kind.key_type) or _holds_binary(kind.item_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _holds_binary(kind.value_type)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _hexadecimal(value: object) -> object:
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {name: _hexadecimal(inner) for name, inner in value.items()}
+        case list():
+            return [_hexadecimal(inner) for inner in value]
+        case tuple():
+            return tuple(_hexadecimal(inner) for inner in value)
+        case _:
+            return value
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Number the names that come again: `a`, `a_1`, `a_2`."""
+    unique: dict[str, None] = {}
+    for name in names:
+        candidates = chain([name], (f"{name}_{number}" for number in count(1)))
+        unique[next(each for each in candidates if each not in unique)] = None
+    return list(unique)
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))

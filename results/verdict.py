@@ -1,0 +1,282 @@
+"""What bisect found: the commit, the keys that turned bad, what the commit read, and the record behind it."""
+
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import instants
+from ..snapshot.bisect.changed_keys import ChangedKeys
+from ..snapshot.bisect.flips import Flips
+from ..snapshot.bisect.session import Session as Search
+from ..snapshot.bisect.verdict import MAX_ROWS, Guilty, Message, Step, Verdict
+from ..snapshot.cut.graph import Cut
+from ..snapshot.cut.lineage import Lineage, Window
+from ..snapshot.diff.key_changes import KeyChanges
+from . import formats
+from .document import Block, Cell, Name, Result, Table, Title
+from .report.masking import readable
+from .values import for_json, stream, value_lines, word
+
+_MAX_TEXT = 2_000
+"""Characters of a record's value that are printed for people."""
+
+
+def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, clone: str, flags: str) -> Result:
+    """The answer of a search.
+
+    Args:
+        found: the verdict.
+        guilty: the record behind it; None where nothing was replayed.
+        out: the file that has all keys; None for none.
+        edge: which change was asked for, `first` or `last`; empty for any.
+        clone: a name for a clone that no app has.
+        flags: what commands to type next need besides.
+    """
+    return Result(_data(found, out, guilty), *blocks(found, out, guilty, clone, flags), notes=notes(found, edge))
+
+
+def sentence(found: Verdict) -> str:
+    """Which commit it is."""
+    if not found.candidates:
+        return f"{found.stage} v{found.bad_version} is the first bad commit of {found.app}"
+    return f"the first bad commit of {found.app} is one of {', '.join(map(str, found.candidates))}"
+
+
+def blocks(
+    found: Verdict, out: Path | None = None, guilty: Guilty | None = None, clone: str = "", flags: str = ""
+) -> Iterator[Block]:
+    """For people: the first keys, and what to type next; `clone` is empty where no clone is offered."""
+    yield Title(sentence(found))
+    if found.candidates:
+        yield (
+            "the versions in between were thinned out by gc"
+            if found.thinned
+            else "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
+        )
+    good = (found.good_ref, instants.when(found.good_time_ms), found.good.ref)
+    yield Table.of(
+        ("", "", "committed", "the whole app"),
+        (
+            ("last good", *(good if found.good_ref else ("-", "before the first commit", ""))),
+            ("first bad", found.bad_ref, instants.when(found.bad_time_ms), found.bad.ref),
+        ),
+    )
+    yield ""
+    yield from read(found.lineage)
+    if found.keys:
+        yield from _keys(found.keys, out)
+    if guilty is not None:
+        yield from _record(guilty)
+    yield ""
+    if not found.where and found.rows.column(0)[0].as_py():
+        yield f"at {found.bad_ref}: {found.rows.column(0)[0]}"
+    yield f"found with {_effort(found)}; to go on:"
+    query = shlex.quote(found.where or f"FROM {found.stage}")
+    yield from (f"  slackwater query {ref} {query}{flags}" for ref in (found.good_ref, found.bad_ref) if ref)
+    if found.good_ref and clone:
+        yield f"  slackwater clone {found.good_ref} {clone}{flags}"
+
+
+def notes(found: Verdict, edge: str = "") -> Iterator[str]:
+    """What is worth knowing beside it; `edge` is which change was asked for."""
+    if found.more_rows:
+        yield (
+            f"note: the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}; "
+            "keys that only later rows name are not reported"
+        )
+    if found.non_monotone:
+        against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in found.non_monotone)
+        which = f"the {edge} that was met" if edge else "one of the changes"
+        yield (
+            f"it went from good to bad more than once ({against}), and this is {which}: "
+            f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
+        )
+
+
+def _data(found: Verdict, out: Path | None, guilty: Guilty | None) -> dict[str, Any]:
+    def steps(of: Iterable[Step]) -> list[dict[str, Any]]:
+        fields = ("ref", "bad", "answer", "why", "took_ms")
+        return [{"cut": step.cut.versions} | {name: getattr(step, name) for name in fields} for step in of]
+
+    def moment(ref: str, version: int, time_ms: int, cut: Cut) -> dict[str, Any]:
+        return {"ref": ref, "version": version, "time_ms": time_ms, "cut": cut.versions}
+
+    keys = found.keys
+    return {
+        **{name: getattr(found, name) for name in ("app", "where", "stage", "more_rows", "candidates", "evaluations")},
+        "predicate": found.predicate.text,
+        "last_good": moment(found.good_ref, found.good_version, found.good_time_ms, found.good),
+        "first_bad": moment(found.bad_ref, found.bad_version, found.bad_time_ms, found.bad),
+        "windows": found.lineage.direct,
+        "source_windows": found.lineage.sources,
+        "lost_windows": found.lineage.lost,
+        "keys": _sides(keys),
+        "keys_named": bool(keys and keys.named),
+        "file": str(out) if out is not None and keys is not None else None,
+        "rows": for_json(found.rows)["rows"],
+        "steps": steps(found.steps),
+        "non_monotone": steps(found.non_monotone),
+        "thinned_out": {ref: cut.thinned for ref, cut in found.asked.items() if cut.thinned is not None},
+        "begins": found.begins or None,
+        "record": record_data(guilty),
+    }
+
+
+def _effort(found: Verdict) -> str:
+    made = sum(not step.given for step in found.steps)
+    if not made:
+        return formats.plural(len(found.steps), "answer")
+    more = f", {made:,} with those that looked for other changes" if made > found.evaluations else ""
+    return f"{formats.plural(found.evaluations, 'evaluation')}{more}"
+
+
+def _keys(keys: ChangedKeys, out: Path | None) -> Iterator[Block]:
+    # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
+    shown = keys.changed() or keys
+    yield ""
+    if not keys.named:
+        yield "the query names no key of this table; keys that this commit changed:"
+    yield changes(shown)
+    if (more := len(shown) - formats.MOST_SHOWN) > 0:
+        yield f"and {more:,} more; {'--json and --out FILE give all' if out is None else f'all are in {out}'}"
+    elif out is not None:
+        yield f"{formats.plural(len(keys), 'key')} in {out}"
+
+
+def changes(keys: KeyChanges, before: str = "before", after: str = "after") -> Table:
+    """The first keys, with a line for each value that changed; `before` and `after` are what both sides are called."""
+    names = (Name(name) for name in keys.keys.column_names)
+    rows = (
+        (*map(word, key.key.values()), *line)
+        for key in keys.head(formats.MOST_SHOWN)
+        for line in value_lines(key.before, key.after)
+    )
+    return Table.of((*names, "column", f">{before}", f">{after}"), rows)
+
+
+def _sides(keys: KeyChanges | None) -> Any:
+    return stream({"key": key.key, "before": key.before, "after": key.after} for key in keys or ())
+
+
+def read(lineage: Lineage) -> Iterator[Block]:
+    """What a commit read, what that came from, and what it passed over."""
+    reads_sources = lineage.direct == lineage.sources
+    if lineage.direct:
+        yield _windows("it read", ">records" if reads_sources else ">messages", lineage.direct)
+    else:
+        yield "it read no record"
+    if not reads_sources:
+        yield ""
+        if lineage.sources:
+            yield _windows("which came from", ">records", lineage.sources)
+        else:
+            yield "no record is behind these: rows fell due, windows ended, or rejected records were retried"
+    if lineage.lost:
+        yield ""
+        yield _windows("gone from Kafka and never read", ">messages", lineage.lost)
+
+
+def _windows(heading: str, unit: str, windows: Iterable[Window]) -> Table:
+    return Table.of((heading, unit), ((str(window), window.end - window.start) for window in windows))
+
+
+def _record(guilty: Guilty) -> Iterator[Block]:
+    """The record, the way to it, and what it did; or why there is none."""
+    if guilty.message is not None:
+        yield ""
+        yield Title(f"{guilty.message.address} is the record behind it")
+        yield Table.of(("", ""), _message(guilty.message))
+    if guilty.hops:
+        yield ""
+        rows = ((hop.stage, f"v{hop.version}", str(hop.record), hop.records, hop.replays) for hop in guilty.hops)
+        yield Table.of(("stage", "version", "turned bad with", ">of", ">replays"), rows)
+    if guilty.hops and not guilty.hops[0].alone:
+        needs = guilty.hops[0].needs
+        more = formats.plural(needs, "record") if needs else "records"
+        yield f"by itself it does not make it bad: it does so with {more} before it"
+    if guilty.others:
+        more = formats.plural(guilty.others, "more record")
+        yield f"{more} that {guilty.hops[0].stage} v{guilty.hops[0].version} read would make it bad by themselves"
+    if guilty.keys:
+        yield ""
+        yield "what it did:"
+        yield changes(guilty.keys)
+    if guilty.reason:
+        yield ""
+        yield f"the record behind it cannot be told: {guilty.reason}"
+
+
+def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
+    """The record for machines, None for none; bytes are hexadecimal."""
+    if guilty is None:
+        return None
+    message, where = guilty.message, guilty.message.address if guilty.message else None
+
+    def hexadecimal(data: bytes | None) -> str | None:
+        return None if data is None else data.hex()
+
+    return {
+        "address": str(where) if where else None,
+        **{name: getattr(where, name, None) for name in ("topic", "partition", "offset")},
+        "time_ms": message.time_ms if message else None,
+        "key": hexadecimal(message.key) if message else None,
+        "value": hexadecimal(message.value) if message else None,
+        "headers": [{"name": name, "value": hexadecimal(value)} for name, value in message.headers] if message else [],
+        "hops": [asdict(hop) | {"record": str(hop.record)} for hop in guilty.hops],
+        "keys": _sides(guilty.keys),
+        "windows": guilty.windows,
+        "others": guilty.others,
+        "reason": guilty.reason or None,
+    }
+
+
+def _message(message: Message) -> Iterator[tuple[str, str]]:
+    yield "sent", instants.when(message.time_ms)
+    key = (("key", message.key),) if message.key is not None else ()
+    for name, data in (*key, *((f"header {name}", value) for name, value in message.headers), ("value", message.value)):
+        yield name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")
+
+
+def scan(found: Flips) -> Result:
+    """All changes of a condition on single rows."""
+    rows: Iterable[tuple[Cell, ...]] = (
+        (flip.ref, instants.when(flip.time_ms), "good to bad" if flip.bad else "bad to good", flip.keys)
+        for flip in found.flips
+    )
+    written = f"{found.stage}@v{found.first + 1}..v{found.last}, of {formats.plural(found.rows, 'row')} written"
+    return Result(
+        found,
+        Table.of(("commit", "committed", "went from", ">wrong keys"), rows) if found.flips else "",
+        f"{formats.plural(len(found.flips), 'change')} in {written}",
+    )
+
+
+def explained(search: Search) -> Result:
+    """Each moment that was looked at, and what it was found to be."""
+    rows = (
+        (
+            str(number),
+            mark.ref or "before the first commit",
+            mark.answer,
+            "-" if mark.by_hand else formats.duration(mark.took_ms),
+            "said by hand" if mark.by_hand else mark.why,
+        )
+        for number, mark in enumerate(search.marks, 1)
+    )
+    last = f"{search.wanted or 'the beginning'} is to be looked at" if search.wanted is not None else search.found
+    return Result(search, Table.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
+
+
+def wanted(search: Search, cut: Cut, left: int, flags: str) -> Result:
+    """What a person is to look at next, with about `left` more after it."""
+    app, ref = search.asked.app, search.wanted or ""
+    stage = ref.partition("/")[2].partition("@")[0]
+    table = stage if stage in cut.tables else next(iter(cut.tables), "")
+    return Result(
+        {"app": app, "wanted": ref, "cut": cut.versions, "left": left},
+        f"look at {ref or 'the beginning'}, {instants.when(cut.time_ms)}; about {left} more after it:",
+        *([f"  slackwater query {ref} 'FROM {table}'{flags}"] if ref and table else []),
+        f"and say what it is: slackwater bisect good {app}{flags} (or bad, or skip)",
+    )
