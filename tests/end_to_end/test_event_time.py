@@ -217,7 +217,7 @@ def test_windows_are_emitted_once_and_rows_fall_due_though_no_record_comes(ledge
 
     assert run(("a", 0), ("b", 5), ("a", 10), ("a", 61), ("b", 75)) == {"a": (1, False), "b": (1, False)}
     assert run(("a", 200), ("b", 59)) == {"a": (2, True), "b": (2, True)}
-    (late,) = committed(ledger.bootstrap, missed)
+    (late,) = committed(open_kafka(ledger.bootstrap), missed)
     assert (late.key(), json.loads(late.value() or b"")["at"]) == (b"b", "2026-03-01T12:59:00.000Z")
     ledger.verify(name)
     store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import slackwater as sw
 from msgspec.structs import replace
+from slackwater.fold import step as fold_step
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
-from slackwater.fold.step import Base, group, merge
 from slackwater.pipeline.batch.committer import Committer
 from slackwater.pipeline.batch.head import Change
 from slackwater.snapshot.backfill.fill import fill_changes
@@ -28,7 +28,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.read.read_stats import Reads
+from slackwater.store.read.table_rows import TableRows
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys, partition_of
@@ -159,9 +159,10 @@ class App:
         partitions = partition_of(hashes, base.table.partitions)
         made = []
         for partition in np.unique(partitions).tolist():
-            some = Base(base.table, touching(base.ssts, partition, base.table.partitions), 0)
+            ssts = touching(base.ssts, partition, base.table.partitions)
             mine = rows.filter(pa.array(partitions == partition))
-            new, _ = merge(mine, some, bound(state), base.version + 1, self.store, self.cache, Reads())
+            merging = fold_step.Step(base.table, bound(state), base.version + 1, 0)
+            new = merging.made(mine, TableRows(self.store, self.cache, base.table, ssts, 0)).new
             if new.num_rows:
                 made.append(
                     writer.write(
@@ -243,7 +244,7 @@ class App:
         if not rows.num_rows:
             return {}
         state, table = bound(self.state), table_of(self.state)
-        sorted_rows, groups = group(rows.append_column("_hash", pa.array(hash_keys(rows, ["k"]))), ["k"])
+        sorted_rows, groups = fold_step.group(rows.append_column("_hash", pa.array(hash_keys(rows, ["k"]))), ["k"])
         keys = sorted_rows.select(["k"]).take(pa.array(groups.starts))
         nothing = pa.table([pa.nulls(groups.num, each.type) for each in state.values], schema=state.values)
         made = state.merge(sorted_rows, groups, keys, nothing).values
