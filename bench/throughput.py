@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BATCH = 400_000
 PRELOAD = 1_250_000
 """Rows of a batch while the state is built."""
-WARM_UP = 8
+WARM_UP = 14
 """Batches in which the JVM still compiles what it runs: of each process, they are left out."""
 MEASURED = 6
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
