@@ -14,8 +14,8 @@ from msgspec import Meta, Struct
 
 from .durations import parse_ms
 from .errors import Usage
-from .store.objects.prices import Prices
 from .store.objects.s3.settings import S3Settings, settings_in
+from .store.objects.stats import Prices
 from .validation import nearest
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.read.read_stats import Reads
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.versions.manifest import Column, Sst, Table

@@ -8,4 +8,4 @@ is no clock, no randomness, no I/O and no import from outside the standard libra
 machines runs under any schedule a test can think of.
 """
 
-__all__ = ["errors", "events", "global_state", "network", "process", "state"]
+__all__ = ["events", "global_state", "process", "state"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from .errors import ProtocolError
 from .events import (
     Action,
     BatchArrived,
@@ -10,6 +9,7 @@ from .events import (
     Event,
     Forgotten,
     MarkerArrived,
+    ProtocolError,
     RecordState,
     Requested,
     SendMarker,

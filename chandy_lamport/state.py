@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final
 
-from .errors import ProtocolError
+from .events import ProtocolError
 
 
 class Role(Enum):

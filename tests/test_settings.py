@@ -6,7 +6,7 @@ import pytest
 from slackwater.errors import Usage
 from slackwater.settings import load
 from slackwater.snapshot.bisect.invariants import Invariant
-from slackwater.store.objects.prices import Prices
+from slackwater.store.objects.stats import Prices
 
 
 def write_toml(folder: Path, text: str) -> None:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from ...store.compaction.plan import Done
-from ...store.compaction.rebase import rebase
+from ...store.compaction.plan import Done, rebase
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.versions import commit, history

@@ -11,7 +11,7 @@ from ...fold.event_time import BatchTimes, Lateness, Times, due_after
 from ...fold.next_version import Result
 from ...fold.records import Position
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.access import S3Access
+from ...store.objects.s3.settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import ttl
 from ...store.versions.manifest import Manifest

@@ -18,7 +18,7 @@ from ...fold.records import Position
 from ...snapshot.backfill.fill import fill_changes
 from ...store.compaction import plan
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.access import S3Access
+from ...store.objects.s3.settings import S3Access
 from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache

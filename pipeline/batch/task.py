@@ -27,8 +27,8 @@ from ...fold.multi_input import apart
 from ...fold.next_version import Result, Sent
 from ...fold.step import Made, Step
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.stats import Reads, looked_up
 from ...store.read.cache import SstCache
-from ...store.read.read_stats import Reads, looked_up
 from ...store.read.table_rows import TableRows
 from ...store.sst import sorted_runs, writer
 from ...store.sst.hashing import hash_keys, partition_of

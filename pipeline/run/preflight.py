@@ -25,7 +25,7 @@ from ...snapshot.migrate.migration import finish_newest
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.access import S3Access
+from ...store.objects.s3.settings import S3Access
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest
 from ..api.app import App

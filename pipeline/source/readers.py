@@ -22,10 +22,9 @@ from pyspark.sql.types import StructType
 
 from ... import instants
 from ...fold.records import Position, ranges
-from ...store.objects.counting import CountingStore
+from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.shared_counts import SharedCounts
 from ..kafka.messages import decode, read_rows, topic_columns
 from ..kafka.open import open_kafka
 from ..kafka.patience import patience_with

@@ -11,8 +11,7 @@ from typing import Any
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.access import S3Access, S3Place
-from ...store.objects.s3.settings import S3Settings
+from ...store.objects.s3.settings import S3Access, S3Place, S3Settings
 from ...store.objects.spooled import SpooledStore
 from ...store.read.cache import SstCache
 

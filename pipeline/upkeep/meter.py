@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...store.objects.counting import CountingStore
-from ...store.objects.shared_counts import shared_stats
+from ...store.objects.counting import CountingStore, shared_stats
 from ...store.objects.stats import Stats
 
 

@@ -28,7 +28,7 @@ from pyspark.errors import PySparkException
 
 from ...errors import SlackwaterError
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.access import S3Access
+from ...store.objects.s3.settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Manifest, Sst, Table

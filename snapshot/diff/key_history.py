@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
-from ...store.read.read_stats import Reads
 from ...store.sst.hashing import hash_keys
 from ...store.sst.ttl import may_have_expired, seen_clock_ms
 from ...store.versions.aside import owner, tables_of

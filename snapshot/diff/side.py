@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
-from ...store.read.read_stats import Reads
 from ...store.read.remote_sst import SMALL_BYTES, RangedSst
 from ...store.sst.expiry import expired
 from ...store.sst.hashing import sort_keys

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.read.decode import Block
-from ...store.read.read_stats import Reads
 from ...store.read.remote_sst import SMALL_BYTES, RangedSst
 from ...store.sst.hashing import same_keys
 from ...store.sst.python_values import python_rows

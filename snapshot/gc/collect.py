@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ...errors import Corruption, SlackwaterError
-from ...store.objects.leftovers import Leftovers
-from ...store.objects.protocol import ObjectInfo, ObjectStore
+from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore
 from ...store.versions import horizon
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ..take.audit_log import record

@@ -16,8 +16,7 @@ An object that nothing names yet may be about to be named. Storage's clock alone
 from collections.abc import Collection, Iterator
 from itertools import groupby
 
-from ...store.objects.leftovers import Leftover, Leftovers
-from ...store.objects.protocol import ObjectInfo
+from ...store.objects.protocol import Leftover, Leftovers, ObjectInfo
 from ...store.versions import keys
 from ..cut.requests import open_requests
 from ..cut.stored import list_snapshots

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from msgspec.structs import astuple
 
 from ...durations import HOUR_MS
-from ...store.objects.prices import Prices, monthly_cost
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Stats
+from ...store.objects.stats import Prices, Stats, monthly_cost
 from ...store.versions import apps, history, keys
 from ...store.versions.aside import all_ssts
 from ...store.versions.manifest import Manifest

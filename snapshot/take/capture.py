@@ -19,7 +19,7 @@ from ulid import ULID
 
 from ...errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.whole_file import read_whole
+from ...store.read.decode import read_whole
 from ...store.versions import keys
 from ..cut.in_flight import InFlight
 from ..cut.stored import Captured, CapturedObject

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ulid import ULID
 
 from ... import instants
-from ...chandy_lamport.errors import ProtocolError
-from ...chandy_lamport.network import Ports, completed
+from ...chandy_lamport.events import ProtocolError
+from ...chandy_lamport.global_state import Ports, completed
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history

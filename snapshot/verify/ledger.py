@@ -10,7 +10,7 @@ from itertools import zip_longest
 import numpy as np
 
 from ...chandy_lamport import global_state as protocol
-from ...chandy_lamport.errors import ProtocolError
+from ...chandy_lamport.events import ProtocolError
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ..cut.graph import Cut
 from ..cut.stored import Captured

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from ..objects.protocol import ObjectStore
+from ..objects.stats import Reads
 from ..read.cache import SstCache
-from ..read.read_stats import Reads
 from ..read.remote_sst import Part, RangedSst
 from ..sst.evolution import Reading
 from ..sst.types import HASH

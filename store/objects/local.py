@@ -10,8 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from ...errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from .leftovers import Leftover
-from .protocol import ObjectInfo, ObjectStore, check_key, check_range
+from .protocol import Leftover, ObjectInfo, ObjectStore, check_key, check_range
 from .wrapper import OtherRoots
 
 _SCRATCH = ".slackwater-tmp"

@@ -9,8 +9,7 @@ from urllib.parse import unquote, urlsplit
 from ...errors import Usage
 from .local import LocalStore
 from .protocol import UNSPEAKABLE, ObjectStore
-from .s3.access import Remote, S3Access, S3Place
-from .s3.settings import S3Settings
+from .s3.settings import Remote, S3Access, S3Place, S3Settings
 
 PATIENCE_S = 60.0
 """How long a remote store is waited for, in seconds, where the user does not say."""

@@ -1,9 +1,12 @@
-"""The one narrow seam to storage. S3, a local folder and memory offer the same guarantees through it."""
+"""The one narrow seam to storage. S3, a local folder and memory offer the same guarantees through it.
+
+Where storage keeps what writes that never ended have left, uploads in parts or files, a store says that, too.
+"""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ...errors import ObjectNotFound, Refused
 
@@ -115,3 +118,27 @@ def check_key(key: str) -> str:
     if len(key) * 4 > _MAX_SEGMENT_BYTES and any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
         raise Refused(f"object key {key!r} is not usable: expected names of at most {_MAX_SEGMENT_BYTES} bytes")
     return key
+
+
+class Leftover(NamedTuple):
+    """A write that was begun and has not ended. It may still be under way."""
+
+    key: str
+    """What it would have become, where that is known; else where it lies."""
+    id: str
+    """Tells writes of the same key apart; a store's own."""
+    begun_ms: int
+    """By storage's clock."""
+
+
+@runtime_checkable
+class Leftovers(Protocol):
+    """A store in which writes leave something when they break off."""
+
+    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+        """Writes of keys under `prefix` that have not ended; all of them where keys are not known."""
+        ...
+
+    def discard(self, leftover: Leftover) -> None:
+        """End one for good and free what it takes; no error when it has ended."""
+        ...

@@ -1,5 +1,16 @@
-"""Counters: requests and bytes that went to a store, and what look-ups and compaction made of them."""
+"""Counters: what look-ups took, what versions say that they took, and what S3 would take for it in a month.
 
+A version tells of requests and bytes of every process that worked for its stage, look-ups and SSTs: of everything that
+came after the version before was written up, and before this one was. So the put of a manifest is counted by the
+version after it, and what a runner does after its last commit by none. A version whose writer counts nothing (a clone,
+a rescale) has no `stats`; the `totals` go on from it.
+
+The default prices are the list prices of S3 Standard in US East (N. Virginia), first tier, without tax, as known to us;
+they may have changed: see https://aws.amazon.com/s3/pricing/. Requests that delete are free, and so is traffic between
+S3 and machines of the same region, and all traffic in.
+"""
+
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -10,7 +21,7 @@ Sum = Annotated[int, Meta(ge=0, le=1 << 62, description="a sum from 0 to 2^62")]
 
 
 class Stats(Struct, frozen=True, omit_defaults=True):
-    """What versions of a stage took, in all processes that worked for it: `read_stats` says what is counted."""
+    """What versions of a stage took, in all processes that worked for it."""
 
     ms: Sum = 0
     """How long was counted: while the stage stood still for want of a runner, nothing was."""
@@ -50,3 +61,90 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     def requests(self) -> int:
         """Requests of all verbs."""
         return self.gets + self.puts + self.lists + self.deletes
+
+
+HOURS_A_MONTH = 730
+"""365 days of 24 hours, a twelfth of them: what AWS calculates with."""
+_GB = 1 << 30
+_Price = Annotated[float, Meta(ge=0, le=1e12, description="a number that is not negative")]
+
+
+class Prices(Struct, frozen=True):
+    """Prices, in `currency`. A GB is 2^30 bytes, as on S3's bills."""
+
+    get_per_1000: _Price = 0.0004
+    """Also for every other request that reads an object."""
+    put_per_1000: _Price = 0.005
+    list_per_1000: _Price = 0.005
+    delete_per_1000: _Price = 0.0
+    stored_per_gb_month: _Price = 0.023
+    read_per_gb: _Price = 0.0
+    """Traffic out of S3: 0.02 and more to another region, 0.09 and less to the internet."""
+    currency: Annotated[str, Meta(min_length=1, description="a string such as 'EUR'")] = "USD"
+
+
+class Cost(Struct, frozen=True):
+    """What a month costs."""
+
+    requests: float
+    traffic: float
+    storage: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.requests + self.traffic + self.storage
+
+
+def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
+    """What a month costs in which `hourly` is taken each hour, and so many bytes lie in the store all the time."""
+    thousands = (
+        hourly.gets * prices.get_per_1000
+        + hourly.puts * prices.put_per_1000
+        + hourly.lists * prices.list_per_1000
+        + hourly.deletes * prices.delete_per_1000
+    )
+    return Cost(
+        requests=thousands / 1000 * HOURS_A_MONTH,
+        traffic=hourly.bytes_read / _GB * prices.read_per_gb * HOURS_A_MONTH,
+        storage=stored_bytes / _GB * prices.stored_per_gb_month,
+    )
+
+
+_OF_LOOK_UPS = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
+
+
+@dataclass(slots=True)
+class Reads:
+    """Counters of look-ups. Each starts at 0 and only grows. Not locked: one for each thread, then `add`."""
+
+    requests: int = 0
+    """Requests to the store."""
+    round_trips: int = 0
+    """How often it was waited for these: those that are under way together count once."""
+    bytes: int = 0
+    """Bytes that they brought: pages, footers, indexes, filters, gaps between them, whole SSTs."""
+    row_groups: int = 0
+    """Row groups of which pages were read from the store by ranges, or all."""
+    touched_bytes: int = 0
+    """Bytes of the row groups that keys fall in by their hash, also where a filter ruled them out."""
+    keys: int = 0
+    """Keys asked for."""
+    searched: int = 0
+    """Probes: pairs of a key and an SST whose range of hashes has the key's, newest first until it is found."""
+    filtered: int = 0
+    """Probes that a filter ruled out: neither row groups were read for them nor hashes searched."""
+    cache_hits: int = 0
+    """SSTs that this machine had."""
+    cache_misses: int = 0
+    """SSTs that it did not have: read by ranges, or fetched whole."""
+
+    def add(self, other: "Reads") -> None:
+        """Add the other's counts to these."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+def looked_up(reads: Reads) -> Stats:
+    """The counters of look-ups. Their requests are not among them: the store counts those."""
+    return Stats(**{name: getattr(reads, name) for name in _OF_LOOK_UPS})

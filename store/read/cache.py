@@ -14,12 +14,12 @@ from cachetools import LRUCache, TTLCache
 
 from ...errors import Corruption
 from ..objects.protocol import ObjectStore
+from ..objects.stats import Reads
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder
 from .decode import decode, fetch, file_name
 from .mapped_file import Mapped, map_file, write_file
 from .parquet_copies import ParquetCopies
-from .read_stats import Reads
 from .remote_sst import RangedSst
 
 _ARROW = ".arrow"

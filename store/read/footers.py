@@ -13,6 +13,7 @@ import xxhash
 from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
+from ..objects.stats import Reads
 from ..sst.bloom import CHUNK_BYTES, bits_of
 from ..sst.evolution import Reading
 from ..sst.parquet_pages import (
@@ -29,7 +30,6 @@ from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 from .decode import check_shape, corrupt, file_name
 from .range_reads import RangeReader, at_once
-from .read_stats import Reads
 
 _CHECKSUM_BYTES = 8
 CHUNK_CHECKSUM_BYTES = 4

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..objects.protocol import ObjectStore
+from ..objects.stats import Reads
 from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys
 from ..sst.ttl import check_clock
@@ -24,7 +25,6 @@ from .cache import SstCache
 from .decode import Block
 from .footers import fetch_footers
 from .mapped_file import Mapped
-from .read_stats import Reads
 from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
 
 _SPARED = 1 / 6

@@ -18,17 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..objects.protocol import ObjectStore
+from ..objects.stats import Reads
 from ..sst.bloom import chunks_of, may_have
 from ..sst.evolution import Reading
 from ..sst.parquet_pages import MALFORMED, file_of_pages
 from ..sst.types import HASH
-from ..sst.whole_file import read_groups
 from ..sst.writer import PAGE_ROWS
 from ..versions.manifest import Sst, Table
-from .decode import Block, corrupt
+from .decode import Block, corrupt, read_groups
 from .footers import Located, footer_of, learn, unknown
 from .range_reads import RangeReader, Stretches, read_all
-from .read_stats import Reads
 
 _KEYS_A_PAGE = 16
 """Up to so many keys for each page of a row group its index and filter are worth reading: a filter is 1/20 of the

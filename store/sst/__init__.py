@@ -14,7 +14,6 @@ __all__ = [
     "sorted_runs",
     "ttl",
     "types",
-    "whole_file",
     "writer",
     "xxh64",
 ]

@@ -7,7 +7,7 @@ depends on the transfer alone, so any two runs over the same deposits end with t
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from slackwater.chandy_lamport.network import Ports
+from slackwater.chandy_lamport.global_state import Ports
 
 DEPOSIT = 60
 

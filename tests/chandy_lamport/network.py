@@ -21,8 +21,7 @@ from slackwater.chandy_lamport.events import (
     Requested,
     SendMarker,
 )
-from slackwater.chandy_lamport.global_state import Channel, GlobalState
-from slackwater.chandy_lamport.network import Ports, completed
+from slackwater.chandy_lamport.global_state import Channel, GlobalState, Ports, completed
 from slackwater.chandy_lamport.process import Process
 
 from tests.chandy_lamport.bank import Account, Bank, Transfer

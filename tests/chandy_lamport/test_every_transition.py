@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 from slackwater.chandy_lamport import state
-from slackwater.chandy_lamport.errors import ProtocolError
-from slackwater.chandy_lamport.global_state import violations
-from slackwater.chandy_lamport.network import Ports
+from slackwater.chandy_lamport.events import ProtocolError
+from slackwater.chandy_lamport.global_state import Ports, violations
 from slackwater.chandy_lamport.state import TRANSITIONS, Phase, Role, Signal, Step
 
 from tests.chandy_lamport.network import Network

@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.chandy_lamport.errors import ProtocolError
+from slackwater.chandy_lamport.events import ProtocolError
 from slackwater.chandy_lamport.global_state import Channel, GlobalState, violations
 
 Counts = tuple[int, ...]

@@ -9,8 +9,7 @@ from itertools import chain
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.chandy_lamport.global_state import violations
-from slackwater.chandy_lamport.network import Ports
+from slackwater.chandy_lamport.global_state import Ports, violations
 
 from tests.chandy_lamport.bank import DEPOSIT, Account
 from tests.chandy_lamport.network import Network, Recording

@@ -1,6 +1,6 @@
 import pytest
-from slackwater.chandy_lamport.errors import ProtocolError
-from slackwater.chandy_lamport.network import Ports, completed
+from slackwater.chandy_lamport.events import ProtocolError
+from slackwater.chandy_lamport.global_state import Ports, completed
 
 
 def network(**stages: str) -> dict[str, Ports]:

@@ -3,13 +3,13 @@
 import pickle
 
 import pytest
-from slackwater.chandy_lamport.errors import ProtocolError
 from slackwater.chandy_lamport.events import (
     BatchArrived,
     Capture,
     Event,
     Forgotten,
     MarkerArrived,
+    ProtocolError,
     RecordState,
     Requested,
     SendMarker,

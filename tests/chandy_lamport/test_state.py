@@ -1,7 +1,7 @@
 """The table by itself."""
 
 import pytest
-from slackwater.chandy_lamport.errors import ProtocolError
+from slackwater.chandy_lamport.events import ProtocolError
 from slackwater.chandy_lamport.state import TRANSITIONS, Phase, Role, Signal, Step, transition
 
 

@@ -23,7 +23,7 @@ from slackwater.errors import NotFound, Refused
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.maintain.rescale import rescale
-from slackwater.store.compaction.rebase import rebase
+from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer

@@ -16,12 +16,9 @@ from cachetools import LRUCache
 from urllib3.exceptions import HTTPError
 
 from ....errors import NotFound, Refused, Usage
-from ..retry import TransientError
-from ..retry_budget import RetryBudget
-from .access import S3Access, S3Credentials, S3Place
-from .encryption import encrypt
-from .session import session_at
-from .settings import S3Settings
+from ..retry import RetryBudget, TransientError
+from .session import encrypt, session_at
+from .settings import S3Access, S3Credentials, S3Place, S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -1,15 +1,24 @@
-"""AWS sessions, of which S3 clients are made: this machine's own, and one that knows only what was handed over."""
+"""AWS sessions, of which S3 clients are made: this machine's own, and one that knows only what was handed over.
+
+Also encryption at rest, which is asked for with everything that a client creates, and seen to.
+"""
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from boto3.session import Session
 from botocore.credentials import CredentialProvider, CredentialResolver, Credentials, ReadOnlyCredentials
 from botocore.session import Session as Core
 
 from ....errors import Refused
-from .access import S3Access, S3Place
+from .settings import S3Access, S3Place, S3Settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
 
 _NO_FILE = (None, None, os.devnull, None)
 """In place of where botocore looks for a file: setting, variable, default, conversion."""
@@ -75,3 +84,42 @@ def session_at(place: S3Place) -> Session:
     core.set_config_variable("ignore_configured_endpoint_urls", True)
     core.register_component("credential_provider", CredentialResolver([_HandedProvider(_handed[place])]))
     return Session(botocore_session=core, region_name=place.region)
+
+
+_CREATING = ("PutObject", "CreateMultipartUpload")
+
+
+def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
+    """Let a client ask for the settings' encryption whenever it creates an object, at once or in parts.
+
+    In the client and not at the calls: a call that forgets it would write in the clear, and boto3's transfer manager
+    does not know all of its parameters.
+
+    From then on such a request raises:
+        Refused: the server, as `where` names it, did not say that it has encrypted the object.
+    """
+    if not settings.sse:
+        return
+    given = (settings.sse, settings.sse_kms_key_id, settings.sse_bucket_key)
+    names = ("ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled")
+    wanted = {name: value for name, value in zip(names, given, strict=True) if value}
+
+    def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+        return {**params, **wanted}
+
+    def see(parsed: dict[str, Any], **_: Any) -> None:
+        # Some servers take any header that they do not know, and would keep the object in the clear.
+        if "Error" not in parsed and parsed.get("ServerSideEncryption") != settings.sse:
+            if upload := parsed.get("UploadId"):
+                s3.abort_multipart_upload(Bucket=parsed["Bucket"], Key=parsed["Key"], UploadId=upload)
+            raise Refused(
+                f"{where} did not encrypt an object: asked for {settings.sse!r}, "
+                f"found {parsed.get('ServerSideEncryption') or 'nothing'!r} in its answer",
+                hint="use a server that encrypts, or take sse out of [s3] in slackwater.toml "
+                "(SLACKWATER_S3_SSE) and encrypt the server's disks",
+            )
+
+    for operation in _CREATING:
+        # The stubs know of no handler that returns something.
+        s3.meta.events.register(f"provide-client-params.s3.{operation}", cast("Callable[..., None]", ask))
+        s3.meta.events.register(f"after-call.s3.{operation}", see)

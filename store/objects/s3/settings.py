@@ -1,17 +1,24 @@
-"""What may be set about requests to S3: encryption, timeouts, the budget of repetitions, parts.
+"""What may be set about requests to S3, and how one process gets there; values that travel to other processes.
 
-They stand in the table `[s3]` of slackwater.toml and, before that, in variables `SLACKWATER_S3_…`. A store is opened
-with them as one value, which travels with it to every process that talks to S3.
+Encryption, timeouts, the budget of repetitions and parts stand in the table `[s3]` of slackwater.toml and, before that,
+in variables `SLACKWATER_S3_…`. A store is opened with them as one value, which travels with it to every process that
+talks to S3.
+
+Tasks of Spark run on machines that know neither endpoint nor credentials. The driver puts an `S3Access` into what Spark
+pickles for them. It stands nowhere else: not in an option, a setting, a variable or a log.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
 from ....errors import Usage
-from ..retry_budget import AT_ONCE, PER_S
+from ..retry import AT_ONCE, PER_S
 
 _PREFIX = "SLACKWATER_S3_"
 _MIB = 1 << 20
@@ -97,3 +104,44 @@ def _value(prefix: str, name: str, value: Any) -> Any:
         return msgspec.convert(value, _FIELDS[field], strict=False)
     except msgspec.ValidationError as error:
         raise Usage(f"{prefix}{name} is {value!r}: {str(error).replace('Expected', 'expected')}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class S3Place:
+    """Where S3 is, and how to talk to it. No secret is in it."""
+
+    endpoint_url: str
+    """Empty for what AWS's environment and files say, and for AWS's own endpoint of the region."""
+    region: str
+    settings: S3Settings
+    ca_bundle: str = ""
+    """File of the certificates to trust, which has to be on each machine; empty for those of the machine."""
+    handed_over: bool = False
+    """Whether another process said so: then AWS's environment and files on this machine do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Credentials:
+    """What requests are signed with. Never printed."""
+
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    token: str = field(default="", repr=False)
+    """Empty for keys that are not temporary."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Access:
+    """A place, and the credentials that hold there now."""
+
+    place: S3Place
+    credentials: S3Credentials
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """A store that takes more to get to than its root."""
+
+    def access(self) -> S3Access | None:
+        """How this process gets there, at this moment; None when it has no credentials."""
+        ...

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from botocore.exceptions import ClientError
 
 from ....errors import ObjectExists, ObjectNotFound
-from ..leftovers import Leftover
 from ..open import open_store
-from ..protocol import ObjectInfo, check_key, check_range
+from ..protocol import Leftover, ObjectInfo, check_key, check_range
 from ..retry import Retry
 from ..wrapper import OtherRoots
-from .access import S3Access, S3Place
 from .client import Connection, connection, error_code, hand_over, translated, without_credentials
-from .settings import S3Settings, settings_in
+from .settings import S3Access, S3Place, S3Settings, settings_in
 from .transfer import download, read, upload
 
 if TYPE_CHECKING:

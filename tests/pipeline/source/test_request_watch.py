@@ -10,7 +10,7 @@ from slackwater.snapshot.cut.requests import Request, cancel, notify
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.prices import Prices, monthly_cost
+from slackwater.store.objects.stats import Prices, monthly_cost
 from slackwater.store.versions import codec, keys
 
 from tests.support.histories import Clock, FlightsApp, Kafka, flights

@@ -23,8 +23,7 @@ from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, Source
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
 from slackwater.pipeline.spark.places import Places
-from slackwater.store.objects.s3.access import S3Access, S3Credentials, S3Place
-from slackwater.store.objects.s3.settings import S3Settings
+from slackwater.store.objects.s3.settings import S3Access, S3Credentials, S3Place, S3Settings
 from typer.testing import CliRunner
 
 from tests.support.running import APPS, PAIR

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.compaction.plan import Compaction, Done, apply
-from slackwater.store.compaction.rebase import rebase
+from slackwater.store.compaction.plan import Compaction, Done, apply, rebase
 from slackwater.store.sst.sorted_runs import bounds
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Column, Input, Kind, Manifest, Sst, Table

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from slackwater.errors import ObjectExists, ObjectNotFound, Refused
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
-from slackwater.store.objects.leftovers import Leftover, Leftovers
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.protocol import Leftover, Leftovers, ObjectStore
 
 
 @pytest.fixture

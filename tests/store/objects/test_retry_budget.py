@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Unavailable
-from slackwater.store.objects.retry import Retry, TransientError
-from slackwater.store.objects.retry_budget import RetryBudget
+from slackwater.store.objects.retry import Retry, RetryBudget, TransientError
 
 from tests.support.crowd import Crowd
 

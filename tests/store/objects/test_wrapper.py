@@ -15,9 +15,8 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.s3.settings import S3Settings
 from slackwater.store.objects.s3.store import S3Store
 from slackwater.store.objects.spooled import SpooledStore
-from slackwater.store.objects.stats import Stats
+from slackwater.store.objects.stats import Reads, Stats
 from slackwater.store.read.range_reads import RangeReader
-from slackwater.store.read.read_stats import Reads
 from slackwater.store.versions.manifest import Sst
 
 HASTY = S3Settings(read_timeout_s=2.0)

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.decode import Block
 from slackwater.store.read.multi_get import multi_get, point_get
-from slackwater.store.read.read_stats import Reads
 from slackwater.store.sst import writer
 from slackwater.store.versions.manifest import Column, Sst, Table
 

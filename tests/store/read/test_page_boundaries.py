@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.stats import Reads
 from slackwater.store.read.multi_get import point_get
-from slackwater.store.read.read_stats import Reads
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import sst_schema

@@ -17,12 +17,10 @@ from slackwater.errors import ObjectNotFound
 from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.snapshot.clone.clone import clone
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, SharedCounts, shared_stats
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.shared_counts import SharedCounts, shared_stats
 from slackwater.store.objects.spooled import SpooledStore
-from slackwater.store.objects.stats import Stats
-from slackwater.store.read.read_stats import Reads, looked_up
+from slackwater.store.objects.stats import Reads, Stats, looked_up
 from slackwater.store.versions import codec, history
 from slackwater.store.versions.amend import charged
 from slackwater.store.versions.commit import commit, successor
@@ -66,7 +64,7 @@ def test_each_request_is_taken_once() -> None:
 
 def test_another_process_sees_the_counters_of_one_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "import os; from pathlib import Path; from slackwater.store.objects.shared_counts import SharedCounts as S\n"
+        "import os; from pathlib import Path; from slackwater.store.objects.counting import SharedCounts as S\n"
         f"S(Path({str(tmp_path)!r}) / 'other').add('get_range', 1 << 40, 0); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program], check=False)

@@ -9,7 +9,7 @@ from slackwater.errors import Corruption
 from slackwater.snapshot.verify.sst import reread_sst
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.read.read_stats import Reads
+from slackwater.store.objects.stats import Reads
 from slackwater.store.read.remote_sst import RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.bloom import CHUNK_BYTES, Filter, chunks_of, may_have

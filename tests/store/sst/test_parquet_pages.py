@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.stats import Reads
 from slackwater.store.read.decode import decode, fetch
 from slackwater.store.read.multi_get import point_get
-from slackwater.store.read.read_stats import Reads
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import to_arrow

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from slackwater.store.sst.whole_file import read_groups, read_whole
+from slackwater.store.read.decode import read_groups, read_whole
 
 from tests.support.static import calls, modules
 

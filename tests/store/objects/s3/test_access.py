@@ -17,8 +17,7 @@ from slackwater.errors import Refused
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import access_to, open_store, take
 from slackwater.store.objects.s3 import client
-from slackwater.store.objects.s3.access import S3Access, S3Credentials
-from slackwater.store.objects.s3.settings import S3Settings
+from slackwater.store.objects.s3.settings import S3Access, S3Credentials, S3Settings
 from slackwater.store.objects.s3.store import S3Store
 
 from tests.support.s3_servers import BUCKET, signed
