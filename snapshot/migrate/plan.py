@@ -1,6 +1,6 @@
 """What a program changes of a stored app, stage by stage: a plan, or why it cannot be. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -133,8 +133,22 @@ def plan(
             changes.append(change)
     changes += [StageChange(name, "added") for name in declared.stages if name not in heads]
     _check_channels(heads, declared)
-    stage_names.check_new_inputs(changes, declared, former)
+    _check_new_inputs(changes, declared, former)
     return Plan(declared.app, tuple(changes), steps, after)
+
+
+def _check_new_inputs(changes: Iterable[StageChange], declared: Declared, former: Mapping[str, str]) -> None:
+    """See that no stage begins to read a channel of one that is renamed at the same time. Raises `Refused`."""
+    for change in changes:
+        if change.kind != "changed":
+            continue
+        for name in change.inputs:
+            if (sender := declared.stages[change.stage].inputs[name]) in former:
+                raise Refused(
+                    f"stage {change.stage!r} would begin to read {name!r} of {sender!r} in the migration that renames "
+                    f"{former[sender]!r} to that",
+                    hint="do it in two: rename the stage first, and then let the other read it",
+                )
 
 
 def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> tuple[StageChange | None, Step]:

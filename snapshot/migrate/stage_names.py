@@ -1,7 +1,6 @@
 """Stages that have another name in a changed program: what the user says of them, and what else they may be. Pure."""
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
@@ -9,9 +8,6 @@ from ...errors import NotFound, Refused
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest
 from .declared import Declared, DeclaredStage
-
-if TYPE_CHECKING:
-    from .plan import StageChange
 
 _OPTION = "--rename-stage OLD=NEW"
 
@@ -87,20 +83,6 @@ def renamed(heads: Mapping[str, Manifest], called: Mapping[str, str]) -> dict[st
         )
         for name, head in heads.items()
     }
-
-
-def check_new_inputs(changes: Iterable["StageChange"], declared: Declared, former: Mapping[str, str]) -> None:
-    """See that no stage begins to read a channel of one that is renamed at the same time. Raises `Refused`."""
-    for change in changes:
-        if change.kind != "changed":
-            continue
-        for name in change.inputs:
-            if (sender := declared.stages[change.stage].inputs[name]) in former:
-                raise Refused(
-                    f"stage {change.stage!r} would begin to read {name!r} of {sender!r} in the migration that renames "
-                    f"{former[sender]!r} to that",
-                    hint="do it in two: rename the stage first, and then let the other read it",
-                )
 
 
 def likely(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:

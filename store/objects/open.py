@@ -10,6 +10,7 @@ from ...errors import Usage
 from .local import LocalStore
 from .protocol import UNSPEAKABLE, ObjectStore
 from .s3.settings import Remote, S3Access, S3Place, S3Settings
+from .wrapper import OtherRoots
 
 PATIENCE_S = 60.0
 """How long a remote store is waited for, in seconds, where the user does not say."""
@@ -90,6 +91,9 @@ def open_store(
             raise Usage(f"store {url!r}: expected {_SUPPORTED}", hint=f"write s3:{url.split(':', 1)[1]}")
         case other:
             raise Usage(f"store {url!r}: {other}:// is not supported; expected {_SUPPORTED}")
+
+
+OtherRoots.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:

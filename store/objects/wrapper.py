@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from copy import copy
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from .protocol import ObjectInfo, ObjectStore
 
@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 class OtherRoots(ABC):
     """A base for stores: `at` opens each other root once, by `open_other`; None for `open_store` with its defaults."""
+
+    open_root: ClassVar[Callable[[str], ObjectStore]]
+    """`open_store`: the module that has it says so, as it knows these stores."""
 
     def __init__(self, open_other: Callable[[str], ObjectStore] | None = None) -> None:
         self._open_other = open_other
@@ -28,9 +31,7 @@ class OtherRoots(ABC):
         if root in ("", self.url):
             return self
         if root not in self._others:
-            from .open import open_store
-
-            self._others.setdefault(root, (self._open_other or open_store)(root))
+            self._others.setdefault(root, (self._open_other or OtherRoots.open_root)(root))
         return self._others[root]
 
 
