@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .pipeline.kafka.channels import KafkaChannels
     from .pipeline.kafka.protocol import Kafka
     from .pipeline.run.options import Options
-    from .snapshot.bisect.invariants import Invariant
+    from .snapshot.bisect.watcher import Invariant
     from .snapshot.gc.retention import Retention
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
@@ -256,7 +256,7 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
 
 
 def _invariant(path: Path, name: str, table: object) -> "Invariant":
-    from .snapshot.bisect.invariants import Invariant
+    from .snapshot.bisect.watcher import Invariant
 
     called = f"invariants.{name}"
     given = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))

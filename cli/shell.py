@@ -139,7 +139,7 @@ class Shell:
 
     def _carry_out(self, text: str) -> bool:
         """Whether to go on after it."""
-        from ..snapshot.query.words import words
+        from ..snapshot.query.clauses import words
 
         first, *others = words(text)
         if first.says("at"):
@@ -188,7 +188,7 @@ def read(lines: Iterable[bytes]) -> Iterator[str]:
     Raises:
         Usage: a line is not UTF-8.
     """
-    from ..snapshot.query.words import split, words
+    from ..snapshot.query.clauses import split, words
 
     rest = ""
     for number, line in enumerate(lines, 1):
@@ -207,7 +207,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
     `ask` gives a text that `is_finished`, and raises `KeyboardInterrupt` and `EOFError` for these keys.
     """
-    from ..snapshot.query.words import split, words
+    from ..snapshot.query.clauses import split, words
 
     while True:
         try:
@@ -224,7 +224,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
 def is_finished(text: str) -> bool:
     """Whether a text that is typed can be carried out: nothing comes after its last `;`, but a word that needs none."""
-    from ..snapshot.query.words import split, words
+    from ..snapshot.query.clauses import split, words
 
     _, rest = split(text)
     left = words(rest)

@@ -11,7 +11,7 @@ import msgspec
 from ..errors import Usage
 from ..results.document import Block, Shown, Title
 from ..settings import load
-from ..snapshot.clone.channels import Channels
+from ..snapshot.clone.first_versions import Channels
 from ..snapshot.init.initialise import Initialised, initialise
 from ..snapshot.init.load import Loaded
 from ..snapshot.init.source import Source

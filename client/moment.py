@@ -18,9 +18,8 @@ from ..snapshot.cut.resolve import telling_if_collected
 from ..snapshot.diff.moments import StoredCut, diff
 from ..snapshot.query.answers import answer, as_relation
 from ..snapshot.query.channel_tables import channel_tables, names_channels
-from ..snapshot.query.columns import TableColumn, columns
+from ..snapshot.query.columns import TableColumn, columns, get
 from ..snapshot.query.export import export
-from ..snapshot.query.get import get
 from ..snapshot.verify.verify import verify
 from ..store.sst.python_values import python_rows
 from .results import Difference, Verification

@@ -7,8 +7,7 @@ from .. import instants
 from ..snapshot.clone.plan import ClonePlan
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.in_flight import InFlight
-from ..snapshot.cut.requests import Request
-from ..snapshot.cut.stored import Snapshot
+from ..snapshot.cut.stored import Request, Snapshot
 from ..snapshot.take.audit_log import Operation
 from ..snapshot.take.waiting import Taken
 from ..snapshot.verify.ledger import Entry

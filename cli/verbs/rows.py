@@ -98,8 +98,7 @@ def _decoded(text: bytes, where: str) -> str:
 def _show_page(session: Session, ref: str) -> None:
     """Serve the page until Ctrl-C or SIGTERM."""
     from ...pipeline.run.stopping import stop_signals
-    from ...snapshot.query.export import export
-    from ...snapshot.query.ui import check_page, page
+    from ...snapshot.query.export import check_page, export, page
 
     check_page()
     cut, _ = session.cut_around(ref, "shown")
@@ -161,9 +160,9 @@ def get(
     """
     from ...results import values
     from ...results.rows import row as shown
-    from ...snapshot.cut.names import having
+    from ...snapshot.cut.moments import having
     from ...snapshot.cut.resolve import telling_if_collected
-    from ...snapshot.query import get as lookup
+    from ...snapshot.query import columns as lookup
     from ...store.objects.counting import CountingStore
 
     cut, _ = session.cut_around(ref, "read")
@@ -247,12 +246,12 @@ def rejected(
 def _ask(session: Session, app_name: str, stage: str, *, dry_run: bool) -> None:
     from ...results.rows import retries as shown
     from ...snapshot.rejected import retries
-    from ...snapshot.status import roster
+    from ...snapshot.status import lag
     from ...snapshot.take.audit_log import whoami
 
     now_ms = instants.now_ms()
     waiting = retries.waiting(session.store, app_name, stage)
-    running = {name for beat in roster.beats(session.store, app_name, now_ms) for name in beat.stages}
+    running = {name for beat in lag.beats(session.store, app_name, now_ms) for name in beat.stages}
     if not dry_run:
         for name in waiting:
             retries.ask(session.store, app_name, name, by=whoami(), now_ms=now_ms)

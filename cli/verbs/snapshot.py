@@ -14,7 +14,7 @@ from ..output import Progress
 from ..session import Session, group, verb
 
 if TYPE_CHECKING:
-    from ...snapshot.cut.requests import Request
+    from ...snapshot.cut.stored import Request
     from ...snapshot.take.taking import Answer
     from ...snapshot.take.waiting import Look
     from ...store.objects.protocol import ObjectStore
@@ -67,8 +67,8 @@ def take(
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
     from ...results import snapshots as shown
-    from ...snapshot.cut.requests import own_request
-    from ...snapshot.status import roster
+    from ...snapshot.cut.stored import own_request
+    from ...snapshot.status import lag
     from ...snapshot.take import taking
     from ...snapshot.take.audit_log import whoami
     from ...snapshot.take.waiting import take as take_and_wait
@@ -87,7 +87,7 @@ def take(
         line = f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it"
         session.show(Result(asked, line))
         return
-    if not instant and not roster.beats(opened, app_name, now_ms) and is_new():
+    if not instant and not lag.beats(opened, app_name, now_ms) and is_new():
         session.note(f"nobody runs {app_name} now: its next runner takes the snapshot; --instant needs none")
     with session.output.progress() as progress:
         taken = take_and_wait(
@@ -109,8 +109,7 @@ def take(
 def list_(session: Session, app_name: options.App) -> None:
     """List the snapshots of an app, and those it was asked for."""
     from ...results import snapshots as shown
-    from ...snapshot.cut.requests import open_requests
-    from ...snapshot.cut.stored import list_snapshots
+    from ...snapshot.cut.stored import list_snapshots, open_requests
 
     taken, asked = list_snapshots(session.store, app_name), open_requests(session.store, app_name)
     session.show(shown.snapshots(app_name, taken, asked, waiting_for(session.store, app_name, asked)))

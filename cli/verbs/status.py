@@ -40,7 +40,7 @@ def status(
     The lag of users' topics needs Kafka; without it everything else is shown.
     """
     from ...results.status import status as shown
-    from ...snapshot.cut.requests import open_requests
+    from ...snapshot.cut.stored import open_requests
     from ...snapshot.status.overview import overviews
 
     if cost and watch:

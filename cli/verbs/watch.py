@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ...pipeline.run.stopping import Stop
-    from ...snapshot.bisect.invariants import Invariant
     from ...snapshot.bisect.verdict import Step, Verdict
-    from ...snapshot.bisect.watcher import Look, State, Watcher
+    from ...snapshot.bisect.watcher import Invariant, Look, State, Watcher
     from ...snapshot.bisect.watcher import Result as Evaluated
     from ...snapshot.take.capture import ChannelReader
     from ...store.read.cache import SstCache
@@ -137,7 +136,7 @@ class _Report:
             self._session.show(Result(None, *parts))
 
     def _call(self, invariant: "Invariant", look: "Look", verdict: "Verdict | None", report: Path | None) -> None:
-        from ...snapshot.bisect.invariants import call
+        from ...snapshot.bisect.watcher import call
 
         if not invariant.on_failure:
             return

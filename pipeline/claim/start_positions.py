@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ...errors import Gone, Refused
 from ...fold.records import windows
-from ...snapshot.cut import losses, requests
+from ...snapshot.cut import in_flight, stored
 from ...snapshot.take import audit_log
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
@@ -143,10 +143,10 @@ class StartFinder:
     def _behind(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> StartPosition | None:
         """The start behind a gap; None when no row is lost in one."""
         newer = history.after(self.store, self.app, at.upstream, at.version)
-        gap = losses.find_gap(name, at, newer, earliest)
+        gap = in_flight.find_gap(name, at, newer, earliest)
         if gap is None:
             return None
-        behind, lost = losses.pass_over(at, gap)
+        behind, lost = in_flight.pass_over(at, gap)
         gone = [_window(at.topic, *window) for window in gap.gone]
         rows = f"{_rows(lost)} " if lost.rows else ""
         sent = f"{rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)}"
@@ -154,7 +154,7 @@ class StartFinder:
             f"would {would} gone from Kafka: {', '.join(gone)} ({sent})",
             "clone the app from a moment whose records Kafka still has, or go on without these rows by --accept-loss",
         )
-        return StartPosition(behind, lost, losses.broken(self.head, name, gap))
+        return StartPosition(behind, lost, in_flight.broken(self.head, name, gap))
 
     def _check_kept(self, known: Input) -> None:
         """See that what a stage that was retired has still to read was not collected meanwhile."""
@@ -195,7 +195,7 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
     Snapshots that the loss breaks are failed by name before: none is left that would wait for ever.
     """
     broken = frozenset(name for start in starts.values() for name in start.broken)
-    for request in requests.open_requests(store, draft.app) if broken else ():
+    for request in stored.open_requests(store, draft.app) if broken else ():
         if request.id in broken:
             lost = ", ".join(
                 f"{_versions(start.lost.after + 1, start.lost.up_to)} of {start.at.upstream} on {name}"
@@ -205,9 +205,9 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
             why = f"stage {draft.stage!r} went on without {lost}, where its marker or records in flight of it were"
             _log.warning("snapshot %s of %s was dropped: %s", request.name, draft.app, why)
             audit_log.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
-            requests.cancel(store, draft.app, request)
+            stored.cancel(store, draft.app, request)
     return replace(
-        losses.forget(draft, broken),
+        in_flight.forget(draft, broken),
         inputs={name: start.at for name, start in starts.items()},
         lost={name: start.lost for name, start in starts.items() if start.lost is not None},
     )

@@ -13,12 +13,10 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound, Refused
-from ...snapshot.backfill.scratch import sweep
-from ...snapshot.backfill.swap import Swap
+from ...snapshot.backfill.swap import Swap, sweep
 from ...snapshot.backfill.targets import Left, backfillable, nothing
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.moments import heads_of
-from ...snapshot.cut.names import version_of
+from ...snapshot.cut.moments import heads_of, version_of
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.migrate.migrate import Migrated, finish_earlier
 from ...snapshot.migrate.migration import planned

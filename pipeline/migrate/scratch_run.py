@@ -10,9 +10,9 @@ from itertools import zip_longest
 from ... import instants
 from ...errors import Refused
 from ...snapshot.backfill.channels import is_told, tell
-from ...snapshot.backfill.scratch import discard
+from ...snapshot.backfill.swap import discard
 from ...snapshot.backfill.targets import Target
-from ...snapshot.cut.names import version_of
+from ...snapshot.cut.moments import version_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history

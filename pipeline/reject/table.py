@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ...snapshot.rejected.columns import TABLE
+from ...snapshot.rejected.retries import TABLE
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
 from ...store.compaction.plan import apply, newest_first

@@ -16,7 +16,7 @@ from ...fold.failing import RECORD
 from ...fold.records import behind
 from ...snapshot.bisect.changed_keys import changed_keys
 from ...snapshot.diff.key_changes import KeyChanges
-from ...snapshot.query.same_rows import differing, only_in
+from ...snapshot.query.row_local import differing, only_in
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Input, Manifest, Output

@@ -24,8 +24,8 @@ from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Window
-from ...snapshot.diff.ancestry import Ancestry
-from ...snapshot.query.same_rows import differing, places_of
+from ...snapshot.diff.versions import Ancestry
+from ...snapshot.query.row_local import differing, places_of
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions import history

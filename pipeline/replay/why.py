@@ -12,7 +12,7 @@ from ...snapshot.bisect.predicate import At
 from ...snapshot.bisect.verdict import Guilty, Hop, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, direct, losses
-from ...snapshot.query.same_rows import differing
+from ...snapshot.query.row_local import differing
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys
 from ...store.versions import history

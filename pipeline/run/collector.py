@@ -13,7 +13,7 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.gc.collect import Collected, collect
 from ...snapshot.gc.inventory import last_collection
 from ...snapshot.gc.retention import Retention
-from ...snapshot.status import roster
+from ...snapshot.status import lag
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ..batch.stage_runner import StageRunner
@@ -87,9 +87,9 @@ class Collector:
     def _leads(self, now_ms: int) -> bool:
         """Whether the first stage that runs is this runner's."""
         heads = heads_of(self._store, self._app, history.list_stages(self._store, self._app))
-        alive = roster.beats(self._store, self._app, now_ms)
+        alive = lag.beats(self._store, self._app, now_ms)
         mine = {runner.stage.name: runner.head.epoch for runner in self._runners}
-        running = (name for name in order(heads) if name in mine or roster.runner_of(heads[name], alive))
+        running = (name for name in order(heads) if name in mine or lag.runner_of(heads[name], alive))
         first = next(running, None)
         return first is not None and mine.get(first) == heads[first].epoch
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ... import instants
 from ...errors import Corruption, Refused, Unavailable
-from ...snapshot.status import roster
+from ...snapshot.status import lag
 from ...snapshot.status.lag import StageLag, input_lag, sink_lags
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
@@ -51,9 +51,9 @@ class LagReporter:
         self._runners = runners
         self._news = news
         self._places = places
-        self._beat = roster.Beat(writer, by, {runner.stage.name: runner.head.epoch for runner in runners})
+        self._beat = lag.Beat(writer, by, {runner.stage.name: runner.head.epoch for runner in runners})
         self._others: dict[str, Manifest] = {}
-        self._alive: tuple[roster.Beat, ...] | None = None
+        self._alive: tuple[lag.Beat, ...] | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="lag-reporter", daemon=True)
 
@@ -71,11 +71,11 @@ class LagReporter:
         swept = False
         while not self._over.is_set():
             if time.monotonic() >= beat_due:
-                beat_due = time.monotonic() + roster.BEAT_S
+                beat_due = time.monotonic() + lag.BEAT_S
                 with suppress(Unavailable, Refused):
-                    roster.RUNNERS.put(self._store, self._beat, self._app)
+                    lag.RUNNERS.put(self._store, self._beat, self._app)
                     if not swept:
-                        roster.sweep(self._store, self._app, self._beat.writer)
+                        lag.sweep(self._store, self._app, self._beat.writer)
                     swept = True
             if time.monotonic() >= others_due:
                 others_due = time.monotonic() + _OTHERS_S
@@ -83,12 +83,12 @@ class LagReporter:
             self._news.lags(self._lags())
             self._over.wait(_REPORT_S)
         with suppress(Unavailable, Refused):
-            roster.RUNNERS.remove(self._store, self._beat.writer, self._app)
+            lag.RUNNERS.remove(self._store, self._beat.writer, self._app)
 
     def _refresh_others(self) -> None:
         """What stages are that run elsewhere, or nowhere."""
         try:
-            self._alive = roster.beats(self._store, self._app, instants.now_ms())
+            self._alive = lag.beats(self._store, self._app, instants.now_ms())
             names = set(history.list_stages(self._store, self._app)) - self._beat.stages.keys()
             found = {}
             for stage in sorted(names):
@@ -117,4 +117,4 @@ class LagReporter:
         )
 
     def _runs(self, head: Manifest) -> bool | None:
-        return None if self._alive is None else bool(roster.runner_of(head, self._alive))
+        return None if self._alive is None else bool(lag.runner_of(head, self._alive))

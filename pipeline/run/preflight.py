@@ -16,8 +16,7 @@ from ... import instants
 from ...durations import parse_ms
 from ...errors import NotFound, Refused
 from ...fold.kinds.kind import key_of_table
-from ...snapshot.clone.channels import channel_topic
-from ...snapshot.clone.first_versions import check_finished
+from ...snapshot.clone.first_versions import channel_topic, check_finished
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.init.initialise import waits_for_rows
 from ...snapshot.maintain.retire import absent

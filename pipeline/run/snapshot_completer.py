@@ -8,9 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from ...errors import Corruption, NotFound, Refused, Unavailable
-from ...snapshot.cut import requests
-from ...snapshot.cut.requests import Request
-from ...snapshot.cut.stored import list_snapshots
+from ...snapshot.cut import stored
+from ...snapshot.cut.stored import Request, list_snapshots
 from ...snapshot.take import audit_log, taking
 from ...snapshot.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
@@ -41,7 +40,7 @@ class Completer:
         recorded = {snapshot for head in heads for snapshot in head.recorded}
         if not recorded:
             return frozenset()
-        asked = {request.id: request for request in requests.open_requests(self._store, self._app)}
+        asked = {request.id: request for request in stored.open_requests(self._store, self._app)}
         if self._under_way is None or self._under_way.done():
             finished = [asked[id_] for id_ in recorded & asked.keys() if _may_be_complete(id_, heads)]
             if finished:
@@ -62,7 +61,7 @@ class Completer:
             except (Refused, Corruption) as error:
                 _log.warning("snapshot %s of %s was dropped: %s", request.name, self._app, error)
                 audit_log.record(self._store, self._app, "snapshot failed", f"{request.name}: {error}", self._by)
-                requests.cancel(self._store, self._app, request)
+                stored.cancel(self._store, self._app, request)
 
 
 def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], known: dict[str, str]) -> tuple[str, ...]:
@@ -72,7 +71,7 @@ def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], known: di
     """
     # A name is for people; the batch is committed.
     with suppress(Unavailable, Corruption, NotFound):
-        for found in (requests.open_requests, list_snapshots):
+        for found in (stored.open_requests, list_snapshots):
             if not known.keys() >= set(ids):
                 known.update({one.id: one.name for one in found(store, app)})
     return tuple(known.get(id_, id_) for id_ in ids)

@@ -17,8 +17,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Input, Kind, Manifest, Output
-from ..clone.channels import channel_topic
-from ..cut import losses
+from ..clone.first_versions import channel_topic
+from ..cut import in_flight
 
 _ROWS = 1_000_000
 _ATTEMPTS = 10_000
@@ -74,7 +74,7 @@ def _with_counts(store: ObjectStore, app: str, name: str, at: Input) -> Input:
 
 def left_in(store: ObjectStore, app: str, name: str, one: Channel, earliest: tuple[int, ...]) -> Channel:
     """What is left of it in Kafka, which has these offsets and later ones: whole versions of its writer."""
-    gap = losses.find_gap(name, one.start, _versions(store, app, one), earliest[: len(one.start.offsets)])
+    gap = in_flight.find_gap(name, one.start, _versions(store, app, one), earliest[: len(one.start.offsets)])
     if gap is None:
         return one
     behind = structs.replace(one.start, offsets=gap.ends, version=gap.up_to, consumed=gap.sent, lost=())

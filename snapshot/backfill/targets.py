@@ -20,7 +20,7 @@ from ...store.versions import history
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Column, Manifest, Table
 from ..cut.graph import Cut, order
-from ..cut.names import version_of
+from ..cut.moments import version_of
 from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
 from .channels import Channel, channel

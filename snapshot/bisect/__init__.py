@@ -10,8 +10,6 @@ __all__ = [
     "ends",
     "evidence",
     "flips",
-    "invariants",
-    "judge",
     "predicate",
     "programs",
     "search",

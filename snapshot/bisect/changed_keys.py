@@ -9,10 +9,10 @@ from ...store.read.cache import SstCache
 from ...store.sst.hashing import hash_keys, normalise_keys
 from ...store.sst.types import HASH, arrow_schema
 from ...store.versions.manifest import Manifest, Table
-from ..diff.ancestry import Ancestry, ancestry
 from ..diff.candidates import changes_between, rows_of
 from ..diff.key_changes import KeyChanges
 from ..diff.side import Side, distinct
+from ..diff.versions import Ancestry, ancestry
 from ..query.columns import visible_schema
 
 

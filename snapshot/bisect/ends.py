@@ -11,8 +11,7 @@ from ..cut.line import Line
 from ..cut.moments import line_of, with_retired
 from ..cut.refs import parse
 from ..cut.resolve import resolve
-from .between import Between, length
-from .judge import Judge
+from .between import Between, Judge, length
 from .predicate import Predicate
 from .verdict import Answer
 

@@ -23,10 +23,9 @@ from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage, direct, trace
 from ..take.capture import ChannelReader
-from .between import PROBES, Between, Skips, length
+from .between import PROBES, Between, Judge, Skips, length
 from .changed_keys import changed_keys
 from .ends import Ends, find_ends
-from .judge import Judge
 from .predicate import ByHand, Predicate, Where
 from .verdict import MAX_ROWS, Answer, Step, Verdict, VersionRange
 

@@ -1,8 +1,8 @@
 """Clone an app at a moment: new manifests that point at the source's SSTs, and channels of its own.
 
-No byte of state is read or copied, so a clone costs the same at ten thousand keys and at five million. The
-order makes it safe to stop anywhere: the source's cut is pinned first, then the clone's identity is written,
-and with it the clone exists; the rest only rolls forward, and the same call again finishes it.
+No byte of state is read or copied, so a clone costs the same at ten thousand keys and at five million. The order makes
+it safe to stop anywhere: the source's cut is pinned first, then the clone's identity is written, and with it the clone
+exists; the rest only rolls forward, and the same call again finishes it.
 """
 
 import dataclasses
@@ -20,8 +20,7 @@ from ..cut.stored import read_snapshot
 from ..take.audit_log import record_once
 from ..take.remove import remove_pins_without_clone
 from ..take.snapshots import pin
-from .channels import Channels
-from .first_versions import finish_clone
+from .first_versions import Channels, finish_clone
 from .plan import ClonePlan, make_plan
 
 

@@ -14,8 +14,7 @@ from ..cut.in_flight import InFlight, in_flight
 from ..cut.refs import Ref
 from ..cut.resolve import cut_at
 from ..cut.stored import find_snapshot, of_snapshot, read_snapshot
-from .channels import Channels, channel_topic
-from .first_versions import has_run, unfinished
+from .first_versions import Channels, channel_topic, has_run, unfinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,8 @@ __all__ = [
     "in_flight",
     "line",
     "lineage",
-    "losses",
     "moments",
-    "names",
     "refs",
-    "requests",
     "resolve",
     "stored",
 ]

@@ -10,7 +10,7 @@ from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.manifest import Manifest
-from . import names
+from . import moments
 from .graph import Cut, carries_data
 from .line import newest_first
 from .moments import cut_around, cut_of_time, newest, newest_cut, retired_since, stages_of
@@ -106,10 +106,10 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
         case Back(commits):
             cut = cut_around(store, stages, _back(store, ref, chosen, commits))
         case Version(version):
-            cut = cut_around(store, stages, names.read(store, ref.app, ref.stage, version))
+            cut = cut_around(store, stages, moments.read_version(store, ref.app, ref.stage, version))
         case Named(name):
             cut = of_snapshot(store, read_snapshot(store, ref.app, name))
-    if not cut.stages or (ref.stage and not names.is_there(store, cut, ref.stage)):
+    if not cut.stages or (ref.stage and not moments.is_there(store, cut, ref.stage)):
         raise _too_early(store, ref, chosen)
     return cut
 
@@ -124,7 +124,7 @@ def _commit_of(store: ObjectStore, ref: Ref) -> Manifest | None:
         case Back(commits):
             return _back(store, ref, (ref.stage,), commits)
         case Version(version):
-            return names.read(store, ref.app, ref.stage, version)
+            return moments.read_version(store, ref.app, ref.stage, version)
         case Named(name):
             version = read_snapshot(store, ref.app, name).stages.get(ref.stage, 0)
             return history.find(store, ref.app, ref.stage, version)

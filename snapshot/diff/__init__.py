@@ -4,7 +4,6 @@ Nothing here looks at rows that both moments have, or versions that did not writ
 """
 
 __all__ = [
-    "ancestry",
     "candidates",
     "key_changes",
     "key_history",

@@ -23,9 +23,9 @@ from ...store.sst.ttl import may_have_expired
 from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history, horizon
 from ...store.versions.manifest import Manifest, Sst
-from .ancestry import Ancestry, StageVersions
 from .key_changes import KeyChanges
 from .side import Side, distinct, identity, newest
+from .versions import Ancestry, StageVersions
 
 VERSION_BYTES = 64 << 10
 """Reading a manifest is worth so many bytes of SSTs, in time."""

@@ -15,10 +15,10 @@ from ...store.versions.manifest import Column, Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
 from ..query.columns import visible_schema
-from .ancestry import Ancestry, ancestry
 from .candidates import changes_between
 from .key_changes import KeyChanges
 from .side import Side
+from .versions import Ancestry, ancestry
 
 _COUNTED_BYTES = 1 << 20
 """A table up to this is read to count its rows."""

@@ -18,8 +18,7 @@ from itertools import groupby
 
 from ...store.objects.protocol import Leftover, Leftovers, ObjectInfo
 from ...store.versions import keys
-from ..cut.requests import open_requests
-from ..cut.stored import list_snapshots
+from ..cut.stored import list_snapshots, open_requests
 from .inventory import Inventory
 
 

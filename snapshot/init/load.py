@@ -18,9 +18,8 @@ from ...store.sst.hashing import normalise_keys, sort_keys
 from ...store.sst.types import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
 from ...store.sst.writer import SstWriter
 from ...store.versions.manifest import Sst, Table
-from .columns import check, examples, fit
 from .sort import by_hash, by_slot
-from .source import Source, reading
+from .source import Source, check, examples, fit, reading
 
 _SEQ = 1
 """The first version's."""

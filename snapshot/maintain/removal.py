@@ -26,7 +26,7 @@ from ...store.versions.manifest import Manifest
 from ..cut.graph import order
 from ..cut.moments import heads_of
 from ..gc.inventory import do_all, storage_clock_ms
-from ..take.dependents import check_unused
+from ..take.remove import check_unused
 from .retire import commit_retired
 
 _ALIVE_MS = 60_000

@@ -18,7 +18,7 @@ from ...store.versions.commit import without_snapshots
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of
-from ..cut.requests import cancel, open_requests
+from ..cut.stored import cancel, open_requests
 from ..take.audit_log import record, record_once
 
 _CLOCK_SLACK_MS = 3_600_000

@@ -12,7 +12,7 @@ from ...store.versions import published
 from ...store.versions.manifest import Input
 from ...store.versions.migrations import MIGRATIONS, Migration
 from ..cut.moments import heads_of, newest_cut, stages_of
-from ..cut.requests import open_requests
+from ..cut.stored import open_requests
 from ..take.audit_log import record
 from ..take.capture import ChannelReader
 from ..take.remove import remove

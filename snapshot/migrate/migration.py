@@ -15,11 +15,11 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import MIGRATIONS, Migration, Step
 from ..cut.graph import order
 from ..cut.moments import heads_of
-from ..cut.requests import cancel, open_requests
+from ..cut.stored import cancel, open_requests
 from ..take.audit_log import record
 from . import rename
 from .plan import Plan
-from .step import applied
+from .rename import applied
 
 
 @dataclass(frozen=True, slots=True)

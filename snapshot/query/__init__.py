@@ -9,13 +9,8 @@ __all__ = [
     "clauses",
     "columns",
     "export",
-    "get",
     "log",
     "moments",
     "row_local",
-    "same_rows",
     "sql",
-    "ui",
-    "views",
-    "words",
 ]

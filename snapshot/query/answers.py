@@ -13,7 +13,7 @@ from ...store.read.cache import SstCache
 from ...store.versions.aside import tables_of
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
-from ..cut.names import whereabouts
+from ..cut.moments import whereabouts
 from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels

@@ -1,4 +1,7 @@
-"""A table's columns as users see them, and keys as they type them."""
+"""A table's columns as users see them, keys as they type them, and the row of one key.
+
+A row is read from the few pages that can hold it: no download, no scan, no cache.
+"""
 
 import json
 import re
@@ -9,9 +12,13 @@ from numbers import Integral
 import pyarrow as pa
 
 from ...errors import Usage
-from ...store.sst.hashing import normalise_keys
+from ...store.objects.protocol import ObjectStore
+from ...store.read.multi_get import point_get
+from ...store.sst.hashing import hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Column, Manifest, Table
+from ..cut.graph import Cut
+from ..cut.moments import having
 
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
@@ -104,3 +111,26 @@ def _parse(value: object, kind: pa.DataType) -> pa.Array:
         # Arrow wants an offset for a timestamp with a zone, and none for one without: a plain time is UTC.
         return pa.array([value]).cast(kind if _ZONED.search(value) else pa.timestamp(kind.unit)).cast(kind)
     return pa.array([value]).cast(kind)
+
+
+def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) -> pa.Table:
+    """The row of one key at the cut: one row of the table's visible columns, or none.
+
+    The key's values are those of its columns, in their order, as text or as Python's own; None for a null. A table that
+    was renamed since is found by either name.
+
+    Raises:
+        NotFound: the cut has no such table.
+        Usage: there are not as many values as key columns, or one is not of its column's type.
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    cut = having(store, cut, (table,))
+    manifest = cut.tables[table]
+    assert manifest.table is not None  # noqa: S101  `Cut.tables` are versions with one
+    key = parse_key(table, manifest.table, key_values)
+    hashes, clock_ms = hash_keys(key, key.schema.names), cut.clock_ms(table)
+    found = point_get(store, manifest.ssts, manifest.table, hashes, key, clock_ms=clock_ms)
+    visible = visible_schema(manifest.table)
+    row = pa.table([*key.columns, *found.values.columns], [*key.schema.names, *found.values.schema.names])
+    return row.select(visible.names).slice(0, int(found.present[0]))

@@ -13,8 +13,7 @@ from ...store.versions import apps, history, horizon
 from ...store.versions.aside import may_be_aside, owner
 from ...store.versions.manifest import Former, Manifest, Table
 from ..cut.graph import Cut
-from ..cut.moments import later_stages
-from ..cut.names import called_since
+from ..cut.moments import called_since, later_stages
 from ..cut.refs import AtTime, Named, Ref, parse
 from ..cut.resolve import resolve
 from ..cut.stored import find_snapshot

@@ -1,4 +1,7 @@
-"""Queries that look at one row of one table at a time: which are such, and of which rows they say something."""
+"""Single rows: queries that look at one row of one table at a time, and which rows of two tables are the same.
+
+DuckDB compares them, whatever their types. NaN is NaN, null is null, -0.0 is 0.0.
+"""
 
 import json
 from collections.abc import Collection, Iterator
@@ -10,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import NotFound, Refused, Usage
+from ...store.read.duckdb_view import quoted
 
 _AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
 ROW = "_slackwater_row"
@@ -89,3 +93,31 @@ def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
             yield f"the aggregate {node['function_name'].removesuffix('_star')}"
         for each in node.values():
             yield from _in_expressions(each, aggregates)
+
+
+def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+    """The rows that one table has more often than the other, in any order; the columns are the same."""
+    with duckdb.connect() as con:
+        con.register("ours", ours)
+        con.register("theirs", theirs.select(ours.column_names))
+        return con.sql(
+            "(FROM ours EXCEPT ALL FROM theirs) UNION ALL (FROM theirs EXCEPT ALL FROM ours)"
+        ).to_arrow_table()
+
+
+def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+    """The rows that `ours` has more often than `theirs`, in any order; the columns are the same."""
+    with duckdb.connect() as con:
+        con.register("ours", ours)
+        con.register("theirs", theirs.select(ours.column_names))
+        return con.sql("FROM ours EXCEPT ALL FROM theirs").to_arrow_table().cast(ours.schema)
+
+
+def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Where in `rows` those of `wanted` stand, ascending. The columns of `wanted` are compared."""
+    tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in wanted.column_names]
+    with duckdb.connect() as con:
+        con.register("o", wanted)
+        con.register("r", rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
+        found = con.sql(f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1").to_arrow_table()
+    return np.asarray(found["_place"].to_numpy(), np.int64)

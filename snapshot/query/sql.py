@@ -1,8 +1,11 @@
 """SQL over the tables of a cut: one DuckDB connection, one view a table, and no way to change anything.
 
-DuckDB runs in this process over the immutable SSTs. Once the views stand, the connection may open exactly the
-files behind them, its settings are locked, and only statements that read are let through: a user's SQL cannot
-write into the store or look around on the machine.
+DuckDB runs in this process over the immutable SSTs. Once the views stand, the connection may open exactly the files
+behind them, its settings are locked, and only statements that read are let through: a user's SQL cannot write into the
+store or look around on the machine.
+
+Beside a cut's own tables there may be views of one at another moment, or at several versions with `_version` of each
+row.
 """
 
 import re
@@ -16,13 +19,13 @@ import pyarrow as pa
 
 from ...errors import NotFound, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.read import duckdb_view
+from ...store.read import duckdb_versions, duckdb_view
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
-from . import views
 from .channel_tables import SCHEMA_NAME
+from .clauses import Versions
 from .columns import visible_schema
 from .moments import Beside
 
@@ -68,7 +71,7 @@ def connect(
         if channels is not None:
             _show_channels(con, channels)
         for each in beside:
-            files |= views.register(con, store, cache, each)
+            files |= register(con, store, cache, each)
         con.execute("SET allowed_paths = $files", {"files": sorted(map(str, files))})
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
@@ -177,3 +180,37 @@ def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
     for table, column in found:
         columns.setdefault(table, []).append(column)
     return columns
+
+
+def register(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, beside: Beside) -> frozenset[Path]:
+    """Make the view of a clause, and none for a table that nobody knows. Returns the files that it reads.
+
+    At several versions each row has `_version` and `_committed_at`, and a row that did not change is there once for
+    each of them.
+
+    Raises:
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    schema, name = beside.clause.view
+    con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
+    if beside.table is None:
+        return frozenset()
+    table, behind = beside.clause.table, f"{schema} {beside.clause.table}"
+    cuts = [cut for cut in beside.cuts if table in cut.tables]
+    manifests = [cut.tables[table] for cut in cuts]
+    is_numbered = isinstance(beside.clause, Versions)
+    files: frozenset[Path] = frozenset()
+    if not any(manifest.ssts for manifest in manifests):
+        con.register(behind, _empty(beside.table, is_numbered=is_numbered))
+    elif is_numbered:
+        files = duckdb_versions.register(con, behind, store, cache, manifests)
+    else:
+        files = duckdb_view.register(con, behind, store, cache, manifests[0], clock_ms=cuts[0].clock_ms(table))
+    con.execute(f"CREATE OR REPLACE VIEW {quoted(schema)}.{quoted(name)} AS SELECT * FROM {quoted(behind)}")
+    return files
+
+
+def _empty(table: Table, *, is_numbered: bool) -> pa.Table:
+    fields = [("_version", pa.int64()), ("_committed_at", pa.timestamp("us", "UTC"))] if is_numbered else []
+    return pa.schema([*visible_schema(table), *(pa.field(*each) for each in fields)]).empty_table()

@@ -1,3 +1,3 @@
 """The records that stages rejected, as their tables have them, and asking for them to be put through again."""
 
-__all__ = ["columns", "listing", "retries"]
+__all__ = ["listing", "retries"]

@@ -13,8 +13,8 @@ from ...store.versions import apps, history, published
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest, Origin
 from ..cut.graph import order
-from ..cut.requests import open_requests
-from . import roster
+from ..cut.stored import open_requests
+from . import lag
 from .cost import recent
 from .lag import EndOffsets, InputLag, SinkLag, input_lag, sink_lags
 
@@ -121,9 +121,9 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
             continue
         if head is not None:
             heads[stage] = head
-    alive: tuple[roster.Beat, ...] | None
+    alive: tuple[lag.Beat, ...] | None
     try:
-        alive = roster.beats(store, app, instants.now_ms())
+        alive = lag.beats(store, app, instants.now_ms())
     except Corruption as error:
         alive = None
         damaged.append(f"{app}: which stages run is not known: {error.message} ({error.hint})")
@@ -183,7 +183,7 @@ def _stage(
     head: Manifest,
     heads: dict[str, Manifest],
     ends_of: EndOffsets,
-    alive: tuple[roster.Beat, ...] | None,
+    alive: tuple[lag.Beat, ...] | None,
     figures: TableFigures | None,
     sinks: tuple[SinkLag, ...],
 ) -> StageOverview:
@@ -194,7 +194,7 @@ def _stage(
         epoch=head.epoch,
         kind=head.kind,
         by=head.by,
-        runner=None if alive is None else roster.runner_of(head, alive),
+        runner=None if alive is None else lag.runner_of(head, alive),
         time_ms=head.time_ms,
         rows=sum(source.rows for source in head.inputs.values()),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,

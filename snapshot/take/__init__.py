@@ -3,4 +3,4 @@
 Here too: the audit log of such operations. Not here: Kafka and Spark; they come in through small Protocols.
 """
 
-__all__ = ["audit_log", "capture", "dependents", "remove", "snapshots", "taking", "waiting"]
+__all__ = ["audit_log", "capture", "remove", "snapshots", "taking", "waiting"]

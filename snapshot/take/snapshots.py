@@ -8,8 +8,7 @@ from ...store.versions import history, horizon
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
 from ..cut.refs import check_snapshot_name
-from ..cut.requests import check_not_asked
-from ..cut.stored import SNAPSHOTS, Captured, Snapshot, SnapshotKind, find_snapshot
+from ..cut.stored import SNAPSHOTS, Captured, Snapshot, SnapshotKind, check_not_asked, find_snapshot
 from .capture import ChannelReader, capture, discard
 
 

@@ -20,8 +20,19 @@ from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.moments import heads_of, retired_since
 from ..cut.refs import check_snapshot_name
-from ..cut.requests import REQUESTS, Request, cancel, check_not_asked, notify, open_requests
-from ..cut.stored import SNAPSHOTS, Captured, Snapshot, SnapshotKind, find_snapshot
+from ..cut.stored import (
+    REQUESTS,
+    SNAPSHOTS,
+    Captured,
+    Request,
+    Snapshot,
+    SnapshotKind,
+    cancel,
+    check_not_asked,
+    find_snapshot,
+    notify,
+    open_requests,
+)
 from .capture import ChannelReader, capture, discard
 from .snapshots import taken
 

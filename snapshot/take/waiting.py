@@ -9,9 +9,8 @@ from itertools import count
 from ... import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
-from ..cut.requests import Request, cancel, notify, open_requests, own_request
 from ..cut.resolve import resolve
-from ..cut.stored import Snapshot, SnapshotKind, find_snapshot
+from ..cut.stored import Request, Snapshot, SnapshotKind, cancel, find_snapshot, notify, open_requests, own_request
 from .audit_log import list_operations, record_once
 from .capture import ChannelReader
 from .snapshots import pin

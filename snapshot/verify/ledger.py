@@ -15,8 +15,7 @@ from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ..cut.graph import Cut
 from ..cut.stored import Captured
 from ..take.capture import ChannelReader, count_by_partition
-from .captured import Recount
-from .channel_state import ChannelState
+from .captured import ChannelState, Recount
 from .report import Checked, as_sentence
 
 

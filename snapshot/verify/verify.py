@@ -22,13 +22,11 @@ from ..cut.refs import Named, Ref, parse
 from ..cut.resolve import cut_at
 from ..cut.stored import Snapshot, read_snapshot
 from ..take.capture import ChannelReader
-from .captured import Recount, captured_channels, check_captured, recount
-from .channel_state import channel_states
+from .captured import Recount, captured_channels, channel_states, check_captured, recount
 from .ledger import Entry, balance, entries
 from .markers import MarkerReader, check_markers, markers_of, reread_markers
-from .objects import check_entries, check_sizes
 from .report import Checked, Difference, Tally, as_sentence, noted, tally
-from .sst import reread_sst
+from .sst import check_entries, check_sizes, reread_sst
 from .version_chain import last_step, whole_history
 
 if TYPE_CHECKING:

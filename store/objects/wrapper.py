@@ -14,7 +14,7 @@ T = TypeVar("T")
 class OtherRoots(ABC):
     """A base for stores: `at` opens each other root once, by `open_other`; None for `open_store` with its defaults."""
 
-    open_root: ClassVar[Callable[[str], ObjectStore]]
+    open_root: ClassVar[Callable[..., ObjectStore]]
     """`open_store`: the module that has it says so, as it knows these stores."""
 
     def __init__(self, open_other: Callable[[str], ObjectStore] | None = None) -> None:

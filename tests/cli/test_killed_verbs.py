@@ -12,9 +12,8 @@ import pytest
 from slackwater.cli import main
 from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
-from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.audit_log import list_operations

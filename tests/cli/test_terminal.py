@@ -19,8 +19,8 @@ from slackwater.pipeline.spark.stderr_filter import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
 from slackwater.results import values
 from slackwater.results.document import Result, Table, Title
-from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import Request
 from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store

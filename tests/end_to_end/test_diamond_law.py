@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.cut.stored import Snapshot, find_snapshot
+from slackwater.snapshot.cut.stored import Request, Snapshot, cancel, find_snapshot, open_requests
 from slackwater.snapshot.take import capture
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify

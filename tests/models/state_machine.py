@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from msgspec.structs import replace
 from slackwater.errors import Fenced
-from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.cut.stored import Request, list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.init.initialise import initialise

@@ -36,7 +36,7 @@ from slackwater.pipeline.kafka.messages import (
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.stored import open_requests
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.commit import commit

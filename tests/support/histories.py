@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.stored import open_requests
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.protocol import ObjectStore

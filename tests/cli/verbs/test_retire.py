@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.snapshot.cut.requests import Request
+from slackwater.snapshot.cut.stored import Request
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, keys

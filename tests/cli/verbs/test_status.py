@@ -7,7 +7,7 @@ import signal
 import pytest
 from msgspec.structs import replace
 from slackwater import instants
-from slackwater.snapshot.status import roster
+from slackwater.snapshot.status import lag
 from slackwater.store.versions import keys, published
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink
@@ -36,14 +36,14 @@ def test_status_shows_every_stage_upstream_first() -> None:
 def test_status_says_which_stages_run(app: FlightsApp) -> None:
     """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
     writer = str(ULID())
-    roster.RUNNERS.put(app.store, roster.Beat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
+    lag.RUNNERS.put(app.store, lag.Beat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")
     assert {stage["stage"]: stage["runner"] for stage in found["stages"]} == {
         "legs": "host:1",
         "aircraft": "",
         "carriers": "",
     }
-    roster.RUNNERS.remove(app.store, writer, "flights")
+    lag.RUNNERS.remove(app.store, writer, "flights")
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedS3
-from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.stored import open_requests
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.snapshot.cut.requests import open_requests
-from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.stored import open_requests
 from slackwater.snapshot.take.taking import answers, request
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history

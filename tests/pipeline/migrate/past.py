@@ -23,7 +23,7 @@ from slackwater.snapshot.backfill.targets import Target, backfillable
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.migrate.columns import evolve
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
-from slackwater.snapshot.migrate.step import applied
+from slackwater.snapshot.migrate.rename import applied
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache

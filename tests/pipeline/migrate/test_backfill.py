@@ -15,7 +15,7 @@ from slackwater.fold.kinds.update import Update
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.migrate.backfilled import Filled
 from slackwater.pipeline.migrate.reach import reach
-from slackwater.snapshot.backfill.scratch import discard, is_needed, sweep
+from slackwater.snapshot.backfill.swap import discard, is_needed, sweep
 from slackwater.snapshot.backfill.targets import Left, Target, backfillable, nothing
 from slackwater.snapshot.bisect.flips import scan
 from slackwater.snapshot.bisect.predicate import Where
@@ -24,7 +24,7 @@ from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.status.roster import RUNNERS, Beat
+from slackwater.snapshot.status.lag import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import Ttl

@@ -11,7 +11,7 @@ from slackwater.pipeline.run.collector import Collector
 from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import gc_every_ms
 from slackwater.snapshot.gc.collect import Collected
-from slackwater.snapshot.status import roster
+from slackwater.snapshot.status import lag
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Manifest
@@ -61,7 +61,7 @@ def app() -> Iterator[FlightsApp]:
 
 def beat(app: FlightsApp, *stages: str, writer: str = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB") -> None:
     found = {stage: app.heads[stage].epoch for stage in stages}
-    roster.RUNNERS.put(app.store, roster.Beat(writer, "other:1", found), app.name)
+    lag.RUNNERS.put(app.store, lag.Beat(writer, "other:1", found), app.name)
 
 
 def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: FlightsApp) -> None:

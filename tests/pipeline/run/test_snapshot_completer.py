@@ -7,8 +7,7 @@ import pytest
 from slackwater.errors import Refused, Unavailable
 from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.cut.stored import find_snapshot
+from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.capture import ChannelReader
 from slackwater.snapshot.take.taking import request

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slackwater.pipeline.source.request_watch import RequestWatch
 from slackwater.pipeline.source.wake import Asked
-from slackwater.snapshot.cut.requests import Request, cancel, notify
+from slackwater.snapshot.cut.stored import Request, cancel, notify
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore

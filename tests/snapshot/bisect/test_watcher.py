@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import NotFound, Unavailable, Usage
-from slackwater.snapshot.bisect import invariants
-from slackwater.snapshot.bisect.invariants import Invariant
-from slackwater.snapshot.bisect.watcher import LAST_GOOD, Look, Watcher
+from slackwater.snapshot.bisect.watcher import LAST_GOOD, Invariant, Look, Watcher, call
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -168,11 +166,11 @@ def test_a_span_that_never_passes_is_refused() -> None:
 
 
 def test_a_command_has_what_happened_in_its_environment(tmp_path: Path) -> None:
-    invariants.call(f'echo "$SLACKWATER_REF" > {tmp_path}/called', {"SLACKWATER_REF": "flights/carriers@v4"})
+    call(f'echo "$SLACKWATER_REF" > {tmp_path}/called', {"SLACKWATER_REF": "flights/carriers@v4"})
     assert (tmp_path / "called").read_text() == "flights/carriers@v4\n"
 
 
 @pytest.mark.parametrize(("command", "words"), [("exit 3", "exit code 3"), ("sleep 60", "had not ended after 0.1 s")])
 def test_a_command_that_fails_is_told(command: str, words: str) -> None:
     with pytest.raises(Unavailable, match=words):
-        invariants.call(command, {}, timeout_s=0.1 if "sleep" in command else 10)
+        call(command, {}, timeout_s=0.1 if "sleep" in command else 10)

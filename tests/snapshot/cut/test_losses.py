@@ -17,9 +17,8 @@ from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.pipeline.spark.query_errors import translate
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.lineage import trace
-from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import find_snapshot
+from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
 from slackwater.snapshot.gc.known import Known, StageKnown
 from slackwater.snapshot.gc.reachable import reachable
 from slackwater.snapshot.gc.retention import Retention

@@ -12,7 +12,7 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.maintain.compact import plan
-from slackwater.snapshot.query import get
+from slackwater.snapshot.query import columns
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
@@ -76,7 +76,7 @@ class Hourly:
         cut = resolve(self.store, ref, now_ms=now_ms)
         with closing(connect(self.store, self.cache, cut)) as con:
             keys = run_query(con, "SELECT k FROM stage ORDER BY k")["k"].to_pylist()
-        assert keys == [key for key in "abcd" if get.get(self.store, cut, "stage", [key]).num_rows]
+        assert keys == [key for key in "abcd" if columns.get(self.store, cut, "stage", [key]).num_rows]
         return "".join(keys)
 
 

@@ -18,7 +18,7 @@ from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
-from slackwater.snapshot.query.get import get
+from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take import audit_log

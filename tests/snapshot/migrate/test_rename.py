@@ -15,8 +15,8 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.moments import later_stages
-from slackwater.snapshot.cut.requests import cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import cancel, open_requests
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.inventory import last_collection
@@ -24,8 +24,8 @@ from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
 from slackwater.snapshot.query.answers import answer
+from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.query.export import export
-from slackwater.snapshot.query.get import get
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.audit_log import list_operations

@@ -9,8 +9,7 @@ import pytest
 from slackwater.errors import Corruption, NotFound, Refused, Unavailable
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query import ui
-from slackwater.snapshot.query.export import Exported, export
+from slackwater.snapshot.query.export import Exported, export, load
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -108,6 +107,6 @@ def test_a_place_that_cannot_be_written_is_refused(app: FlightsApp, cache: SstCa
 def test_without_the_extension_the_page_is_refused_with_what_to_do(tmp_path: Path) -> None:
     nowhere = {"extension_directory": str(tmp_path), "custom_extension_repository": str(tmp_path)}
     with closing(duckdb.connect(config=nowhere)) as con, pytest.raises(Unavailable) as caught:
-        ui.load(con)
+        load(con)
     assert "extension `ui` is not on this machine and cannot be fetched" in caught.value.message
     assert "slackwater export" in caught.value.hint

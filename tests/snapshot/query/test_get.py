@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.columns import parse_key
-from slackwater.snapshot.query.get import get
+from slackwater.snapshot.query.columns import get, parse_key
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore

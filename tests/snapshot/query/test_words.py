@@ -4,7 +4,7 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.query.words import split, words
+from slackwater.snapshot.query.clauses import split, words
 
 PIECES = st.sampled_from(
     [

@@ -14,7 +14,7 @@ from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.query.answers import answer
-from slackwater.snapshot.query.get import get
+from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.rejected import retries
 from slackwater.snapshot.rejected.listing import rejected
 from slackwater.snapshot.verify.verify import verify

@@ -7,8 +7,17 @@ from pathlib import Path
 import pytest
 from slackwater.cli.reporter import idle
 from slackwater.errors import Corruption
-from slackwater.snapshot.status import roster
-from slackwater.snapshot.status.lag import InputLag, StageLag, input_lag, sink_lags
+from slackwater.snapshot.status.lag import (
+    RUNNERS,
+    Beat,
+    InputLag,
+    StageLag,
+    beats,
+    input_lag,
+    runner_of,
+    sink_lags,
+    sweep,
+)
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sink
@@ -79,30 +88,30 @@ def test_an_idle_run_says_what_it_waits_for(stages: tuple[StageLag, ...], quiet_
 
 def test_a_runner_has_the_stages_of_the_epoch_it_claimed() -> None:
     store, second = MemoryStore(), str(ULID())
-    roster.RUNNERS.put(store, roster.Beat(str(ULID()), "host:1", {"s": 1, "r": 4}), "a")
-    roster.RUNNERS.put(store, roster.Beat(second, "host:2", {"s": 2}), "a")
-    alive = roster.beats(store, "a", NOW_MS)
-    assert roster.runner_of(head("s", epoch=2), alive) == "host:2"
-    assert roster.runner_of(head("s", epoch=3), alive) == ""
-    assert roster.runner_of(head("r", epoch=4), alive) == "host:1"
-    roster.RUNNERS.remove(store, second, "a")
-    assert [one.by for one in roster.beats(store, "a", NOW_MS)] == ["host:1"]
+    RUNNERS.put(store, Beat(str(ULID()), "host:1", {"s": 1, "r": 4}), "a")
+    RUNNERS.put(store, Beat(second, "host:2", {"s": 2}), "a")
+    alive = beats(store, "a", NOW_MS)
+    assert runner_of(head("s", epoch=2), alive) == "host:2"
+    assert runner_of(head("s", epoch=3), alive) == ""
+    assert runner_of(head("r", epoch=4), alive) == "host:1"
+    RUNNERS.remove(store, second, "a")
+    assert [one.by for one in beats(store, "a", NOW_MS)] == ["host:1"]
 
 
 def test_an_old_sign_of_life_is_none_and_goes_in_the_end(tmp_path: Path) -> None:
     store, killed, new = open_store(str(tmp_path)), str(ULID()), str(ULID())
-    roster.RUNNERS.put(store, roster.Beat(killed, "host:1", {"s": 1}), "a")
+    RUNNERS.put(store, Beat(killed, "host:1", {"s": 1}), "a")
     written_ms = next(iter(store.list("a/runners/"))).modified_ms
-    assert roster.beats(store, "a", written_ms + 59_000)
-    assert not roster.beats(store, "a", written_ms + 61_000)
-    roster.RUNNERS.put(store, roster.Beat(new, "host:2", {"s": 2}), "a")
-    roster.sweep(store, "a", new)
+    assert beats(store, "a", written_ms + 59_000)
+    assert not beats(store, "a", written_ms + 61_000)
+    RUNNERS.put(store, Beat(new, "host:2", {"s": 2}), "a")
+    sweep(store, "a", new)
     assert len(list(store.list("a/runners/"))) == 2
     path = store.local_path(f"a/runners/{killed}.json")
     assert path is not None
 
     os.utime(path, (written_ms / 1000 - 3_700, written_ms / 1000 - 3_700))
-    roster.sweep(store, "a", new)
+    sweep(store, "a", new)
     assert [info.key for info in store.list("a/runners/")] == [f"a/runners/{new}.json"]
 
 
@@ -110,7 +119,7 @@ def test_a_damaged_sign_of_life_is_told() -> None:
     store = MemoryStore()
     store.put("a/runners/w.json", b"{")
     with pytest.raises(Corruption, match="a/runners/w"):
-        roster.beats(store, "a", NOW_MS)
+        beats(store, "a", NOW_MS)
 
 
 def test_a_sink_is_behind_by_its_rows_and_the_versions_since() -> None:

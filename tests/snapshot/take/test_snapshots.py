@@ -5,9 +5,8 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.in_flight import in_flight
-from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import list_snapshots, read_snapshot
+from slackwater.snapshot.cut.stored import Request, cancel, list_snapshots, open_requests, read_snapshot
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.remove import remove, remove_or_withdraw
 from slackwater.snapshot.take.snapshots import pin

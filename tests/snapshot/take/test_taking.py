@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Unavailable
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.cut.stored import SNAPSHOTS, Snapshot, find_snapshot
+from slackwater.snapshot.cut.stored import SNAPSHOTS, Request, Snapshot, cancel, find_snapshot, open_requests
 from slackwater.snapshot.take import capture
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.taking import answers, request, try_complete

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify.objects import check_sizes
-from slackwater.snapshot.verify.sst import placed, reread_sst, row_faults
+from slackwater.snapshot.verify.sst import check_sizes, placed, reread_sst, row_faults
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore

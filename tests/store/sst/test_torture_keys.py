@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.snapshot.bisect.changed_keys import changed_keys
 from slackwater.snapshot.cut.graph import Cut
-from slackwater.snapshot.query import get
+from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.verify.sst import reread_sst
 from slackwater.store.compaction.merge import run
@@ -172,7 +172,7 @@ def test_every_key_stays_itself_through_the_whole_store(kind: str, modulus: int,
     if modulus:
         return
     for number, key in enumerate(keys):
-        row = get.get(store, newest(table, ssts), "t", [as_text(key), "7"]).to_pylist()
+        row = get(store, newest(table, ssts), "t", [as_text(key), "7"]).to_pylist()
         assert [tuple(one.values())[2:] for one in row] == ([model[number]] if number in model else [])
 
 
