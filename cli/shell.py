@@ -29,8 +29,7 @@ class Answer:
 def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[Cut, bool]") -> Answer:
     """Ask at the moment of a ref, which `around` is, as `Session.cut_around` gives it; notes say what is not there."""
     from ..snapshot.cut.moments import later_stages
-    from ..snapshot.query.answers import answer
-    from ..snapshot.query.channel_tables import names_channels
+    from ..snapshot.query.answers import answer, names_channels
 
     cut, is_whole = around
     others: dict[str, Cut] = {}

@@ -16,8 +16,7 @@ from ..snapshot.cut.graph import Cut, Thinned, channels
 from ..snapshot.cut.moments import later_stages
 from ..snapshot.cut.resolve import telling_if_collected
 from ..snapshot.diff.moments import StoredCut, diff
-from ..snapshot.query.answers import answer, as_relation
-from ..snapshot.query.channel_tables import channel_tables, names_channels
+from ..snapshot.query.answers import answer, as_relation, channel_tables, names_channels
 from ..snapshot.query.columns import TableColumn, columns, get
 from ..snapshot.query.export import export
 from ..snapshot.verify.verify import verify

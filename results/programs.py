@@ -10,8 +10,7 @@ from ..pipeline.maintain.first_version import FirstVersion
 from ..pipeline.migrate.backfilled import Backfilled, Filled
 from ..pipeline.replay.compare import ChannelComparison, Comparison
 from ..snapshot.init.initialise import Initialised
-from ..snapshot.migrate.migrate import Migrated
-from ..snapshot.migrate.words import lines
+from ..snapshot.migrate.migrate import Migrated, lines
 from . import formats, values
 from .document import Block, Cell, Result, Table, Title
 from .verdict import changes

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import instants
-from ..snapshot.bisect.changed_keys import ChangedKeys
 from ..snapshot.bisect.flips import Flips
 from ..snapshot.bisect.session import Session as Search
 from ..snapshot.bisect.verdict import MAX_ROWS, Guilty, Message, Step, Verdict
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.lineage import Lineage, Window
+from ..snapshot.diff.candidates import ChangedKeys
 from ..snapshot.diff.key_changes import KeyChanges
 from . import formats
 from .document import Block, Cell, Name, Result, Table, Title

@@ -56,7 +56,7 @@ def watch(
     """
     from ...pipeline.run.stopping import stop_signals
     from ...snapshot.bisect.watcher import Watcher
-    from ...snapshot.query.channel_tables import names_channels
+    from ...snapshot.query.answers import names_channels
     from ...snapshot.take.audit_log import record, whoami
 
     invariants = [each for each in session.settings.invariants.values() if each.app in ("", app_name)]
@@ -156,7 +156,7 @@ class _Report:
 
     def _bisect(self, invariant: "Invariant", look: "Look") -> "Verdict | None":
         from ...snapshot.bisect import search
-        from ...snapshot.query.channel_tables import names_channels
+        from ...snapshot.query.answers import names_channels
 
         try:
             with self._session.output.progress() as progress:

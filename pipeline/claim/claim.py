@@ -17,7 +17,7 @@ from ...snapshot.cut.in_flight import left_at
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.maintain.retire import bring_back
 from ...snapshot.migrate.columns import ANOTHER_STAGE, evolve
-from ...snapshot.migrate.words import of_column
+from ...snapshot.migrate.migrate import of_column
 from ...snapshot.rejected.retries import TABLE as REJECTED_RECORDS
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from ...errors import Gone, Refused
 from ...fold.failing import RECORD
 from ...fold.records import behind
-from ...snapshot.bisect.changed_keys import changed_keys
+from ...snapshot.diff.candidates import changed_keys
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.query.row_local import differing, only_in
 from ...store.sst.hashing import hash_keys

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from ...errors import Corruption, Gone, NotFound, Refused
 from ...fold.delta import smallest, turning_point
-from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys
 from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Window
+from ...snapshot.diff.candidates import ChangedKeys, changed_keys
 from ...snapshot.diff.versions import Ancestry
 from ...snapshot.query.row_local import differing, places_of
 from ...store.sst.hashing import hash_keys

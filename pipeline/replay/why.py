@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ...snapshot.bisect.changed_keys import changed_keys
 from ...snapshot.bisect.predicate import At
 from ...snapshot.bisect.verdict import Guilty, Hop, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, direct, losses
+from ...snapshot.diff.candidates import changed_keys
 from ...snapshot.query.row_local import differing
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys

@@ -13,10 +13,10 @@ from . import surroundings
 from .masking import Mask
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import ChangedKeys
     from ...snapshot.bisect.evidence import Evidence
     from ...snapshot.bisect.verdict import Guilty, Hop, Message, Verdict
     from ...snapshot.cut.lineage import Window
+    from ...snapshot.diff.candidates import ChangedKeys
 
 _MAX_KEYS = 10
 """Keys that are shown."""

@@ -8,10 +8,10 @@ from .masking import Mask
 from .picture import timeline
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import ChangedKeys
     from ...snapshot.bisect.evidence import Evidence, Reached
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.stored import Snapshot
+    from ...snapshot.diff.candidates import ChangedKeys
     from ...snapshot.verify.ledger import Entry
 
 _MAX_KEYS = 3

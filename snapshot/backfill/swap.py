@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -172,7 +173,8 @@ def is_needed(store: ObjectStore, head: Manifest, backfill: Backfill, now_ms: in
     if swapped is None or head.epoch > swapped.epoch:
         return False
     # A batch that was computed before has another number in its rows than it was committed under.
-    if any(each.kind == "batch" and not each.seq for each in _between(store, head, backfill.version)):
+    since = takewhile(lambda each: each.version > backfill.version, history.backwards(store, head))
+    if any(each.kind == "batch" and not each.seq for each in since):
         return False
     return bool(runner_of(head, beats(store, head.app, now_ms)))
 
@@ -193,10 +195,3 @@ def sweep(store: ObjectStore, head: Manifest, now_ms: int) -> Iterator[str]:
             yield each.app
         else:
             discard(store, each.app)
-
-
-def _between(store: ObjectStore, head: Manifest, after: int) -> Iterator[Manifest]:
-    """The newest first: as a rule the first of them tells."""
-    for version in range(head.version, after, -1):
-        if (found := history.find(store, head.app, head.stage, version)) is not None:
-            yield found

@@ -6,7 +6,6 @@ reads, but for the tag `last-good`.
 
 __all__ = [
     "between",
-    "changed_keys",
     "ends",
     "evidence",
     "flips",

@@ -19,9 +19,9 @@ from ...store.versions.manifest import Manifest
 from ..cut.line import Line, newest_first
 from ..cut.moments import later_stages, line_of
 from ..cut.stored import Snapshot, list_snapshots
+from ..diff.candidates import ChangedKeys, changed_keys
 from ..take.capture import ChannelReader
 from ..verify.verify import Report, verify
-from .changed_keys import ChangedKeys, changed_keys
 from .predicate import At, Skip
 from .verdict import Verdict
 

@@ -15,8 +15,7 @@ from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
 from ..cut.moments import line_of
-from ..query.answers import answer
-from ..query.channel_tables import names_channels
+from ..query.answers import answer, names_channels
 from ..query.columns import visible_schema
 from ..query.sql import named_tables
 from ..take.capture import ChannelReader

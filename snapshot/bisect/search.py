@@ -22,9 +22,9 @@ from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage, direct, trace
+from ..diff.candidates import changed_keys
 from ..take.capture import ChannelReader
 from .between import PROBES, Between, Judge, Skips, length
-from .changed_keys import changed_keys
 from .ends import Ends, find_ends
 from .predicate import ByHand, Predicate, Where
 from .verdict import MAX_ROWS, Answer, Step, Verdict, VersionRange

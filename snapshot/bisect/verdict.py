@@ -9,7 +9,7 @@ import pyarrow as pa
 from ...errors import Refused
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage, Window
-from .changed_keys import ChangedKeys
+from ..diff.candidates import ChangedKeys
 from .predicate import Predicate
 
 MAX_ROWS = 1_000_000

@@ -25,8 +25,7 @@ from ..cut.line import Line
 from ..cut.moments import later_stages
 from ..cut.resolve import resolve
 from ..cut.stored import Snapshot, find_snapshot
-from ..query.answers import answer
-from ..query.channel_tables import names_channels
+from ..query.answers import answer, names_channels
 from ..take.capture import ChannelReader
 from ..take.snapshots import move, pin
 from .predicate import check

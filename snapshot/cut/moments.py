@@ -160,14 +160,11 @@ def _settled(store: ObjectStore, found: Mapping[str, Manifest]) -> Mapping[str, 
 
 def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Manifest | None:
     """The last version that did not go through a migration; None of a stage that has its name from that."""
-    while manifest.migration == number and manifest.version > 1:
-        if manifest.kind == "rename":
-            return None
-        earlier = history.find(store, manifest.app, manifest.stage, manifest.version - 1)
-        if earlier is None:
-            return manifest
-        manifest = earlier
-    return manifest
+    for each in history.backwards(store, manifest):
+        manifest = each
+        if manifest.migration != number:
+            break
+    return None if manifest.migration == number and manifest.kind == "rename" else manifest
 
 
 def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], asked: Manifest | None = None) -> Cut:

@@ -1,31 +1,36 @@
-"""The keys whose rows may differ between two versions, found without a look at what both have.
+"""The keys whose rows may differ between two versions, and those that a commit turned bad, with their values.
 
-A key's newest row decides what a version shows of it. Where it lies in an SST that both versions have, and neither has
-a newer one elsewhere, both show the same. So candidates come from the SSTs that one of them has for itself; and of
-these from rows written after the two parted, because compaction rewrites rows and keeps their `_seq`. What is left are
-rows that went away: expired by one version's clock and not by the other's; or removed and forgotten. A merge that
-includes the oldest run forgets the keys whose newest row is a tombstone, or has expired: with that row go all that it
-hid. So the SSTs of a later version need not show that a key was removed: what batches wrote in between does.
+They are found without a look at what both have. A key's newest row decides what a version shows of it. Where it lies in
+an SST that both versions have, and neither has a newer one elsewhere, both show the same. So candidates come from the
+SSTs that one of them has for itself; and of these from rows written after the two parted, because compaction rewrites
+rows and keeps their `_seq`. What is left are rows that went away: expired by one version's clock and not by the
+other's; or removed and forgotten. A merge that includes the oldest run forgets the keys whose newest row is a
+tombstone, or has expired: with that row go all that it hid. So the SSTs of a later version need not show that a key was
+removed: what batches wrote in between does.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
 from ...store.read.range_reads import at_once
 from ...store.sst import ttl
 from ...store.sst.expiry import expired
-from ...store.sst.hashing import sort_keys
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.ttl import may_have_expired
-from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
+from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions import history, horizon
-from ...store.versions.manifest import Manifest, Sst
+from ...store.versions.manifest import Manifest, Sst, Table
+from ..query.columns import visible_schema
 from .key_changes import KeyChanges
 from .side import Side, distinct, identity, newest
-from .versions import Ancestry, StageVersions
+from .versions import Ancestry, StageVersions, ancestry
 
 VERSION_BYTES = 64 << 10
 """Reading a manifest is worth so many bytes of SSTs, in time."""
@@ -170,3 +175,56 @@ def _newest(side: Side, ssts: Sequence[Sst], seq: int) -> pa.Table:
     newest_first = sorted(ssts, key=lambda sst: -sst.seq_max)
     rows = pa.concat_tables([side.no_rows(), *(side.stored(sst, SEQ, 0, seq) for sst in newest_first)])
     return newest(rows, side.key).select([HASH, *side.key, SEQ])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedKeys(KeyChanges):
+    """Keys of one table, and their rows around a commit."""
+
+    named: bool
+    """Whether the predicate named these keys, in this order; else they are those that the commit changed, by key."""
+
+
+def changed_keys(
+    store: ObjectStore,
+    cache: SstCache,
+    before: Manifest | None,
+    after: Manifest,
+    rows: pa.Table,
+    shared: Ancestry | None = None,
+) -> ChangedKeys | None:
+    """The keys that a commit turned bad, None for a stage without a table.
+
+    It made the version `after` of `before`, None when the stage had none. If the rows that the predicate returned have
+    all key columns, their keys are meant, in their order; else all whose row the commit changed, those that expired
+    with it included. `shared` is what the two have in common, where they are not versions of one line.
+    """
+    table = after.table
+    if table is None:
+        return None
+    earlier = Side(store, cache, table, before, before.clock_ms if before is not None else 0)
+    later = Side(store, cache, table, after, after.clock_ms)
+    keys = _named_keys(rows, table)
+    shown = [name for name in visible_schema(table).names if name not in earlier.key]
+    if keys is not None:
+        return _of(rows_of(keys, (earlier, None), (later, None), names=shown), named=True)
+    if shared is None:
+        shared = ancestry((store, before), (store, after)) if before is not None else Ancestry()
+    return _of(changes_between(earlier, later, shared, shown).changed().in_order(), named=False)
+
+
+def _of(found: KeyChanges, *, named: bool) -> ChangedKeys:
+    return ChangedKeys(**{each.name: getattr(found, each.name) for each in fields(found)}, named=named)
+
+
+def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
+    """The keys in a predicate's result, each once, with `_hash`; None if not all are there, in types that fit."""
+    schema = arrow_schema(table.key)
+    if not set(schema.names) <= set(rows.schema.names):
+        return None
+    try:
+        keys = normalise_keys(rows.select(schema.names).cast(schema), schema.names)
+    except pa.ArrowException:
+        # Another shape (a list, a struct), or a text that is no number: the query gave the name to something else.
+        return None
+    return distinct(keys.add_column(0, HASH, pa.array(hash_keys(keys, schema.names))))

@@ -1,6 +1,6 @@
 """Removing an app wholly, in an order that may be broken off anywhere: the same call again finishes it.
 
-1. See that no clone needs it (`take.dependents`) and no runner holds it. Every stage gets a version that retires it: a
+1. See that no clone needs it (`take.remove`) and no runner holds it. Every stage gets a version that retires it: a
    runner that nobody sees stops at its next commit.
 2. Wait until these versions have been there for as long as a writer may commit without looking
    (`store.versions.horizon`): one that wakes up after that looks, finds that its history is gone, and stops.

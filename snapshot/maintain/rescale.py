@@ -7,6 +7,7 @@ claims the stage again.
 """
 
 from dataclasses import dataclass
+from itertools import islice, pairwise
 
 from msgspec.structs import replace
 
@@ -88,16 +89,13 @@ def _record_earlier(store: ObjectStore, head: Manifest, partitions: int) -> None
     known = find_operation(store, app, "rescale", lambda detail: detail.startswith(f"{stage} to "))
     if known is not None and known.detail.startswith(f"{stage} to {partitions} "):
         return
-    later = head
     # Further back nobody repeats what was interrupted.
-    for version in range(head.version - 1, max(head.version - _LOOK_BACK, 0), -1):
-        earlier = history.find(store, app, stage, version)
-        if earlier is None or earlier.table is None:
+    for later, earlier in pairwise(islice(history.backwards(store, head), _LOOK_BACK)):
+        if earlier.table is None:
             return
         if later.kind == "rescale":
             _record(store, app, stage, earlier.table.partitions, partitions, later.by)
             return
-        later = earlier
 
 
 def _with(draft: Manifest, partitions: int) -> Manifest:

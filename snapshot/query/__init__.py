@@ -5,7 +5,6 @@ Nothing here writes to the store.
 
 __all__ = [
     "answers",
-    "channel_tables",
     "clauses",
     "columns",
     "export",

@@ -24,10 +24,12 @@ from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
-from .channel_tables import SCHEMA_NAME
 from .clauses import Versions
 from .columns import visible_schema
 from .moments import Beside
+
+SCHEMA_NAME = "inflight"
+"""DuckDB schema of the channels' views, and name of the table macro that finds them."""
 
 _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""

@@ -3,4 +3,4 @@
 Not here: when it runs. That is the runner's (`pipeline.batch`) or the verb's (`snapshot.maintain`).
 """
 
-__all__ = ["leveled", "merge", "merge_cursor", "picker", "plan", "rolling_writer", "universal"]
+__all__ = ["leveled", "merge", "merge_cursor", "picker", "plan", "universal"]

@@ -120,6 +120,14 @@ def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
     return find(store, manifest.app, manifest.stage, manifest.version - 1)
 
 
+def backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
+    """This version and those before it, newest first, as far back as none is missing. Errors as of `find`."""
+    earlier: Manifest | None = manifest
+    while earlier is not None:
+        yield earlier
+        earlier = before(store, earlier)
+
+
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
     """The newest version committed at `time_ms` or before, or None when all are later from the first on.
 

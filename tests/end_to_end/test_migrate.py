@@ -13,8 +13,7 @@ from slackwater.pipeline.migrate.backfill import backfill_file
 from slackwater.pipeline.migrate.backfilled import Backfilled
 from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.run.options import Options
-from slackwater.snapshot.migrate.migrate import Migrated
-from slackwater.snapshot.migrate.words import lines
+from slackwater.snapshot.migrate.migrate import Migrated, lines
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, history
 

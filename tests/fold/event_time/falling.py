@@ -15,8 +15,7 @@ from slackwater.fold.step import Made
 from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
-from slackwater.snapshot.migrate.migrate import find_plan, migrate
-from slackwater.snapshot.migrate.words import lines
+from slackwater.snapshot.migrate.migrate import find_plan, lines, migrate
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore

@@ -9,7 +9,7 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.channel_tables import channel_tables
+from slackwater.snapshot.query.answers import channel_tables
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify

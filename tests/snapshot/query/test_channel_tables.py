@@ -11,7 +11,7 @@ from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import read_snapshot
-from slackwater.snapshot.query.channel_tables import arrow_of, channel_tables, names_channels
+from slackwater.snapshot.query.answers import arrow_of, channel_tables, names_channels
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin

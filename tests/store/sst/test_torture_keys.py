@@ -11,8 +11,8 @@ from typing import Any
 import duckdb
 import pytest
 from msgspec.structs import replace
-from slackwater.snapshot.bisect.changed_keys import changed_keys
 from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.diff.candidates import changed_keys
 from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.verify.sst import reread_sst
