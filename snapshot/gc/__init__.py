@@ -1,3 +1,3 @@
 """Garbage collection: retention, what is reachable and why, and collecting the rest."""
 
-__all__ = ["collect", "explain", "inventory", "known", "orphans", "reachable", "retention"]
+__all__ = ["collect", "explain", "inventory", "orphans", "reachable", "retention"]

@@ -22,7 +22,7 @@ from ...store.versions import limits as fits
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots
-from .known import Known, StageKnown
+from .retention import Known, StageKnown
 
 _BATCH = 256
 """Requests handed out at once, to `_WORKERS` threads."""

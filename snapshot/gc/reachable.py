@@ -27,8 +27,7 @@ from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order, raise_senders
 from ..cut.stored import Snapshot
-from .known import Known
-from .retention import Retention
+from .retention import Known, Retention
 
 Read = Callable[[str, int], Manifest]
 """Gets a stage and a version; of the manifest, inputs, outputs and times are looked at."""

@@ -109,7 +109,8 @@ def migrate(
     if not found.changes:
         return Migrated(found, 0, "", {}, finished)
     asked = open_requests(store, found.app)
-    if asked and any(map(_answers_no_more, found.changes)):
+    steps = with_inputs(found, starts)
+    if asked and any(step.answers_otherwise for step in steps.values()):
         raise Refused(
             f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other "
             "inputs or have other names",
@@ -119,7 +120,7 @@ def migrate(
     cut = newest_cut(store, found.app, stages_of(store, found.app))
     name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
     snapshot = pin(store, cut, name, by=by, reader=reader)
-    migration = Migration(found.app, number, str(ULID()), by, now_ms, snapshot.name, with_inputs(found, starts))
+    migration = Migration(found.app, number, str(ULID()), by, now_ms, snapshot.name, steps)
     try:
         prepare(store, migration)
     except Refused:
@@ -135,11 +136,6 @@ def migrate(
     )
     record(store, found.app, "migrate", f"{number}: {told}; before it {found.app}@{snapshot.name}", by)
     return Migrated(found, number, snapshot.name, done.versions, finished)
-
-
-def _answers_no_more(change: StageChange) -> bool:
-    """Whether the stage cannot do its part in a snapshot that was asked for before."""
-    return bool(change.kind == "retired" or change.formerly or change.inputs or change.gone)
 
 
 _DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})

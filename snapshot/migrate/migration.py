@@ -67,14 +67,9 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
             made = _commit(store, migration, heads[stage], now_ms, ended)
             if made.changed:
                 versions[stage] = made.manifest.version
-    if any(map(_answers_otherwise, migration.stages.values())):
+    if any(step.answers_otherwise for step in migration.stages.values()):
         _withdraw(store, migration)
     return Done(migration, versions)
-
-
-def _answers_otherwise(step: Step) -> bool:
-    """Whether a stage cannot do its part in a snapshot that was asked for before this step."""
-    return bool(step.retires or step.called or step.inputs or step.gone)
 
 
 def _withdraw(store: ObjectStore, migration: Migration) -> None:

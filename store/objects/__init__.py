@@ -6,7 +6,6 @@ here: what the objects mean; names of objects are plain keys.
 
 __all__ = [
     "counting",
-    "faults",
     "local",
     "memory",
     "open",

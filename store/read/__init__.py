@@ -10,7 +10,6 @@ __all__ = [
     "duckdb_versions",
     "duckdb_view",
     "footers",
-    "mapped_file",
     "multi_get",
     "parquet_copies",
     "range_reads",

@@ -16,9 +16,8 @@ from ...errors import Corruption
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
 from ..versions.manifest import Sst, Table
-from .cache_folder import CacheFolder
+from .cache_folder import CacheFolder, Mapped, map_file, write_file
 from .decode import decode, fetch, file_name
-from .mapped_file import Mapped, map_file, write_file
 from .parquet_copies import ParquetCopies
 from .remote_sst import RangedSst
 

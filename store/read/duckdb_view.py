@@ -31,8 +31,8 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, OP, sst_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
+from .cache_folder import Mapped
 from .decode import check_shape, corrupt, file_name
-from .mapped_file import Mapped
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30

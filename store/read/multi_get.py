@@ -22,9 +22,9 @@ from ..sst.ttl import check_clock
 from ..sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
+from .cache_folder import Mapped
 from .decode import Block
 from .footers import fetch_footers
-from .mapped_file import Mapped
 from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
 
 _SPARED = 1 / 6

@@ -42,88 +42,6 @@ class DueRows:
     next_ms: int | None
 
 
-def due_rows(
-    store: ObjectStore,
-    cache: SstCache,
-    ssts: Sequence[Sst],
-    table: Table,
-    *,
-    span: tuple[int, int],
-    hashes: tuple[int, int],
-    clock_ms: int,
-    reads: Reads,
-) -> DueRows:
-    """The visible rows that fall due in a span of time.
-
-    Args:
-        store: the store of the app.
-        cache: this machine's.
-        ssts: where the table's rows are.
-        table: its columns, `_due_at` among them.
-        span: the first and the last millisecond, both included, since 1970 UTC.
-        hashes: the lowest and the highest hash of the rows that are looked for.
-        clock_ms: rows that expire at this time or before are absent.
-        reads: counts what this takes.
-
-    Raises:
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
-    """
-    key = arrow_schema(table.key)
-    parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
-    following: list[int] = []
-    for sst in ssts:
-        blocks, bounds = _blocks(store, cache, sst, table, span, reads)
-        following += bounds
-        for block in blocks:
-            some, later = _within(block, key.names, span, hashes)
-            parts.append(pa.table(some.columns, schema=parts[0].schema))
-            following += later
-    found = pa.concat_tables(parts).combine_chunks()
-    keys, seqs = found.drop_columns([SEQ]), np.zeros(found.num_rows, np.int64)
-    values, present = multi_get(
-        store,
-        cache,
-        ssts,
-        table,
-        keys[HASH].to_numpy(),
-        keys.drop_columns([HASH]),
-        reads,
-        clock_ms=clock_ms,
-        seqs=seqs,
-    )
-    newest = present & (seqs == found[SEQ].to_numpy())
-    mine = pa.array(newest)
-    return DueRows(keys.filter(mine), values.filter(mine), seqs[newest], min(following, default=None))
-
-
-def _blocks(
-    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, span: tuple[int, int], reads: Reads
-) -> tuple[Iterable[Block], list[int]]:
-    """The rows of an SST among which those of the span are, and when others fall due after it at the earliest."""
-    mapped = cache.peek(sst, table)
-    if mapped is None and sst.bytes <= SMALL_BYTES:
-        mapped = cache.bring(store, sst, table, reads)
-    if mapped is not None:
-        return mapped.blocks, []
-    ranged = RangedSst(store, sst, table, reads)
-    parts = ranged.having(DUE, *span)
-    later = ranged.next_after(DUE, span[1])
-    return ranged.read(parts), [] if later is None else [later]
-
-
-def _within(
-    block: Block, key: Sequence[str], span: tuple[int, int], hashes: tuple[int, int]
-) -> tuple[pa.RecordBatch, list[int]]:
-    """Of a block `_hash`, key and `_seq` of the rows of the span, and when the next one falls due after it."""
-    low, high = np.searchsorted(block.hashes, hashes[0]), np.searchsorted(block.hashes, hashes[1], side="right")
-    due = block.rows([DUE], int(low), int(high - low)).column(0)
-    wanted = pc.and_(pc.greater_equal(due, span[0]), pc.less_equal(due, span[1]))
-    later = pc.min(due.filter(pc.greater(due, span[1]))).as_py()
-    at = low + np.flatnonzero(np.asarray(pc.fill_null(wanted, False)))
-    return block.take(at, [HASH, *key, SEQ]), [] if later is None else [later]
-
-
 @dataclass(frozen=True, slots=True)
 class TableRows:
     """What a batch looks up.
@@ -153,14 +71,53 @@ class TableRows:
         return values, found, seqs
 
     def due(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
-        """The rows that fall due between two times, with hashes between two others. As `due_rows`."""
-        return due_rows(
-            self.store,
-            self.cache,
-            self.ssts,
-            self.table,
-            span=span,
-            hashes=hashes,
-            clock_ms=self.clock_ms,
-            reads=self.reads,
-        )
+        """The visible rows that fall due in a span of time.
+
+        Args:
+            span: the first and the last millisecond, both included, since 1970 UTC.
+            hashes: the lowest and the highest hash of the rows that are looked for.
+
+        Raises:
+            Corruption: an SST is missing or damaged.
+            Unavailable: the store did not answer.
+        """
+        key = arrow_schema(self.table.key)
+        parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
+        following: list[int] = []
+        for sst in self.ssts:
+            blocks, bounds = self._blocks(sst, span)
+            following += bounds
+            for block in blocks:
+                some, later = _within(block, key.names, span, hashes)
+                parts.append(pa.table(some.columns, schema=parts[0].schema))
+                following += later
+        found = pa.concat_tables(parts).combine_chunks()
+        keys = found.drop_columns([SEQ])
+        values, present, seqs = self.of_keys(keys[HASH].to_numpy(), keys.drop_columns([HASH]))
+        newest = present & (seqs == found[SEQ].to_numpy())
+        mine = pa.array(newest)
+        return DueRows(keys.filter(mine), values.filter(mine), seqs[newest], min(following, default=None))
+
+    def _blocks(self, sst: Sst, span: tuple[int, int]) -> tuple[Iterable[Block], list[int]]:
+        """The rows of an SST among which those of the span are, and when others fall due after it at the earliest."""
+        mapped = self.cache.peek(sst, self.table)
+        if mapped is None and sst.bytes <= SMALL_BYTES:
+            mapped = self.cache.bring(self.store, sst, self.table, self.reads)
+        if mapped is not None:
+            return mapped.blocks, []
+        ranged = RangedSst(self.store, sst, self.table, self.reads)
+        parts = ranged.having(DUE, *span)
+        later = ranged.next_after(DUE, span[1])
+        return ranged.read(parts), [] if later is None else [later]
+
+
+def _within(
+    block: Block, key: Sequence[str], span: tuple[int, int], hashes: tuple[int, int]
+) -> tuple[pa.RecordBatch, list[int]]:
+    """Of a block `_hash`, key and `_seq` of the rows of the span, and when the next one falls due after it."""
+    low, high = np.searchsorted(block.hashes, hashes[0]), np.searchsorted(block.hashes, hashes[1], side="right")
+    due = block.rows([DUE], int(low), int(high - low)).column(0)
+    wanted = pc.and_(pc.greater_equal(due, span[0]), pc.less_equal(due, span[1]))
+    later = pc.min(due.filter(pc.greater(due, span[1]))).as_py()
+    at = low + np.flatnonzero(np.asarray(pc.fill_null(wanted, False)))
+    return block.take(at, [HASH, *key, SEQ]), [] if later is None else [later]

@@ -32,6 +32,11 @@ class Step(Struct, frozen=True):
     called: fits.NameOrNone = ""
     """Its name from then on, where that is another."""
 
+    @property
+    def answers_otherwise(self) -> bool:
+        """Whether the stage cannot do its part in a snapshot that was asked for before."""
+        return bool(self.retires or self.called or self.inputs or self.gone)
+
 
 class Migration(Struct, frozen=True):
     """What becomes of an app's stages, all of them or none."""

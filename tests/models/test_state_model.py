@@ -24,7 +24,7 @@ from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.objects.memory import FaultyStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import history, keys

@@ -13,8 +13,7 @@ from slackwater.errors import CommitConflict, Fenced, Unavailable
 from slackwater.pipeline.batch.committer import Committer
 from slackwater.pipeline.batch.head import Change, Committed
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.faults import FaultyStore
-from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor

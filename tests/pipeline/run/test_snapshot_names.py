@@ -3,8 +3,7 @@
 from slackwater.pipeline.run.snapshot_completer import snapshot_names
 from slackwater.snapshot.cut.stored import Request
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.faults import FaultyStore
-from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.versions import codec, keys
 from ulid import ULID
 

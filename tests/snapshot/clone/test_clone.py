@@ -17,9 +17,8 @@ from slackwater.snapshot.cut.stored import list_snapshots, read_snapshot
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import successor

@@ -19,9 +19,8 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
-from slackwater.snapshot.gc.known import Known, StageKnown
 from slackwater.snapshot.gc.reachable import reachable
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.retention import Known, Retention, StageKnown
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin

@@ -20,8 +20,7 @@ from slackwater.snapshot.verify.verify import verify
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.faults import FaultyStore
-from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import amend, history

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from slackwater.errors import Unavailable, Usage
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.s3.settings import S3Settings

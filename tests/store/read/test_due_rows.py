@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.table_rows import due_rows
+from slackwater.store.read.table_rows import DueRows, TableRows
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import DUE
@@ -39,6 +39,20 @@ def write(
 def keys_by_hash() -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     keys = np.arange(ROWS)
     return keys[np.argsort(hash_keys(pa.table({"key": keys}), ["key"]))]
+
+
+def due_rows(
+    store: MemoryStore,
+    cache: SstCache,
+    ssts: tuple[Sst, ...],
+    table: Table,
+    *,
+    span: tuple[int, int],
+    hashes: tuple[int, int],
+    clock_ms: int,
+    reads: Reads,
+) -> DueRows:
+    return TableRows(store, cache, table, ssts, clock_ms, reads).due(span, hashes)
 
 
 @pytest.mark.parametrize("warm", [False, True])

@@ -2,8 +2,7 @@
 
 import pytest
 from slackwater.errors import Corruption, NotFound, Refused, Usage
-from slackwater.store.objects.faults import FaultyStore
-from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions.apps import create_app, ensure_app, find_app, list_apps, read_app
 from slackwater.store.versions.manifest import AppInfo, Origin

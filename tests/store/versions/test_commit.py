@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Refused, Unavailable, Usage
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.faults import FaultyStore
-from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
