@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import duckdb
 import pyarrow as pa
@@ -104,20 +104,28 @@ class Wanted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ByHand:
-    """No predicate: a person looks. What they look at is not known, so every stage counts, and what it sent."""
+class OfAllTables:
+    """What holds of code, and of a person: nobody knows which tables they look at."""
 
-    text: str = "by hand"
-    sql: str = ""
-    channels: bool = True
+    text: str
+    sql: ClassVar[str] = ""
+    channels: ClassVar[bool] = False
 
     def tables(self, cut: Cut) -> frozenset[str]:
         """See `Predicate`."""
-        return frozenset(cut.stages)
+        return frozenset(cut.tables)
 
     def names(self, table: str) -> bool:
         """See `Predicate`."""
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand(OfAllTables):
+    """No predicate: a person looks. Every stage counts then, and what it sent."""
+
+    text: str = "by hand"
+    channels: ClassVar[bool] = True
 
     def rows(self, at: At, max_rows: int) -> pa.Table:
         """Raises `Wanted`."""

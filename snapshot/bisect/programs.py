@@ -16,13 +16,11 @@ import duckdb
 import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
-from ...store.versions.aside import tables_of
-from ...store.versions.manifest import Table
-from ..cut.graph import Cut
+from ...store.versions.aside import columns_of
 from ..cut.resolve import telling_if_collected
 from ..query.export import new_file, write_empty, write_table
 from ..query.sql import connect
-from .predicate import At, Skip
+from .predicate import At, OfAllTables, Skip
 
 Function = Callable[[duckdb.DuckDBPyConnection], object]
 """Says of a moment, whose tables are views of the connection, whether it is good."""
@@ -33,32 +31,7 @@ _STOP = 128
 
 
 @dataclass(frozen=True, slots=True)
-class _OfAllTables:
-    """What holds of code: nobody knows which tables it looks at."""
-
-    text: str
-
-    @property
-    def sql(self) -> str:
-        """See `Predicate`."""
-        return ""
-
-    @property
-    def channels(self) -> bool:
-        """See `Predicate`."""
-        return False
-
-    def tables(self, cut: Cut) -> frozenset[str]:
-        """See `Predicate`."""
-        return frozenset(cut.tables)
-
-    def names(self, table: str) -> bool:
-        """See `Predicate`."""
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class Python(_OfAllTables):
+class Python(OfAllTables):
     """A function that gets a DuckDB connection with the tables as views.
 
     What it returns says whether the moment is good. None is, so that a function of `assert`s alone will do: an
@@ -70,7 +43,10 @@ class Python(_OfAllTables):
 
     def rows(self, at: At, max_rows: int) -> pa.Table:
         """See `Predicate`. Raises `SlackwaterError` when the function raises anything else."""
-        with telling_if_collected(at.store, at.cut), closing(_connect(at)) as con:
+        with (
+            telling_if_collected(at.store, at.cut),
+            closing(connect(at.store, at.cache, at.cut, empty=columns_of(at.later))) as con,
+        ):
             try:
                 answer = self.function(con)
             except AssertionError as error:
@@ -87,7 +63,7 @@ class Python(_OfAllTables):
 
 
 @dataclass(frozen=True, slots=True)
-class Run(_OfAllTables):
+class Run(OfAllTables):
     """A shell command; `SLACKWATER_DB` is the moment as a DuckDB file, `SLACKWATER_REF` its ref.
 
     Its exit code says what the moment is, by the rules of `git bisect run`. What it prints goes to stderr.
@@ -100,7 +76,7 @@ class Run(_OfAllTables):
             with telling_if_collected(at.store, at.cut), new_file(path) as con:
                 for table in at.cut.tables:
                     write_table(con, at.store, at.cache, at.cut, table)
-                for table, declared in _empty(at).items():
+                for table, declared in columns_of(at.later).items():
                     if table not in at.cut.tables:
                         write_empty(con, table, declared)
             names = {"SLACKWATER_DB": str(path), "SLACKWATER_REF": at.ref, "SLACKWATER_APP": at.cut.app}
@@ -141,15 +117,6 @@ def load(text: str) -> Python:
     if not callable(found):
         raise Usage(f"{name} has no function {function!r}")
     return Python(text, found)
-
-
-def _connect(at: At) -> duckdb.DuckDBPyConnection:
-    return connect(at.store, at.cache, at.cut, empty=_empty(at))
-
-
-def _empty(at: At) -> dict[str, Table]:
-    behind = (each for stage, manifest in at.later.items() for each in tables_of(manifest, stage).items())
-    return {name: each.table for name, each in behind if each.table is not None}
 
 
 def _wrong(why: str) -> pa.Table:

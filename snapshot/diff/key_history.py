@@ -19,7 +19,7 @@ from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.sst.hashing import hash_keys
 from ...store.sst.ttl import may_have_expired, seen_clock_ms
-from ...store.versions.aside import owner, tables_of
+from ...store.versions.aside import columns_of, owner
 from ...store.versions.manifest import Manifest
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, stages_of
@@ -124,7 +124,7 @@ def key_history(
         Unavailable: the store did not answer.
     """
     heads = heads_of(store, app, stages_of(store, app))
-    tables = {name: each.table for head in heads.values() for name, each in tables_of(head).items()}
+    tables = columns_of(heads)
     declared = tables.get(table)
     if declared is None:
         raise NotFound(f"table of app {app!r}", table, tables)

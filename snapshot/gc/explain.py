@@ -104,22 +104,20 @@ def _record(seen: Inventory, key: str, margin_ms: int) -> Explanation:
 def _document(app: str, key: str) -> str:
     what = key.removeprefix(f"{app}/")
     return next(
-        (why for names, why in _DOCUMENTS.items() if what.startswith(names)),
+        (why for name, why in _DOCUMENTS.items() if what.startswith(name)),
         "it is no object that slackwater writes: collection leaves it alone",
     )
 
 
 _DOCUMENTS = {
-    ("app.json", "channels.json"): "it says who the app is: kept as long as the app",
-    ("gc.json", "boundaries/"): "it belongs to garbage collection itself",
-    ("snapshots/",): "it is a snapshot: kept until `slackwater snapshot rm` removes it",
-    ("requests/",): "it asks for a snapshot: kept until that is complete or withdrawn",
-    (
-        "notice.json",
-    ): "it tells runners that something was asked of them: written over each time, kept as long as the app",
-    ("retries/",): "it asks a runner to put rejected records through again: kept until that is done",
-    ("migrations/",): "it says what became of each stage when the program was changed: kept as long as the app",
-    ("log/",): "it is part of the log of operations, all of which is kept",
+    **dict.fromkeys(("app.json", "channels.json"), "it says who the app is: kept as long as the app"),
+    **dict.fromkeys(("gc.json", "boundaries/"), "it belongs to garbage collection itself"),
+    "snapshots/": "it is a snapshot: kept until `slackwater snapshot rm` removes it",
+    "requests/": "it asks for a snapshot: kept until that is complete or withdrawn",
+    "notice.json": "it tells runners that something was asked of them: written over each time, kept as long as the app",
+    "retries/": "it asks a runner to put rejected records through again: kept until that is done",
+    "migrations/": "it says what became of each stage when the program was changed: kept as long as the app",
+    "log/": "it is part of the log of operations, all of which is kept",
 }
 """Why objects beside the versions stay, by what their keys begin with."""
 

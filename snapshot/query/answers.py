@@ -19,7 +19,7 @@ from ...errors import Corruption, NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.arrow_types import schema_of
-from ...store.versions.aside import tables_of
+from ...store.versions.aside import columns_of
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, stretch
@@ -147,8 +147,6 @@ def answer(
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
-    behind = (each for stage, manifest in later.items() for each in tables_of(manifest, stage).items())
-    empty = {name: manifest.table for name, manifest in behind if manifest.table is not None}
     statement = understand(sql)
     is_steady = now_ms is None
     moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
@@ -159,7 +157,7 @@ def answer(
     with ExitStack() as stack:
         for each in (named, *(one for some in beside for one in some.cuts[:1])):
             stack.enter_context(telling_if_collected(store, each))
-        con = connect(store, cache, named, only=opened, empty=empty, channels=flying, beside=beside)
+        con = connect(store, cache, named, only=opened, empty=columns_of(later), channels=flying, beside=beside)
         stack.enter_context(closing(con))
         try:
             return run_query(con, statement.sql, max_rows=max_rows)

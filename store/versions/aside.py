@@ -4,12 +4,12 @@ They are in the stage's manifest, so they change with its table in one commit, a
 Whoever reads tables gets each as a manifest of its own that has it as its table: what reads one reads the others.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from .manifest import Manifest, Sst
+from .manifest import Manifest, Sst, Table
 
 REJECTED = "rejected"
 """The records that the stage could not take, each with its error."""
@@ -45,6 +45,12 @@ def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
     name = stage or manifest.stage
     own = {name: manifest} if manifest.table is not None else {}
     return own | {name + each.stage.removeprefix(manifest.stage): each for each in beside(manifest)}
+
+
+def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
+    """By name, what the tables of these stages are declared as, the stages being called as they are here."""
+    each = (tables_of(manifest, stage) for stage, manifest in stages.items())
+    return {name: one.table for tables in each for name, one in tables.items() if one.table is not None}
 
 
 def beside(manifest: Manifest) -> tuple[Manifest, ...]:
