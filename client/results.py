@@ -19,7 +19,7 @@ from ..snapshot.query.answers import as_relation
 from ..snapshot.query.log import Entry
 from ..snapshot.verify import report as verify_report
 from ..snapshot.verify.verify import Report
-from ..store.sst.python_values import python_rows
+from ..store.sst.arrow_types import python_rows
 
 if TYPE_CHECKING:
     from .moment import Moment

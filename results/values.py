@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import Refused, Usage
-from ..store.sst.python_values import python_rows, python_values
+from ..store.sst.arrow_types import python_rows, python_values
 from ..whole_file import check_folder, whole_file
 from .document import Cell, Name, Table
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import Usage
-from ...store.sst.python_values import python_rows
+from ...store.sst.arrow_types import python_rows
 from ...whole_file import whole_file
 from .compare import Comparison
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...store.sst.python_values import python_rows
+from ...store.sst.arrow_types import python_rows
 
 _PIECE = 10_000
 """Keys that are Python values at a time."""

@@ -19,8 +19,8 @@ from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.read.decode import Block
 from ...store.read.remote_sst import SMALL_BYTES, RangedSst
+from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import same_keys
-from ...store.sst.python_values import python_rows
 from ...store.sst.sorted_runs import overlapping
 from ...store.sst.types import EXPIRES, OP, PREV, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table

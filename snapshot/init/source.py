@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused, Usage
-from ...store.sst.arrow_types import from_arrow
-from ...store.sst.python_values import python_rows
+from ...store.sst.arrow_types import from_arrow, python_rows
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Table
 from ...validation import nearest

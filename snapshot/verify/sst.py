@@ -14,10 +14,10 @@ from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectStore, check_key
 from ...store.read.decode import check_shape, decode, fetch, read_groups
 from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
+from ...store.sst.arrow_types import python_rows
 from ...store.sst.bloom import Filter
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.parquet_pages import MALFORMED
-from ...store.sst.python_values import python_rows
 from ...store.sst.types import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table
 from .report import Checked, noted

@@ -10,7 +10,6 @@ __all__ = [
     "expiry",
     "hashing",
     "parquet_pages",
-    "python_values",
     "sorted_runs",
     "ttl",
     "types",

@@ -290,7 +290,7 @@ def test_moments_and_histories_begin_with_it(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_memory_for_sorting_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.snapshot.init.sort.MEMORY", "32 MiB")
+    monkeypatch.setattr("slackwater.snapshot.init.load.MEMORY", "32 MiB")
     monkeypatch.setattr(loading, "_MOST_WORKERS", 1)
     path = tmp_path / "many.parquet"
     sql = f"COPY (SELECT 'C' || n AS carrier, n AS flights, n / 2 AS delay FROM range(1000000) r(n)) TO '{path}'"
@@ -298,6 +298,6 @@ def test_rows_beyond_the_memory_for_sorting_go_to_disk(tmp_path: Path, monkeypat
         con.execute(sql)
     store = MemoryStore()
     assert initialise(store, FIRST, Source(str(path))).rows == 1_000_000
-    monkeypatch.setattr("slackwater.snapshot.init.sort.MEMORY", "1 MiB")
+    monkeypatch.setattr("slackwater.snapshot.init.load.MEMORY", "1 MiB")
     with pytest.raises(SlackwaterError, match="cannot be sorted"):
         initialise(store, replace(FIRST, stage="other"), Source(str(path)))

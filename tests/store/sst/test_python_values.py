@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.store.sst.python_values import python_rows, python_values
+from slackwater.store.sst.arrow_types import python_rows, python_values
 
 INT32 = st.integers(-(2**31) + 1, 2**31 - 1)
 INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
