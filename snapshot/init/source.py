@@ -183,6 +183,24 @@ def _taken(found: pa.DataType, declared: pa.DataType) -> bool:
     of = pa.types
     if of.is_null(found):
         return True
+    if of.is_nested(declared):
+        return _taken_inside(found, declared)
+    if of.is_integer(declared) or of.is_floating(declared):
+        return bool(of.is_integer(found) or of.is_floating(found) or of.is_decimal(found))
+    if of.is_decimal(declared):
+        # From a double, digits would be made up.
+        return bool(of.is_integer(found) or of.is_decimal(found))
+    if of.is_timestamp(declared):
+        return bool(of.is_timestamp(found)) and (found.tz is None) == (declared.tz is None)
+    try:
+        return from_arrow(found) == from_arrow(declared)
+    except Usage:
+        return False
+
+
+def _taken_inside(found: pa.DataType, declared: pa.DataType) -> bool:
+    """As `_taken`, of structs, maps and lists."""
+    of = pa.types
     if of.is_struct(declared):
         return (
             of.is_struct(found)
@@ -195,19 +213,7 @@ def _taken(found: pa.DataType, declared: pa.DataType) -> bool:
             and _taken(found.key_type, declared.key_type)
             and _taken(found.item_type, declared.item_type)
         )
-    if of.is_list(declared):
-        return _is_list(found) and _taken(found.value_type, declared.value_type)
-    if of.is_integer(declared) or of.is_floating(declared):
-        return bool(of.is_integer(found) or of.is_floating(found) or of.is_decimal(found))
-    if of.is_decimal(declared):
-        # From a double, digits would be made up.
-        return bool(of.is_integer(found) or of.is_decimal(found))
-    if of.is_timestamp(declared):
-        return bool(of.is_timestamp(found)) and (found.tz is None) == (declared.tz is None)
-    try:
-        return from_arrow(found) == from_arrow(declared)
-    except Usage:
-        return False
+    return of.is_list(declared) and _is_list(found) and _taken(found.value_type, declared.value_type)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -183,13 +183,17 @@ def run(
 
     slots = compaction.slots or compaction.partitions
     outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hashes, slots)
-    for sst in to_read:
-        for other in touched(sst, compaction.partitions):
-            if other != compaction.partition:
-                # Only cut, not merged: its place among the runs stays, and so does its level.
-                window = bounds(other, compaction.partitions)
-                outputs += write((sst,), other, sst.level, window, compaction.partitions)
+    for sst, other in _beyond(to_read, compaction):
+        # Only cut, not merged: its place among the runs stays, and so does its level.
+        window = bounds(other, compaction.partitions)
+        outputs += write((sst,), other, sst.level, window, compaction.partitions)
     return Done(compaction, outputs)
+
+
+def _beyond(ssts: Iterable[Sst], compaction: Compaction) -> Iterator[tuple[Sst, int]]:
+    """The SSTs that reach into other partitions, with each of these."""
+    for sst in ssts:
+        yield from ((sst, other) for other in touched(sst, compaction.partitions) if other != compaction.partition)
 
 
 def merge_rows(

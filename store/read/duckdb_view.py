@@ -77,7 +77,7 @@ def register(
     table = manifest.table
     if table is None:
         raise Usage(f"stage {manifest.stage!r} keeps no state, so there is no table to query")
-    columns = [column.name for column in (*table.key, *table.values) if not column.name.startswith("_")]
+    columns = [column.name for column in table.columns if not column.name.startswith("_")]
     if not manifest.ssts:
         con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
         return frozenset()
@@ -85,9 +85,7 @@ def register(
     paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts if sst not in mapped}
     dead = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
-    # Only when they are read: an expired row still hides those before it.
-    expiring = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms)]
-    others = [sst for sst in manifest.ssts if sst not in expiring]
+    others, expiring = _by_expiry(manifest.ssts, clock_ms)
     # Of the others, some may be from before the table got a ttl, and lack the column.
     by_name = table.ttl is not None
     alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
@@ -111,6 +109,15 @@ def register(
         parts.append(con.sql(" UNION ALL ".join(selects)))
     reduce(duckdb.DuckDBPyRelation.union, parts).create_view(name)
     return frozenset(paths.values())
+
+
+def _by_expiry(ssts: Sequence[Sst], clock_ms: int) -> tuple[list[Sst], list[Sst]]:
+    """Those without a row that has expired, and the others: of these it is seen when they are read.
+
+    An expired row still hides those before it.
+    """
+    expiring = [sst for sst in ssts if may_have_expired(sst, clock_ms)]
+    return [sst for sst in ssts if sst not in expiring], expiring
 
 
 def _mapped_rows(
