@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,7 +69,7 @@ class S3Store(OtherRoots):
         place: S3Place | None = None,
     ) -> None:
         self._place = place or S3Place(without_credentials(endpoint_url), "", settings or settings_in(os.environ))
-        super().__init__(lambda root: OtherRoots.open_root(root, patience_s=patience_s, place=self._place))
+        super().__init__(partial(OtherRoots.open_root, patience_s=patience_s, place=self._place))
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._base = f"{self._prefix}/" if self._prefix else ""
