@@ -15,8 +15,9 @@ from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
 from ...store.versions.migrations import Step
 from ..cut.graph import order
+from . import stage_names
 from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
-from .declared import Declared, DeclaredStage, check_names, likely_name, names_to_change, under_names
+from .declared import Declared, DeclaredStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,10 @@ def plan(
         NotFound: a rename names a column or stage that is not there; the nearest are told.
         Refused: what is stored cannot be kept under the program; says why and how.
     """
-    called = names_to_change(heads, stages or {})
-    check_names(heads, declared, called)
+    called = stage_names.to_do(heads, stages or {})
+    stage_names.check(heads, declared, called)
     former = {new: old for old, new in called.items()}
-    heads = under_names(heads, called)
+    heads = stage_names.renamed(heads, called)
     by_stage = _by_stage(heads, declared, renames, called)
     changes: list[StageChange] = []
     steps: dict[str, Step] = {}
@@ -110,7 +111,7 @@ def plan(
         head, stage = heads[name], declared.stages.get(name)
         if stage is None:
             if not head.retired:
-                may_be = likely_name(head, heads, declared)
+                may_be = stage_names.likely(head, heads, declared)
                 changes.append(StageChange(name, "retired", head.version, may_be=may_be))
                 steps[name] = Step(retires=True)
             else:
