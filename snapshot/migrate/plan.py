@@ -159,9 +159,15 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> 
     columns: tuple[ColumnChange, ...] = ()
     if head.table is not None and stage.table is not None:
         table, columns = evolve(stage.name, head.table, stage.table, renames)
-    _check_writers(head, stage)
-    known = head.inputs.keys()
-    inputs, gone = (tuple(sorted(each)) for each in (stage.inputs.keys() - known, known - stage.inputs.keys()))
+    known = {name: source.upstream for name, source in head.inputs.items()}
+    for name in known.keys() & stage.inputs.keys():
+        if known[name] != stage.inputs[name]:
+            raise Refused(
+                f"stage {stage.name!r}: its input {name!r} is written by {_writer(stage.inputs[name])} now, and was by "
+                f"{_writer(known[name])}",
+                hint="give the repartition topic a new name: then it is another input, read from its beginning",
+            )
+    inputs, gone = (tuple(sorted(each)) for each in (stage.inputs.keys() - known, known.keys() - stage.inputs))
     outputs = tuple(name for name in stage.outputs if name not in head.outputs)
     dropped = tuple(name for name in head.outputs if name not in stage.outputs)
     lifetimes = (head.table.ttl, table.ttl) if head.table is not None and table is not None else (None, None)
@@ -187,17 +193,6 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> 
     )
     empty = StageChange(stage.name, "changed", head.version)
     return (change if change != empty else None), step
-
-
-def _check_writers(head: Manifest, stage: DeclaredStage) -> None:
-    """See that each input that the stage has still is of the stage that it was of."""
-    for name, source in head.inputs.items():
-        if (now := stage.inputs.get(name, source.upstream)) != source.upstream:
-            raise Refused(
-                f"stage {stage.name!r}: its input {name!r} is written by {_writer(now)} now, and was by "
-                f"{_writer(source.upstream)}",
-                hint="give the repartition topic a new name: then it is another input, read from its beginning",
-            )
 
 
 def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
