@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .app import App
     from .client import open
     from .fold.kinds.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .fold.kinds.join import join
     from .fold.kinds.upsert import upsert
-    from .pipeline.api.app import App
     from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.api.event_time import event_time
     from .pipeline.api.sink import foreach_version, sink
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .pipeline.messages.decode import decode
 
 _HOMES = {
-    "App": "pipeline.api.app",
+    "App": "app",
     "decode": "pipeline.messages.decode",
     "event_time": "pipeline.api.event_time",
     "foreach_version": "pipeline.api.sink",

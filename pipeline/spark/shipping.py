@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import slackwater
-
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
@@ -40,11 +38,11 @@ def ship(spark: SparkContext, files: Iterable[str]) -> None:
 
 def ship_slackwater(spark: SparkContext) -> None:
     """Send this slackwater to every worker, once a session; not where it came as a zip itself."""
-    home = Path(slackwater.__file__).parent
+    home = Path(__file__).parents[2]
     if not home.is_dir():
         return
     data = _zipped(home)
-    name = f"slackwater-{slackwater.__version__}-{hashlib.sha256(data).hexdigest()[:12]}.zip"
+    name = f"slackwater-{hashlib.sha256(data).hexdigest()[:12]}.zip"
     if name in (spark._python_includes or ()):
         return
     # Spark's own folder: an executor that starts in an hour asks for the file then, and it goes when Spark ends.

@@ -18,7 +18,7 @@ from slackwater.pipeline.kafka.rejects import DeadLetter
 from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.reject.feed import KafkaFeed
 from slackwater.pipeline.reject.places import Stretch
-from slackwater.pipeline.source.data_source import Private, SourceOptions
+from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.own_errors import ERROR_MARK, ErrorMark
 from slackwater.pipeline.source.readers import TopicReader
 from slackwater.pipeline.spark.places import Places
