@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from ...errors import Refused
+from ...fold.event_time import Times
+from ...fold.failing import RECORD
 from ...fold.multi_input import TAG, name_of
 from ..api.stage import Stage
 from ..api.topic import Topic
@@ -185,3 +187,11 @@ def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
                     mine.append(value.cast(field.dataType).alias(name_of(other, field.name)))
         tagged.append(frame.select(F.lit(position).alias(TAG), *mine))
     return reduce(lambda above, below: above.union(below), tagged)
+
+
+def for_state(
+    rows: DataFrame, key: Sequence[str], needs: Sequence[str], times: Times, late: Iterable[str]
+) -> DataFrame:
+    """What a state takes of a batch's rows: the key and its hash, what it and late rows need, times, and `RECORD`."""
+    names = dict.fromkeys((*key, *needs, *times.names, *late, *({RECORD} & {*rows.columns})))
+    return rows.select(*(F.col(f"`{name}`") for name in names), F.xxhash64(*key).alias("_hash"))

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from ...fold.failing import RECORD, StateFailed
+from ...fold.failing import StateFailed
 from ...fold.multi_input import TAG, name_of
 from ...fold.next_version import Result
 from ...fold.records import Position
@@ -20,6 +20,7 @@ from ...store.sst import sorted_runs
 from ...store.versions.manifest import Aside, Manifest, Sst
 from ..api.topic import Repartition
 from ..spark.homes import Homes
+from .applied import for_state
 from .pre_aggregation import Expected, added_up, can_add_up, settings
 from .task import MARK, RESULT_SCHEMA, StateTask, Task, ToSink, WriteTask
 
@@ -124,9 +125,7 @@ def run_state(
             return _run(_placed(parts, task, homes, alone=count == 1), task)
     key = [column.name for column in task.table.key]
     late = task.late_to[1] if task.late_to is not None else ()
-    names = dict.fromkeys((*key, *task.step.state.needs, *task.times.names, *late))
-    numbered = [RECORD] if RECORD in rows.columns else []
-    hashed = rows.select(*(F.col(f"`{name}`") for name in (*names, *numbered)), F.xxhash64(*key).alias("_hash"))
+    hashed = for_state(rows, key, task.step.state.needs, task.times, late)
     return _run(_placed(hashed, task, homes), task)
 
 

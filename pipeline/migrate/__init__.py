@@ -3,5 +3,3 @@
 Also computing the past of what it added. What becomes of the stored stages is decided without Spark in
 `snapshot/migrate/`.
 """
-
-__all__ = ["backfill", "backfilled", "left_out", "program", "reach", "scratch", "scratch_run"]

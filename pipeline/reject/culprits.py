@@ -16,8 +16,8 @@ from ...fold.culprit import Items, TooMany
 from ...fold.failing import Failure, StateFailed, failing
 from ...fold.next_version import Result
 from ..batch.job import Batch
+from ..batch.rerun import Rerun
 from .blame import blamed
-from .kept_records import KeptRecords
 from .operators import Operators, Told
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Culprits:
         found: By number, why each is left out.
     """
 
-    records: KeptRecords
+    records: Rerun
     batch: Batch
     most: int
     tell: Callable[[int], None]
@@ -58,7 +58,7 @@ class Culprits:
                 elif blamed(error) is None:
                     raise error
                 else:
-                    more = self._of_operators() or self._of_groups(self.records.needed, _compute)
+                    more = self._of_operators() or self._of_groups(self._needed, _compute)
                 # Once, what failed may have failed by chance.
                 if not more and number:
                     raise error
@@ -70,6 +70,10 @@ class Culprits:
             except Exception as failed:
                 error = failed
         raise error or AssertionError("nothing was tried")
+
+    @property
+    def _needed(self) -> DataFrame:
+        return self.records.needed(self.records.rows)
 
     def _add(self, more: Told) -> None:
         self.found |= more
@@ -87,7 +91,7 @@ class Culprits:
 
         operators = Operators(self.records.spark, self.most - len(self.found), told)
         try:
-            operators.search(self.records.without(self.records.needed, self.found))
+            operators.search(self.records.without(self._needed, self.found))
         except (TooMany, Refused):
             raise
         except Exception:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch, Computed
+from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
 from ..kafka.open import open_kafka
 from ..kafka.rejects import send_rejects
@@ -33,7 +34,6 @@ from ..spark.places import Places as Whereabouts
 from .blame import blamed
 from .culprits import Culprits
 from .feed import KafkaFeed
-from .kept_records import KeptRecords
 from .places import places_of
 from .records import Messages, Source
 from .retried import inputs_of
@@ -100,8 +100,8 @@ class BatchRejecter:
         self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
     ) -> tuple[tuple[Result, ...], Mapping[int, Failure]]:
         left = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
-        with closing(KeptRecords(self.spark, self.stage, self.shape, inputs)) as records:
-            culprits = Culprits(records, batch, left, _Progress(self.stage.name).found)
+        with _kept(inputs):
+            culprits = Culprits(Rerun(self.stage, self.shape, inputs), batch, left, _Progress(self.stage.name).found)
             try:
                 return culprits.compute(error), culprits.found
             except TooMany:
@@ -142,6 +142,18 @@ class BatchRejecter:
     @cached_property
     def _schemas(self) -> dict[str, pa.Schema]:
         return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
+
+
+@contextmanager
+def _kept(inputs: Sequence[DataFrame]) -> Iterator[None]:
+    """While Spark keeps what it has read of these."""
+    for frame in inputs:
+        frame.persist()
+    try:
+        yield
+    finally:
+        for frame in inputs:
+            frame.unpersist()
 
 
 class _Progress:

@@ -29,9 +29,10 @@ from ...snapshot.query.same_rows import differing, places_of
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions import history
+from ..batch.rerun import Numbers
 from .alone import bad_alone
 from .program import Program
-from .stage_replay import Numbers, StageReplay
+from .stage_replay import StageReplay
 
 _MOST = 20
 """Replays, after which nobody asks any more which of the records before a guilty one are needed."""
