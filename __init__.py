@@ -42,10 +42,9 @@ if TYPE_CHECKING:
     from .fold.kinds.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .fold.kinds.join import join
     from .fold.kinds.upsert import upsert
-    from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.api.event_time import event_time
     from .pipeline.api.sink import foreach_version, sink
-    from .pipeline.api.table import table
+    from .pipeline.api.table import leveled, table, universal
     from .pipeline.api.topic import repartition, topic
     from .pipeline.api.update import update
     from .pipeline.messages.decode import decode

@@ -11,10 +11,8 @@ from ...fold.kinds.final import Final
 from ...fold.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...validation import whole
-from . import graph
-from .checks import check_beside, check_rejects, check_stage
-from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
-from .late_rows import as_they_came, late_channel
+from .checks import check_beside, check_rejects, check_stage, find_channel, key_of, topics, upstream
+from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions, as_they_came, late_channel
 from .sink import FunctionSink, Sink, TopicSink
 from .stage import OnError, Stage, Transform
 from .starting_offsets import StartingOffsets
@@ -131,14 +129,14 @@ class App:
         """
         for stage in self.stages.values():
             for channel in stage.channels:
-                graph.find(self.stages, channel, f"stage {stage.name!r} reads it")
+                find_channel(self.stages, channel, f"stage {stage.name!r} reads it")
             if stage.state is not None:
                 self.key_of(stage)
 
     def in_order(self) -> tuple[Stage, ...]:
         """The stages, upstream first."""
         self.check()
-        return tuple(self.stages[name] for name in graph.upstream(self.stages).static_order())
+        return tuple(self.stages[name] for name in upstream(self.stages).static_order())
 
     def beginning(self, starts: Mapping[str, StartingOffsets]) -> App:
         """The app with other starting offsets of the topics of these names."""
@@ -152,15 +150,15 @@ class App:
     @property
     def topics(self) -> frozenset[str]:
         """Names of the users' topics that its stages read."""
-        return graph.topics(self.stages)
+        return topics(self.stages)
 
     def writer_of(self, channel: str) -> Stage:
         """The stage that writes a repartition topic. Raises `NotFound`."""
-        return graph.find(self.stages, channel)[0]
+        return find_channel(self.stages, channel)[0]
 
     def channel(self, name: str) -> Repartition:
         """A repartition topic by its name. Raises `NotFound`."""
-        return graph.find(self.stages, name)[1]
+        return find_channel(self.stages, name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
         """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `check`."""
@@ -177,7 +175,7 @@ class App:
                 come together.
             NotFound: No stage writes one of the channels.
         """
-        return graph.key_of(stage, self.stages)
+        return key_of(stage, self.stages)
 
     def _add(self, stage: Stage) -> None:
         check_stage(stage)

@@ -30,16 +30,15 @@ from ...store.sst.sorted_runs import deltas
 from ...store.versions import apps, history
 from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
-from ..kafka.consumer_groups import group_of
+from ..kafka.channels import group_of
 from ..kafka.open import open_kafka, wait_for
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
 from ..spark.session import spark_session
 from ..spark.shipping import on_path
-from .backfilled import Backfilled, Filled
+from .backfilled import Backfilled, Filled, reach
 from .program import declared, migrate_app, with_spark
-from .reach import reach
 from .scratch_run import ScratchRun
 
 _SETTLES_S = 30.0

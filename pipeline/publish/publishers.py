@@ -11,7 +11,7 @@ from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.published import Place
 from ..api.sink import FunctionSink, Sink
 from ..api.stage import Stage
-from ..kafka.consumer_groups import group_of
+from ..kafka.channels import group_of
 from ..kafka.protocol import Kafka, TransactionSettings
 from .core import Target
 from .publisher import Make, SinkThread

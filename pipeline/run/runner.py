@@ -22,8 +22,7 @@ from ..batch.batch_report import BatchReport
 from ..batch.schemas import Shape, shapes
 from ..batch.stage_config import StageConfig
 from ..batch.stage_runner import StageRunner
-from ..kafka.channels import KafkaChannels
-from ..kafka.consumer_groups import Announcer
+from ..kafka.channels import Announcer, KafkaChannels
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..reject.retrier import Retrier

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..dev.lock import locked
+from ..dev.process import locked
 
 
 def beside(cache_folder: Path) -> Path:

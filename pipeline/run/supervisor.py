@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import SlackwaterError, Unavailable
 from ..batch.stage_runner import StageRunner
-from ..kafka.consumer_groups import Announcer
+from ..kafka.channels import Announcer
 from ..publish.publishers import Publishers
 from ..reject.retrier import Retrier
 from ..source.request_watch import RequestWatch

@@ -13,8 +13,7 @@ from slackwater.errors import Refused
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.migrate.backfilled import Filled
-from slackwater.pipeline.migrate.reach import reach
+from slackwater.pipeline.migrate.backfilled import Filled, reach
 from slackwater.snapshot.backfill.scratch import discard, is_needed, sweep
 from slackwater.snapshot.backfill.targets import Left, Target, backfillable, nothing
 from slackwater.snapshot.bisect.flips import scan

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold.kinds.upsert import upsert
 from slackwater.pipeline.api.app import App
-from slackwater.pipeline.api.table import table
+from slackwater.pipeline.api.table import check_column, lifetime_ms, table
 from slackwater.pipeline.api.topic import topic
-from slackwater.pipeline.api.ttl import check_column, lifetime_ms
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
