@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -24,7 +24,10 @@ from ..messages.decode import reading
 from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
-from ..spark.watermarks import Declared, declared
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 # Operators of Spark's plans that keep state between the batches of a streaming query, and what to say instead.
 _STATEFUL = {
@@ -195,3 +198,50 @@ def for_state(
     """What a state takes of a batch's rows: the key and its hash, what it and late rows need, times, and `RECORD`."""
     names = dict.fromkeys((*key, *needs, *times.names, *late, *({RECORD} & {*rows.columns})))
     return rows.select(*(F.col(f"`{name}`") for name in names), F.xxhash64(*key).alias("_hash"))
+
+
+_DELAY = "spark.watermarkDelayMs"
+_NODE = "EventTimeWatermark"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A watermark on the rows of one DataFrame: the column that is their event time, and the delay."""
+
+    column: str
+    delay_ms: int
+
+
+def declared(stage: str, frames: Sequence[DataFrame]) -> tuple[Declared | None, ...]:
+    """Of each DataFrame that a stage's function returned, its watermark. Raises `Refused` where it cannot be kept."""
+    return tuple(_declared(stage, plan_of(frame), frame.schema) for frame in frames)
+
+
+def _declared(stage: str, plan: Any, schema: StructType) -> Declared | None:
+    count = sum(map(_is_watermark, nodes(plan)))
+    if not count:
+        return None
+    for node in nodes(plan):
+        if node.getClass().getSimpleName() == "Union" and any(map(_is_watermark, nodes(node))):
+            raise Refused(
+                f"stage {stage!r} unites DataFrames that have watermarks of their own, whose rows nobody could tell "
+                "apart any more",
+                hint="say withWatermark of the union; or return a tuple of the DataFrames, for state=update(...)",
+            )
+    if count > 1:
+        raise Refused(
+            f"stage {stage!r} says withWatermark {count} times of the same rows", hint="leave all but one out"
+        )
+    for field in schema:
+        if _DELAY in field.metadata and field.dataType.typeName() in ("timestamp", "timestamp_ntz"):
+            return Declared(field.name, int(field.metadata[_DELAY]))
+    node = next(filter(_is_watermark, nodes(plan)))
+    column = node.eventTime().name()
+    raise Refused(
+        f"stage {stage!r} has a watermark on column {column!r}, which the rows that it returns do not have",
+        hint=f"select {column!r} too: the watermark follows from the rows that the function returns",
+    )
+
+
+def _is_watermark(node: Any) -> bool:
+    return str(node.getClass().getSimpleName()) == _NODE

@@ -16,7 +16,7 @@ from ..source.options import Private, SourceOptions
 from ..spark.plans import first_column, needed_columns, plan_of
 from ..spark.session import with_settings
 from .applied import apply
-from .stage_config import StageConfig
+from .stage_job import StageConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -37,8 +37,7 @@ from ..api.topic import Repartition
 from ..kafka.messages import send, split
 from ..kafka.open import open_kafka
 from ..messages import outgoing
-from ..source.own_errors import ERROR_MARK, ErrorMark
-from ..source.worker import configure_worker
+from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 from ..spark.places import Places
 
 RESULT_SCHEMA = StructType().add("result", BinaryType())

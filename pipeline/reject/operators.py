@@ -20,9 +20,8 @@ from ...fold.culprit import TooMany
 from ...fold.failing import Failure
 from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, plan_of, sequence
 from ..spark.provenance import number_of, numbered
-from .blame import blamed_of_java
+from .blame import blamed_of_java, raised, shown
 from .functions import RECORDS, STANDS_IN, decoded
-from .java_errors import raised, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

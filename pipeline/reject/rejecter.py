@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,28 +16,27 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from ... import instants
-from ...errors import Refused
+from ...errors import Refused, Unavailable
 from ...fold.culprit import TooMany
 from ...fold.failing import RECORD, Failure
 from ...fold.next_version import Result
 from ...fold.records import sent
+from ...snapshot.rejected.retries import RETRIES
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch, Computed
 from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
+from ..batch.stage_runner import StageRunner
 from ..kafka.open import open_kafka
-from ..kafka.rejects import send_rejects
-from ..source.own_errors import ERROR_MARK
-from ..spark.places import Places as Whereabouts
+from ..source.worker import ERROR_MARK
+from ..spark.places import Places
 from .blame import blamed
 from .culprits import Culprits
-from .feed import KafkaFeed
-from .places import places_of
-from .records import Messages, Source
-from .retried import inputs_of
-from .table import Written, error_of, row_of, table_of_rows
+from .records import KafkaFeed, Messages, Source, numbering_of
+from .table import Written, error_of, inputs_of, row_of, send_rejects, table_of_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +54,7 @@ class BatchRejecter:
     spark: SparkSession
     stage: Stage
     shape: Shape
-    where: Whereabouts
+    where: Places
     topic: str = ""
     """Where rejected records are sent as well; empty for nowhere."""
 
@@ -63,8 +62,8 @@ class BatchRejecter:
         """See the Protocol."""
         if blamed(error) is None:
             raise error
-        places = places_of(batch.base.inputs, batch.after)
-        messages = Messages(open_kafka(self.where.kafka), self._sources(batch), places, self.where.patience_s)
+        numbering = numbering_of(batch.base.inputs, batch.after)
+        messages = Messages(open_kafka(self.where.kafka), self._sources(batch), numbering, self.where.patience_s)
         results, found = self._without_culprits(batch, self._read(messages), error)
         if not found:
             return Computed(results)
@@ -133,7 +132,7 @@ class BatchRejecter:
         frames = []
         for name in self.stage.inputs:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
-            mine = tuple(each for each in messages.places.numbered if each[1].input == name)
+            mine = tuple(each for each in messages.numbering.numbered if each[1].input == name)
             columns = to_arrow_schema(schema, timezone="UTC")
             feed = KafkaFeed(self.where.kafka, source.topic, columns, mine, source.attempts, messages.patience_s)
             frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))
@@ -179,3 +178,26 @@ class _Progress:
 def _numbered(schema: StructType) -> StructType:
     """An input's columns, and `RECORD` as the last."""
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])
+
+
+class Retrier:
+    """Looks for requests while records wait: a listing each time that it is asked to, and none otherwise."""
+
+    def __init__(self, store: ObjectStore, app: str) -> None:
+        self._store = store
+        self._app = app
+
+    def check(self, runners: Iterable[StageRunner]) -> bool:
+        """Do what is asked for; False if the store is silent. Raises what a batch raises, which ended the stage."""
+        able = {runner.stage.name: runner for runner in runners if rejected_of(runner.head).waiting}
+        if not able:
+            return True
+        try:
+            for asked in RETRIES.all(self._store, self._app):
+                if (runner := able.get(asked.stage)) is not None:
+                    runner.retry()
+                    RETRIES.remove(self._store, asked.id, self._app)
+        except Unavailable:
+            # Whether the store has been away for too long is the planners' to say.
+            return False
+        return True

@@ -30,9 +30,8 @@ from ...store.versions.manifest import Manifest, Table
 from ..api.stage import Stage
 from ..batch.rerun import Numbers, Rerun, records_of
 from ..batch.schemas import Shape
-from .inputs import Records, read_inputs
+from .inputs import Records, as_taken, read_inputs
 from .program import Program
-from .rejects import as_taken
 
 
 @dataclass(frozen=True)

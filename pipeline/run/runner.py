@@ -20,12 +20,11 @@ from ..api.app import App
 from ..api.stage import Stage
 from ..batch.batch_report import BatchReport
 from ..batch.schemas import Shape, shapes
-from ..batch.stage_config import StageConfig
+from ..batch.stage_job import StageConfig
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer, KafkaChannels
 from ..publish.publishers import Publishers
-from ..reject.rejecter import BatchRejecter
-from ..reject.retrier import Retrier
+from ..reject.rejecter import BatchRejecter, Retrier
 from ..source.checkpoint import Checkpoint
 from ..source.request_watch import RequestWatch
 from ..source.wake import Told

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .own_errors import ERROR_MARK, ErrorMark
+from .worker import ERROR_MARK, ErrorMark
 
 if TYPE_CHECKING:
     from ...store.objects.s3.settings import S3Settings

@@ -1,26 +1,32 @@
-"""Spark's JVM out of the reach of signals that are meant for us: it ends when this process does, and not before.
+"""What Spark starts on this machine: its JVM, out of the reach of signals that are meant for us, and its Python.
 
 A terminal sends Ctrl-C to every process of the group, a service manager SIGTERM to every process of its control group.
 A JVM that gets one begins to end, amidst the batch that shall end first. So it runs in a session of its own, and is
 started with SIGTERM ignored: a JVM leaves alone what was ignored when it began, and what it starts inherits that.
-
 It reads the pipe that is its standard input, and ends when that breaks, because this process ended in whatever way.
+
+Its Python processes import pyspark from where it is installed. Spark puts its own `pyspark.zip` and a jar before
+everything else on their path. Nothing in a zip is kept compiled, and Spark has the zips' directories read anew in each
+process: half a second of a core for each, and the first batch of every source takes four of them, one after the other.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_SCRIPT = """\
+_SUBMIT_SCRIPT = """\
 #!/bin/sh
 trap '' TERM
 exec {submit} "$@"
@@ -73,6 +79,52 @@ def _launched(conf: object) -> object:
     submit = Path(_find_spark_home()) / "bin" / "spark-submit"
     with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
         script = Path(folder) / "spark-submit"
-        script.write_text(_SCRIPT.format(submit=shlex.quote(str(submit))))
+        script.write_text(_SUBMIT_SCRIPT.format(submit=shlex.quote(str(submit))))
         script.chmod(0o700)
         return launch_gateway(conf, {"executable": str(script), "start_new_session": True})  # type: ignore[no-untyped-call]
+
+
+_PYTHON_SCRIPT = """\
+#!/bin/sh
+set -f
+IFS=:
+path=
+for entry in $PYTHONPATH; do
+    case $entry in
+        {home}/python/lib/*.zip | {home}/jars/*.jar) ;;
+        *) path=$path${{path:+:}}$entry ;;
+    esac
+done
+PYTHONPATH=$path exec {python} "$@"
+"""
+
+
+@contextmanager
+def interpreter(*, on_this_machine: bool, said: str = "") -> Iterator[None]:
+    """Inside, Spark is told by `PYSPARK_PYTHON` which Python it is to start, unless somebody has said so.
+
+    That is this one, which has slackwater and its libraries. `on_this_machine` is true when Spark starts it nowhere
+    else: the script that spares it the zips is here only. `said` is what the run's settings say.
+    """
+    if "PYSPARK_PYTHON" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
+        os.environ["PYSPARK_PYTHON"] = said or (_script(Path(folder)) if on_this_machine else sys.executable)
+        try:
+            yield
+        finally:
+            del os.environ["PYSPARK_PYTHON"]
+
+
+def _script(folder: Path) -> str:
+    import pyspark
+
+    home = str(Path(pyspark.__file__).parent)
+    # The pyspark of a Spark from elsewhere may be another version.
+    if os.environ.get("SPARK_HOME", home) != home:
+        return sys.executable
+    path = folder / "python"
+    path.write_text(_PYTHON_SCRIPT.format(home=shlex.quote(home), python=shlex.quote(sys.executable)))
+    path.chmod(0o700)
+    return str(path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...errors import Refused
 from . import jvm
 from .conf import SECRETS
-from .interpreter import interpreter
+from .jvm import interpreter
 from .shipping import ship, ship_slackwater
 from .stderr_filter import quiet_errors, quiet_loss, quiet_start
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from slackwater.pipeline.batch.committer import Committer
 from slackwater.pipeline.batch.head import Change, Committed
-from slackwater.pipeline.batch.stage_config import Limits
+from slackwater.pipeline.batch.stage_job import Limits
 from slackwater.pipeline.run.preflight import check_unflushed
 from slackwater.pipeline.run.spool_folder import beside, spool_folder, sweep
 from slackwater.store.compaction.merge import run

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.pipeline.batch.applied import over
-from slackwater.pipeline.kafka.rejects import DeadLetter
 from slackwater.pipeline.migrate.scratch import left_out, scratch_program
-from slackwater.pipeline.reject.table import Written, row_of, table_of_rows
+from slackwater.pipeline.reject.table import DeadLetter, Written, row_of, table_of_rows
 from slackwater.snapshot.backfill.targets import Target
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

@@ -219,7 +219,7 @@ def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch:
 
 
 def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.pipeline.spark.interpreter import interpreter
+    from slackwater.pipeline.spark.jvm import interpreter
 
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     with interpreter(on_this_machine=False, said="/opt/python"):

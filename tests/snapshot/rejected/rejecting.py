@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
-from slackwater.pipeline.kafka.rejects import DeadLetter
-from slackwater.pipeline.reject.table import Written, row_of, table_of_rows
+from slackwater.pipeline.reject.table import DeadLetter, Written, row_of, table_of_rows
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.aside import REJECTED
 from slackwater.store.versions.commit import successor
