@@ -16,11 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
+from ...fold.columns import check_default
 from ...fold.event_time import TimeRules, Watermark
 from ...fold.kinds.due import window_of
 from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
 from ...fold.multi_input import name_of
-from ...snapshot.migrate.columns import check_default
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.versions import keys

@@ -11,12 +11,12 @@ import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
+from ...fold.columns import ANOTHER_STAGE, evolve
 from ...fold.kinds.kind import key_of_table, kind_of
 from ...snapshot.clone.channels import channel_topic
 from ...snapshot.cut.in_flight import left_at
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.maintain.retire import bring_back
-from ...snapshot.migrate.columns import ANOTHER_STAGE, evolve
 from ...snapshot.migrate.words import of_column
 from ...snapshot.rejected.columns import TABLE as REJECTED_RECORDS
 from ...store.objects.protocol import ObjectStore

@@ -12,8 +12,8 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound
+from ...fold.fits import Declared, DeclaredStage
 from ...snapshot.clone.first_versions import check_finished
-from ...snapshot.migrate.declared import Declared, DeclaredStage
 from ...snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from ...snapshot.migrate.plan import Plan
 from ...snapshot.take.audit_log import whoami

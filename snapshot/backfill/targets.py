@@ -13,6 +13,8 @@ import pyarrow as pa
 import xxhash
 
 from ...errors import Refused
+from ...fold.columns import ANOTHER_STAGE
+from ...fold.fits import Declared
 from ...fold.kinds.kind import kind_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.arrow_types import arrow_type
@@ -23,8 +25,6 @@ from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Column, Manifest, Table
 from ..cut.graph import Cut, order
 from ..cut.names import version_of
-from ..migrate.columns import ANOTHER_STAGE
-from ..migrate.declared import Declared
 from .channels import Channel, channel
 from .windows import Places, beginnings, positions, read_through
 

@@ -7,6 +7,7 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import Refused
+from ...fold.fits import Declared
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input
@@ -17,7 +18,6 @@ from ..take.audit_log import record
 from ..take.capture import ChannelReader
 from ..take.remove import remove
 from ..take.snapshots import pin
-from .declared import Declared
 from .migration import finish, is_through, prepare
 from .plan import Plan, StageChange, plan, with_inputs
 

@@ -8,6 +8,8 @@ import pyarrow as pa
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
+from ...fold.columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
+from ...fold.fits import Declared, DeclaredStage
 from ...fold.kinds.kind import kind_of
 from ...fold.records import unread
 from ...store.sst.arrow_types import arrow_type
@@ -18,8 +20,6 @@ from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
 from ...store.versions.migrations import Step
 from ..cut.graph import order
 from . import stage_names
-from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
-from .declared import Declared, DeclaredStage
 
 
 @dataclass(frozen=True, slots=True)

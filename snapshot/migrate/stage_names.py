@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
+from ...fold.fits import Declared, DeclaredStage
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest
-from .declared import Declared, DeclaredStage
 
 if TYPE_CHECKING:
     from .plan import StageChange

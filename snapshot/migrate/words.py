@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ...durations import format_ms
+from ...fold.columns import ColumnChange
 from ...store.versions.manifest import Ttl
-from .columns import ColumnChange
 from .plan import StageChange
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.fold.event_time import Lateness, Times, Watermark, due_after
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.due import window_of
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.next_version import Result
 from slackwater.fold.step import Made, Step
 from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.pipeline.spark.places import Places
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import find_plan, migrate
 from slackwater.snapshot.migrate.words import lines
 from slackwater.store.objects.counting import CountingStore

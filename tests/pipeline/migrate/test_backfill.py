@@ -10,6 +10,7 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
 from slackwater.pipeline.kafka.open import open_kafka
@@ -21,7 +22,6 @@ from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.roster import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify

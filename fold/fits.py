@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...store.versions.manifest import Table
+from ..store.versions.manifest import Table
 
 
 @dataclass(frozen=True, slots=True)
