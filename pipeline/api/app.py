@@ -156,6 +156,10 @@ class App:
         """The stage that writes a repartition topic. Raises `NotFound`."""
         return find_channel(self.stages, channel)[0]
 
+    def writers(self, stage: Stage) -> dict[str, str]:
+        """By each input's declared name the stage that writes it; empty for a user's topic."""
+        return {name: "" if isinstance(one, Topic) else self.writer_of(one).name for name, one in stage.inputs.items()}
+
     def channel(self, name: str) -> Repartition:
         """A repartition topic by its name. Raises `NotFound`."""
         return find_channel(self.stages, name)[1]
