@@ -21,8 +21,7 @@ from ...fold.multi_input import TAG, name_of
 from ..api.stage import Stage
 from ..api.topic import Topic
 from ..messages.decode import reading
-from ..spark.fan_out import once
-from ..spark.plans import children, first_column, nodes, plan_of
+from ..spark.plans import children, first_column, nodes, once, plan_of
 from ..spark.user_errors import as_user_error
 
 if TYPE_CHECKING:

@@ -79,32 +79,7 @@ def backfill_file(
     """
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
-    return backfill_app(
-        load_app(path, name=app),
-        store,
-        options,
-        renames=renames,
-        stages=stages,
-        since=since,
-        dry_run=dry_run,
-        news=news,
-        settles_s=settles_s,
-    )
-
-
-def backfill_app(
-    program: App,
-    store: ObjectStore,
-    options: Options,
-    *,
-    renames: Mapping[str, str],
-    stages: Mapping[str, str] | None = None,
-    since: str = "",
-    dry_run: bool = False,
-    news: News | None = None,
-    settles_s: float = _SETTLES_S,
-) -> Backfilled:
-    """The same for a program that is loaded, and a store that is open. Raises as `backfill_file`."""
+    program = load_app(path, name=app)
     news = news or News()
     if not options.kafka:
         raise NotFound("Kafka", "brokers", hint="the past is read from there: add --kafka")
