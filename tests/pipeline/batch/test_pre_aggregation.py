@@ -130,7 +130,7 @@ def both(rows: list[dict[str, object]], state: Kind) -> tuple[object, object]:
         found = parts.toArrow()
     assert found.num_rows <= table.num_rows
     hashed = table.append_column("_hash", pa.array(hash_keys(table, KEY)))
-    return merged(hashed, bound), merged(found, over.state)
+    return merged(hashed, bound), merged(found, over.step.state)
 
 
 @pytest.mark.spark
