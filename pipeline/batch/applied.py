@@ -1,6 +1,8 @@
 """A stage's function applied to DataFrames: streams of a query, or rows that are at hand.
 
-What would keep state where no snapshot sees it is refused, before anything is written.
+What would keep state where no snapshot sees it is refused, before anything is written. What `withWatermark` says in it,
+which column of its rows is their event time, and the delay, Spark keeps in the plan, as a node and as metadata of the
+column. The query keeps no state that would need it, so Spark makes nothing of it; the stage does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What one stage's batches compute: their tasks, made of its schemas and the version that a batch is built on."""
+"""What one stage's batches compute: their tasks, made of its schemas and the version that a batch is built on.
+
+And what is known of a stage before its first batch.
+"""
 
 from __future__ import annotations
 

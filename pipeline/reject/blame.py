@@ -1,4 +1,7 @@
-"""Whose fault an error of a batch is: a record's, or of whatever else there is. Errors cross from tasks as text."""
+"""Whose fault an error of a batch is: a record's, or of whatever else there is. Errors cross from tasks as text.
+
+And errors of Spark's JVM as answers: without those that pyspark makes of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic."""
+"""Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic.
+
+And rejected records of the stages that run here, put through the program when somebody has asked for that.
+"""
 
 from __future__ import annotations
 

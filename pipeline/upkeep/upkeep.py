@@ -1,4 +1,8 @@
-"""All that goes on beside the batches of one stage with a table."""
+"""All that goes on beside the batches of one stage with a table: merges off the critical path, fetches, write stalls.
+
+A few merges at a time for each stage, in threads of the driver (Arrow works without Python's lock). A result waits
+until the next version names it instead of its inputs; a result that no version ever names is an orphan.
+"""
 
 from __future__ import annotations
 
