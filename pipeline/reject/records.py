@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import Gone
 from ...fold.failing import Failure
-from ...fold.records import Position, ranges
+from ...fold.records import Position, Range, ranges
 from ...snapshot.cut.stored import ADDRESS
 from ...store.versions.manifest import Input
 from ..kafka.messages import check_count, decode, decode_addressed, encode, topic_columns
@@ -25,45 +25,35 @@ ROW_BITS = 20
 """A record's number is that of its message, and in these bits its row in the message: 0 for a user's topic."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputRange:
-    """What a batch reads of one Kafka partition of an input: offsets `first` to before `last`."""
-
-    input: str
-    partition: int
-    first: int
-    last: int
-    rows: int | None = None
-    """For a channel: how many rows are there, where that is known."""
-
-
 @dataclass(frozen=True)
 class Numbering:
     """All places of a batch's messages, numbered from 0 in the order of inputs, partitions and offsets."""
 
-    ranges: tuple[InputRange, ...]
+    ranges: tuple[tuple[str, Range], ...]
+    """What the batch reads, by the input's declared name."""
     _starts: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        sizes = [each.last - each.first for each in self.ranges]
+        sizes = [each.last - each.first for _, each in self.ranges]
         object.__setattr__(self, "_starts", tuple(accumulate(sizes, initial=0)))
 
     @property
-    def numbered(self) -> tuple[tuple[int, InputRange], ...]:
-        """Each stretch, after the number of its first place."""
-        return tuple(zip(self._starts, self.ranges, strict=False))
+    def numbered(self) -> tuple[tuple[int, str, Range], ...]:
+        """Each range with its input, after the number of its first place."""
+        return tuple((start, *each) for start, each in zip(self._starts, self.ranges, strict=False))
 
-    def at(self, place: int) -> tuple[InputRange, int]:
-        """The stretch and the offset of a place."""
+    def at(self, place: int) -> tuple[str, int, int]:
+        """The input, the Kafka partition and the offset of a place."""
         number = bisect_right(self._starts, place) - 1
-        return self.ranges[number], self.ranges[number].first + place - self._starts[number]
+        name, part = self.ranges[number]
+        return name, part.partition, part.first + place - self._starts[number]
 
 
 def numbering_of(before: Mapping[str, Input], after: Mapping[str, Position]) -> Numbering:
     """What a batch reads between where the version before it stood and where it ends, by the inputs' names."""
     return Numbering(
         tuple(
-            InputRange(name, one.partition, one.first, one.last, one.rows)
+            (name, one)
             for name, end in after.items()
             for one in ranges(before[name].offsets, end.offsets, before[name].passed, end.consumed)
         )
@@ -115,8 +105,8 @@ class Messages:
         """Records by number, with their errors, in the order of their numbers."""
         wanted: dict[tuple[str, int], dict[int, list[int]]] = {}
         for number in sorted(found):
-            stretch, offset = self.numbering.at(place_of(number)[0])
-            wanted.setdefault((stretch.input, stretch.partition), {}).setdefault(offset, []).append(number)
+            name, partition, offset = self.numbering.at(place_of(number)[0])
+            wanted.setdefault((name, partition), {}).setdefault(offset, []).append(number)
         made: dict[int, Rejected] = {}
         for (name, partition), offsets in wanted.items():
             for message in self._messages(self.sources[name].topic, partition, list(offsets)):
@@ -165,7 +155,7 @@ class KafkaFeed:
     topic: str
     schema: pa.Schema
     """The input's columns, and the number's as the last."""
-    ranges: Sequence[tuple[int, InputRange]]
+    ranges: Sequence[tuple[int, Range]]
     """What is read, and the number of its first message."""
     attempts: frozenset[str] | None
     """For a channel, whose messages count; None for a user's topic."""
@@ -178,7 +168,7 @@ class KafkaFeed:
             for number in batch["id"].to_pylist():
                 yield from self._read(*self.ranges[number])
 
-    def _read(self, place: int, part: InputRange) -> Iterator[pa.RecordBatch]:
+    def _read(self, place: int, part: Range) -> Iterator[pa.RecordBatch]:
         found = 0
         where = (self.topic, part.partition, part.first, part.last)
         for messages in open_kafka(self.kafka).read(*where, patience_s=self.patience_s):

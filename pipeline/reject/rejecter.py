@@ -135,7 +135,7 @@ class BatchRejecter:
         frames = []
         for name in self.stage.inputs:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
-            mine = tuple(each for each in messages.numbering.numbered if each[1].input == name)
+            mine = tuple((start, part) for start, of, part in messages.numbering.numbered if of == name)
             columns = to_arrow_schema(schema, timezone="UTC")
             feed = KafkaFeed(self.where.kafka, source.topic, columns, mine, source.attempts, messages.patience_s)
             frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))

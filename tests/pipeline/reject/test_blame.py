@@ -12,10 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
 from slackwater.fold.failing import Failure, StateFailed, Told
+from slackwater.fold.records import Range
 from slackwater.pipeline.batch.job import run_write
 from slackwater.pipeline.batch.task import WriteTask
 from slackwater.pipeline.reject.blame import blamed
-from slackwater.pipeline.reject.records import InputRange, KafkaFeed
+from slackwater.pipeline.reject.records import KafkaFeed
 from slackwater.pipeline.reject.table import DeadLetter
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicReader
@@ -150,7 +151,7 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     program = "def mine(batches):\n    for batch in batches:\n        yield batch\n"
     # No broker has this address.
     nowhere = {"bootstrap.servers": "127.0.0.1:1"}
-    feed = KafkaFeed(nowhere, "t", pa.schema([("id", pa.int64())]), ((0, InputRange("t", 0, 0, 1)),), None, 0.5)
+    feed = KafkaFeed(nowhere, "t", pa.schema([("id", pa.int64())]), ((0, Range(0, 0, 1)),), None, 0.5)
     error = mapped(program, tmp_path / "anywhere", spark.range(1).mapInArrow(ERROR_MARK.on(feed), "id long"))
     assert "Unavailable" in str(error)
     assert blamed(error) is None

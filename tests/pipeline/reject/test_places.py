@@ -2,24 +2,24 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.fold.records import Position
-from slackwater.pipeline.reject.records import InputRange, Numbering, numbering_of, place_of, record_number
+from slackwater.fold.records import Position, Range
+from slackwater.pipeline.reject.records import Numbering, numbering_of, place_of, record_number
 from slackwater.store.versions.manifest import Input
 
 STRETCHES = st.lists(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1 << 40), st.integers(1, 50)), min_size=1, max_size=6
-).map(lambda each: Numbering(tuple(InputRange(name, at, low, low + size) for at, (name, low, size) in enumerate(each))))
+).map(lambda each: Numbering(tuple((name, Range(at, low, low + size)) for at, (name, low, size) in enumerate(each))))
 
 
 @given(STRETCHES)
 def test_places_are_numbered_without_gaps_and_each_is_one_message(places: Numbering) -> None:
     every = [
-        (place + offset - each.first, each, offset)
-        for place, each in places.numbered
+        (place + offset - each.first, (name, each.partition, offset))
+        for place, name, each in places.numbered
         for offset in range(each.first, each.last)
     ]
-    assert [number for number, *_ in every] == [*range(len(every))]
-    assert [places.at(number) for number, *_ in every] == [(each, offset) for _, each, offset in every]
+    assert [number for number, _ in every] == [*range(len(every))]
+    assert [places.at(number) for number, _ in every] == [where for _, where in every]
 
 
 @given(st.integers(0, 1 << 42), st.integers(0, (1 << 20) - 1))
@@ -34,8 +34,8 @@ def test_a_batch_reads_what_lies_between_two_positions_and_knows_the_rows_of_cha
     }
     after = {"topic": Position("topic", (5, 12, 2)), "by-a": Position("by-a", (4, 9), 5, (10, 26))}
     assert numbering_of(before, after).ranges == (
-        InputRange("topic", 1, 9, 12),
-        InputRange("topic", 2, 0, 2),
+        ("topic", Range(1, 9, 12)),
+        ("topic", Range(2, 0, 2)),
         # Of partition 0 there are only markers.
-        InputRange("by-a", 1, 2, 9, rows=6),
+        ("by-a", Range(1, 2, 9, rows=6)),
     )
