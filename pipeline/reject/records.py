@@ -82,16 +82,6 @@ class Source:
     attempts: frozenset[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A record that is rejected: its message and its error, its input's declared name, its row there, its time."""
-
-    letter: DeadLetter
-    input: str
-    row: int
-    time_ms: int
-
-
 @dataclass(frozen=True)
 class Messages:
     """Reads records of a batch's places again, by the inputs' declared names."""
@@ -101,13 +91,13 @@ class Messages:
     numbering: Numbering
     patience_s: float
 
-    def rejected(self, found: Mapping[int, Failure]) -> list[Rejected]:
+    def rejected(self, found: Mapping[int, Failure]) -> list[DeadLetter]:
         """Records by number, with their errors, in the order of their numbers."""
         wanted: dict[tuple[str, int], dict[int, list[int]]] = {}
         for number in sorted(found):
             name, partition, offset = self.numbering.at(place_of(number)[0])
             wanted.setdefault((name, partition), {}).setdefault(offset, []).append(number)
-        made: dict[int, Rejected] = {}
+        made: dict[int, DeadLetter] = {}
         for (name, partition), offsets in wanted.items():
             for message in self._messages(self.sources[name].topic, partition, list(offsets)):
                 mine = {number: found[number] for number in offsets[message.offset() or 0]}
@@ -128,7 +118,7 @@ class Messages:
                     yield from (message for message in chunk if message.offset() in chosen)
                 begin = at
 
-    def _of(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[Rejected]:
+    def _of(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[DeadLetter]:
         """The records of one message, which is decoded once."""
         source = self.sources[name]
         where = (source.topic, message.partition() or 0, message.offset() or 0)
@@ -140,11 +130,11 @@ class Messages:
         for number, failure in failures.items():
             why = (failure.kind, failure.message, failure.stack)
             if rows is None:
-                yield Rejected(DeadLetter(*where, message.key(), message.value(), headers, *why), name, 0, time_ms)
+                yield DeadLetter(*where, message.key(), message.value(), headers, *why, name, 0, time_ms)
             else:
                 row = place_of(number)[1]
                 (one,) = rows.slice(row, 1).combine_chunks().to_batches()
-                yield Rejected(DeadLetter(*where, None, encode(one), (), *why), name, row, time_ms)
+                yield DeadLetter(*where, None, encode(one), (), *why, name, row, time_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,8 @@ class BatchRejecter:
         rejected = messages.rejected(found)
         now_ms, version = instants.now_ms(), batch.base.version + 1
         if self.topic:
-            letters = [one.letter for one in rejected]
-            send_rejects(messages.kafka, self.topic, letters, patience_s=self.where.patience_s)
-        rows = [row_of(one.letter, one.input, one.row, one.time_ms, version=version, now_ms=now_ms) for one in rejected]
+            send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
+        rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
         table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
         return Computed(results, {REJECTED: table})
 

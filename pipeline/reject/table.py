@@ -88,15 +88,15 @@ def table_of_rows(rows: Sequence[dict[str, object]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=SCHEMA)
 
 
-def row_of(letter: DeadLetter, name: str, row: int, time_ms: int, *, version: int, now_ms: int) -> dict[str, object]:
-    """A record that is rejected for the first time, as a row of the table; `name` is its input's."""
+def row_of(letter: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
+    """A record that is rejected for the first time, as a row of the table."""
     return {
         "topic": letter.topic,
         "partition": letter.partition,
         "offset": letter.offset,
-        "row": row,
-        "input": name,
-        "time": time_ms * 1_000,
+        "row": letter.row,
+        "input": letter.input,
+        "time": letter.time_ms * 1_000,
         "key": letter.key,
         "value": letter.value,
         "headers": [{"name": header, "value": value} for header, value in letter.headers],
@@ -120,7 +120,13 @@ _MOST = 65_536
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record as it came, and why it was rejected."""
+    """A record as it came, and why it was rejected.
+
+    Attributes:
+        input: The declared name of its input.
+        row: Its row in its message; 0 for a user's topic.
+        time_ms: Its message's time, in ms since 1970.
+    """
 
     topic: str
     partition: int
@@ -131,6 +137,9 @@ class DeadLetter:
     error: str
     message: str
     stack: str
+    input: str = ""
+    row: int = 0
+    time_ms: int = 0
 
     def headers_of(self) -> list[tuple[str, bytes | None]]:
         """Its own headers, and those of KIP-1034: `__streams.errors.exception` and so on, as text."""

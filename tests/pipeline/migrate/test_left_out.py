@@ -22,8 +22,10 @@ def test_records_that_waited_then_are_found_through_the_stages_before(tmp_path: 
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
 
     def rejected(base: Manifest, *records: tuple[int, int], retried: int | None = None) -> dict[str, Aside]:
-        letters = [DeadLetter("t-as-read", *each, None, b"", (), "ValueError", "bad", "") for each in records]
-        rows = [row_of(each, "t", 0, 1, version=base.version, now_ms=1) | {"retried": retried} for each in letters]
+        letters = [
+            DeadLetter("t-as-read", *each, None, b"", (), "ValueError", "bad", "", "t", 0, 1) for each in records
+        ]
+        rows = [row_of(each, version=base.version, now_ms=1) | {"retried": retried} for each in letters]
         num = len(rows)
         changed = {"added": 0, "waiting": -num} if retried else {"added": num, "waiting": num}
         written = Written(store, cache, "app", "first")

@@ -1,5 +1,6 @@
 """Rejected records in an app's history, without Spark and Kafka."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> 
     head, now_ms = app.heads[stage], app.clock.tick(stage)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
     name = next(iter(head.inputs))
-    rows = [row_of(letter(each), name, 0, now_ms, version=draft.version, now_ms=now_ms) for each in offsets]
+    letters = [dataclasses.replace(letter(each), input=name, time_ms=now_ms) for each in offsets]
+    rows = [row_of(each, version=draft.version, now_ms=now_ms) for each in letters]
     written = Written(app.store, SstCache(cache, 1 << 30), app.name, stage)
     table = written.put(head, table_of_rows(rows), draft.version, added=len(rows), waiting=len(rows))
     return app.commit(replace(draft, aside={REJECTED: table}))
