@@ -15,10 +15,10 @@ from ..session import Session, verb
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...pipeline.replay.compare import Sent
+    from ...pipeline.replay.compare import SentRows
     from ...pipeline.replay.stage_replay import StageReplay
 
-    _Opened = tuple[StageReplay, Mapping[str, Sent], pa.Table | None]
+    _Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
 
 _ZIP = ".zip"
 _LEFT_DEBUGGER = 130

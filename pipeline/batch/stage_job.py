@@ -23,7 +23,7 @@ from ...store.sst import ttl
 from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
 from ..source.checkpoint import Checkpoint
-from ..source.wake import Told
+from ..source.wake import PlannerFiles
 from ..spark.homes import Homes
 from ..spark.places import Places
 from ..upkeep.write_stall import Triggers
@@ -72,7 +72,7 @@ class StageConfig:
     places: Places
     limits: Limits
     checkpoint: Checkpoint
-    told: Told
+    told: PlannerFiles
     hold: Path
     compaction_threads: int = 1
     prefetch: bool = False

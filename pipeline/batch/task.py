@@ -23,7 +23,7 @@ from ...fold.event_time import Times
 from ...fold.failing import StateFailed
 from ...fold.kinds.per_key import num_partials, num_rows
 from ...fold.multi_input import apart
-from ...fold.next_version import Result, Sent
+from ...fold.next_version import Result, SentTo
 from ...fold.step import Made, Step
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -69,7 +69,7 @@ def target_of(one: Repartition | Sink, base: Manifest) -> Target:
 
 def _send(
     places: Places, outputs: Outputs, parts: Sequence[tuple[pa.Table, npt.NDArray[np.integer]]], attempt: str
-) -> dict[str, dict[int, Sent]]:
+) -> dict[str, dict[int, SentTo]]:
     """Send each output, in their order, its rows, to the partition of each."""
     sent = {}
     for (channel, topic, count), (rows, targets) in zip(outputs, parts, strict=True):
@@ -81,7 +81,7 @@ def _send(
         if messages:
             ends = send(open_kafka(places.kafka), topic, messages, attempt.encode(), patience_s=places.patience_s)
             counts = np.bincount(targets, minlength=count).tolist()
-            sent[channel.name] = {partition: Sent(counts[partition], end) for partition, end in ends.items()}
+            sent[channel.name] = {partition: SentTo(counts[partition], end) for partition, end in ends.items()}
     return sent
 
 
@@ -212,7 +212,7 @@ class StateTask(Task):
             emitted += [made.emitted] if made.emitted else []
             event_ms += [latest] if latest is not None else []
             due_ms += [made.next_ms] if made.next_ms is not None else []
-        sent: dict[str, dict[int, Sent]] = {}
+        sent: dict[str, dict[int, SentTo]] = {}
         if self.outputs and emitted:
             tables = [pa.concat_tables(parts) for parts in zip(*emitted, strict=True)]
             # One table is for all outputs.

@@ -32,7 +32,7 @@ from ..api.table import table
 from ..api.topic import Topic
 from ..api.update import parse_ddl
 from ..batch.applied import over
-from ..reject.table import Written
+from ..reject.table import RejectedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -141,7 +141,7 @@ def left_out(store: ObjectStore, cache: SstCache, migrated: Manifest) -> Offsets
     for each in read_through(store, migrated):
         if not rejected_of(each).waiting:
             continue
-        rows = Written(store, cache, each.app, each.stage).rows(each)
+        rows = RejectedTable(store, cache, each.app, each.stage).rows(each)
         waiting = rows.filter(pc.is_null(rows["retried"])).select(["input", "partition", "offset"])
         grouped = pa.TableGroupBy(waiting, ["input", "partition"]).aggregate([("offset", "list")])
         for row in grouped.to_pylist():

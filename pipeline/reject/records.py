@@ -75,7 +75,7 @@ _GAP = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputTopic:
     """An input as Kafka has it: its topic, and for a channel the attempts whose messages count."""
 
     topic: str
@@ -87,7 +87,7 @@ class Messages:
     """Reads records of a batch's places again, by the inputs' declared names."""
 
     kafka: Kafka
-    sources: Mapping[str, Source]
+    sources: Mapping[str, InputTopic]
     numbering: Numbering
     patience_s: float
 

@@ -38,8 +38,8 @@ from ..source.worker import ERROR_MARK
 from ..spark.places import Places
 from .blame import blamed
 from .culprits import Culprits
-from .records import KafkaFeed, Messages, Source, numbering_of
-from .table import Written, error_of, inputs_of, row_of, send_rejects, table_of_rows
+from .records import InputTopic, KafkaFeed, Messages, numbering_of
+from .table import RejectedTable, error_of, inputs_of, row_of, send_rejects, table_of_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -115,10 +115,10 @@ class BatchRejecter:
                     f"`slackwater rejected {batch.base.app}` shows those that wait, and --retry puts them through",
                 ) from error
 
-    def _written(self, batch: Batch) -> Written:
-        return Written(batch.store, batch.cache, batch.base.app, batch.base.stage)
+    def _written(self, batch: Batch) -> RejectedTable:
+        return RejectedTable(batch.store, batch.cache, batch.base.app, batch.base.stage)
 
-    def _sources(self, batch: Batch) -> dict[str, Source]:
+    def _sources(self, batch: Batch) -> dict[str, InputTopic]:
         found = {}
         for name, at in batch.base.inputs.items():
             attempts = None
@@ -126,7 +126,7 @@ class BatchRejecter:
                 versions = range(at.version + 1, batch.after[name].version + 1)
                 senders = (history.read(batch.store, batch.base.app, at.upstream, version) for version in versions)
                 attempts = frozenset(sent(name, senders).attempts)
-            found[name] = Source(at.topic, attempts)
+            found[name] = InputTopic(at.topic, attempts)
         return found
 
     def _read(self, messages: Messages) -> list[DataFrame]:

@@ -33,7 +33,7 @@ _KEY = [column.name for column in TABLE.key]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RejectedTable:
     """The table's rows, where they are: in the store (or spool) and the cache of the stage's batches."""
 
     store: ObjectStore

@@ -25,7 +25,7 @@ from ...store.versions.manifest import Input, Manifest
 from ..api.stage import Stage
 from ..kafka.messages import decode_addressed, header_of, read_rows, topic_columns
 from ..kafka.protocol import Kafka, Message
-from ..reject.table import Written, rows_of
+from ..reject.table import RejectedTable, rows_of
 from .program import Program
 
 _TIME = "_time"
@@ -192,7 +192,7 @@ def as_taken(
     rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(before).waiting
     if not rejected.rows and retried >= 0:
         return read
-    rows = Written(program.store, program.cache, after.app, after.stage).rows(after)
+    rows = RejectedTable(program.store, program.cache, after.app, after.stage).rows(after)
     left_out = rows.filter(pc.equal(rows["version"], after.row_seq))
     again = rows.filter(pc.fill_null(pc.equal(rows["retried"], after.row_seq), False))
     return {

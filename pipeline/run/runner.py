@@ -28,7 +28,7 @@ from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter, Retrier
 from ..source.checkpoint import Checkpoint
 from ..source.request_watch import RequestWatch
-from ..source.wake import Told
+from ..source.wake import PlannerFiles
 from ..spark.places import Places
 from ..spark.session import spark_session, warm_up
 from ..upkeep.meter import StageMeter
@@ -88,7 +88,7 @@ def run(
             publishers = _publishers(start, claimed)
             stack.callback(publishers.close)
             scratch = _scratch(stack)
-            told = Told(scratch / "told")
+            told = PlannerFiles(scratch / "told")
             runners = _build(start, known, claimed, spark, on_commit, stack, publishers, scratch, told)
             publishers.start()
         claimer = start.claimer
@@ -186,7 +186,7 @@ def _build(
     stack: ExitStack,
     publishers: Publishers,
     scratch: Path,
-    told: Told,
+    told: PlannerFiles,
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     options, stages = start.options, start.stages

@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException, NumberFormatException, PySparkExce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
-from slackwater.fold.failing import Failure, StateFailed, Told
+from slackwater.fold.failing import Failure, StateFailed, StateFailure
 from slackwater.fold.records import Range
 from slackwater.pipeline.batch.job import run_write
 from slackwater.pipeline.batch.task import WriteTask
@@ -81,7 +81,7 @@ def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:
 
 def test_what_a_states_function_tells_is_a_records_fault() -> None:
     why = Failure("ValueError", "no", "here")
-    assert blamed(StateFailed(Told(why, (7, -3)))) == why
+    assert blamed(StateFailed(StateFailure(why, (7, -3)))) == why
 
 
 def test_what_fails_in_several_parts_of_a_plan_is_a_records_fault_where_each_of_them_is() -> None:
