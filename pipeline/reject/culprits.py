@@ -18,7 +18,7 @@ from ...fold.next_version import Result
 from ..batch.job import Batch
 from ..batch.rerun import Rerun
 from .blame import blamed
-from .operators import Operators, Told
+from .operators import Failures, Operators
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Culprits:
     batch: Batch
     most: int
     tell: Callable[[int], None]
-    found: Told = field(default_factory=dict)
+    found: Failures = field(default_factory=dict)
 
     def compute(self, error: Exception | None) -> tuple[Result, ...]:
         """The batch without those that are to blame; `error` is why it failed, None where it was not tried yet.
@@ -75,13 +75,13 @@ class Culprits:
     def _needed(self) -> DataFrame:
         return self.records.needed(self.records.rows)
 
-    def _add(self, more: Told) -> None:
+    def _add(self, more: Failures) -> None:
         self.found |= more
         self.tell(len(self.found))
         if len(self.found) > self.most:
             raise TooMany(tuple(self.found))
 
-    def _of_operators(self) -> Told:
+    def _of_operators(self) -> Failures:
         """The records for which an operator of the function's plan fails."""
 
         def told(count: int) -> None:
@@ -100,7 +100,7 @@ class Culprits:
             log.debug("an operator could not be tried", exc_info=True)
         return operators.found
 
-    def _of_state(self, error: StateFailed) -> Told:
+    def _of_state(self, error: StateFailed) -> Failures:
         """The records for whose keys the state's function fails."""
         if not error.told.keys:
             return {}
@@ -113,7 +113,7 @@ class Culprits:
             return failed.told.records
         return {}
 
-    def _of_groups(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Told:
+    def _of_groups(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Failures:
         """The records for which an attempt fails, where only jobs over some of them tell: many groups, side by side."""
         numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.found))]
 
