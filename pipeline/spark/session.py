@@ -13,22 +13,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from ...errors import Refused
 from ..source.data_source import Source
 from . import jvm
 from .conf import SECRETS
-from .jvm import interpreter
+from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
 from .shipping import ship, ship_slackwater
-from .stderr_filter import quiet_errors, quiet_loss, quiet_start
-
-if TYPE_CHECKING:
-    from py4j.protocol import Py4JJavaError
-    from pyspark.sql import SparkSession
 
 _STOP_S = 10.0
 _LOOK_S = 0.05
@@ -64,12 +61,6 @@ def spark_session(
     Raises:
         Refused: Spark does not start, most often for want of Java, or its JVM ended while it was used.
     """
-    from py4j.protocol import Py4JError, Py4JJavaError
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.sql import SparkSession
-
-    from ..source.data_source import Source
-
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
