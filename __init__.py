@@ -37,32 +37,31 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .app import App
     from .client import open
     from .fold.kinds.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .fold.kinds.join import join
     from .fold.kinds.upsert import upsert
-    from .pipeline.api.app import App
-    from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.api.event_time import event_time
     from .pipeline.api.sink import foreach_version, sink
-    from .pipeline.api.table import table
+    from .pipeline.api.table import leveled, table, universal
     from .pipeline.api.topic import repartition, topic
     from .pipeline.api.update import update
     from .pipeline.messages.decode import decode
 
 _HOMES = {
-    "App": "pipeline.api.app",
+    "App": "app",
     "decode": "pipeline.messages.decode",
     "event_time": "pipeline.api.event_time",
     "foreach_version": "pipeline.api.sink",
     "join": "fold.kinds.join",
-    "leveled": "pipeline.api.compaction_policy",
+    "leveled": "pipeline.api.table",
     "open": "client",
     "repartition": "pipeline.api.topic",
     "sink": "pipeline.api.sink",
     "table": "pipeline.api.table",
     "topic": "pipeline.api.topic",
-    "universal": "pipeline.api.compaction_policy",
+    "universal": "pipeline.api.table",
     "update": "pipeline.api.update",
     "upsert": "fold.kinds.upsert",
     **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "fold.kinds.aggregate"),

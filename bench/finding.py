@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.fold.delta import smallest
+from slackwater.fold.culprit import smallest
 from slackwater.snapshot.bisect.predicate import At, Where
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.sql import connect

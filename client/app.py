@@ -130,15 +130,14 @@ class StoredApp(AppHistory):
             Unavailable: the store or Kafka did not answer; the same call goes on.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.migrate.backfill import backfill_app
+        from ..pipeline.migrate.backfill import backfill_file
         from ..pipeline.run.news import Told
 
         self._client.known_channels("from which the past is read")
-        options = run_options(self._client, master or "local[*]", spark_conf, py_files)
-        return backfill_app(
-            program_of(code, self._name, options),
-            self._client.store,
-            options,
+        return backfill_file(
+            str(code),
+            app=self._name,
+            options=run_options(self._client, master or "local[*]", spark_conf, py_files),
             renames=rename or {},
             stages=rename_stage or {},
             since=self._ref(since) if since else "",

@@ -135,7 +135,7 @@ class Client(Shown):
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.maintain.first_version import first_version_of
+        from ..pipeline.migrate.first_version import first_version_of
 
         channels = self.known_channels("from which the app goes on")
         app, _, name = stage.partition("/")

@@ -31,7 +31,7 @@ Attempts = Callable[[Sequence[Items]], Sequence[Failure | None]]
 """Tries groups of items, each by itself: why each fails, None where it passes."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class StateFailure(msgspec.Struct, frozen=True):
     """What a task says of a state's function that failed in it.
 
     Attributes:
@@ -52,15 +52,17 @@ class NoItems(Exception):
 class StateFailed(Exception):
     """A state's function raised an error."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: StateFailure) -> None:
         super().__init__(f"{told.why.kind}: {told.why.message}")
         self.told = told
 
     @classmethod
-    def of(cls, told: Sequence[Told]) -> StateFailed:
+    def of(cls, told: Sequence[StateFailure]) -> StateFailed:
         """What several tasks told, as one: what all failed for, and why the first did."""
         keys = tuple(key for each in told for key in each.keys)
-        return cls(Told(told[0].why, keys, {number: why for each in told for number, why in each.records.items()}))
+        return cls(
+            StateFailure(told[0].why, keys, {number: why for each in told for number, why in each.records.items()})
+        )
 
 
 def described(error: BaseException) -> Failure:
@@ -146,9 +148,9 @@ def merge_or_tell(
         found = failing(groups.num, one_by_one(trial.of_keys), most)
         if records is None:
             # None, where it passes when it is tried again.
-            told = Told(why, tuple(hashes[list(found)].tolist()))
+            told = StateFailure(why, tuple(hashes[list(found)].tolist()))
         else:
-            told = Told(why, (), trial.records(found, records, most))
+            told = StateFailure(why, (), trial.records(found, records, most))
         raise StateFailed(told) from None
 
 

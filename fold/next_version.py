@@ -16,11 +16,11 @@ from ..store.versions import commit
 from ..store.versions.manifest import Aside, EventTime, Input, Manifest, Output, Sink, Span, Sst
 from . import event_time as progress
 from .event_time import BatchTimes, Seen, TimeRules
-from .failing import Told
+from .failing import StateFailure
 from .records import Position
 
 
-class Sent(msgspec.Struct, frozen=True):
+class SentTo(msgspec.Struct, frozen=True):
     """What an attempt wrote to one Kafka partition."""
 
     rows: int
@@ -35,7 +35,7 @@ class Result(msgspec.Struct, frozen=True):
     rows_in: int
     """Rows of the stage's function, also where they came added up."""
     ssts: tuple[Sst, ...] = ()
-    sent: dict[str, dict[int, Sent]] = {}
+    sent: dict[str, dict[int, SentTo]] = {}
     """What this attempt wrote, by channel and Kafka partition."""
     stats: Stats = Stats()
     """What it took of the store."""
@@ -51,7 +51,7 @@ class Result(msgspec.Struct, frozen=True):
     """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
     partials: int = 0
     """Rows that crossed the shuffle for it, where they were added up before; see `pre_aggregation`."""
-    failed: Told | None = None
+    failed: StateFailure | None = None
     """Where the state's function failed and the stage can do without some records: for which it did. Told as a report
     and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from .. import instants
 from ..pipeline.batch.batch_report import BatchReport
-from ..pipeline.maintain.first_version import FirstVersion
 from ..pipeline.migrate.backfilled import Backfilled, Filled
+from ..pipeline.migrate.first_version import FirstVersion
 from ..pipeline.replay.compare import ChannelComparison, Comparison
 from ..snapshot.init.initialise import Initialised
 from ..snapshot.migrate.migrate import Migrated, lines

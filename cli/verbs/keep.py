@@ -134,7 +134,7 @@ def _forget_group(settings: "Settings", app_name: str, stage: str) -> str:
     """Remove the stage's consumer group, whose lag would only grow; returns why it is still there, if it is."""
     if not settings.brokers:
         return ""
-    from ...pipeline.kafka.consumer_groups import group_of
+    from ...pipeline.kafka.channels import group_of
 
     try:
         settings.open_kafka().delete_groups([group_of(app_name, stage)])
@@ -323,6 +323,6 @@ def _remove_from_kafka(kafka: "Kafka", removal: "Removal") -> None:
 
 
 def _groups(removal: "Removal") -> tuple[str, ...]:
-    from ...pipeline.kafka.consumer_groups import group_of
+    from ...pipeline.kafka.channels import group_of
 
     return tuple(group_of(removal.app, stage) for stage in removal.stages)

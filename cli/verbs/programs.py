@@ -17,7 +17,7 @@ from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...pipeline.batch.batch_report import BatchReport
-    from ...pipeline.maintain.first_version import FirstVersion
+    from ...pipeline.migrate.first_version import FirstVersion
     from ...pipeline.run.options import Options
     from ...snapshot.init.load import Loaded
 
@@ -181,7 +181,7 @@ def _first_version(
     kafka, store = session.settings.open_kafka(), session.store
     progress("starting Spark, which knows the program's columns")
     # Spark's Python side takes a second or two.
-    from ...pipeline.maintain.first_version import first_version_of
+    from ...pipeline.migrate.first_version import first_version_of
     from ...snapshot.take.audit_log import whoami
 
     return first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=whoami())

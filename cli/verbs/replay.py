@@ -15,10 +15,10 @@ from ..session import Session, verb
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...pipeline.replay.compare import Sent
+    from ...pipeline.replay.compare import SentRows
     from ...pipeline.replay.stage_replay import StageReplay
 
-    _Opened = tuple[StageReplay, Mapping[str, Sent], pa.Table | None]
+    _Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
 
 _ZIP = ".zip"
 _LEFT_DEBUGGER = 130
@@ -145,7 +145,7 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
 
 
 def _stop_in(session: Session, batch: "StageReplay") -> None:
-    from ...pipeline.replay.breakpoints import stop_in
+    from ...pipeline.replay.program import stop_in
 
     # Not before: its function ran once already, to see what columns it gives.
     session.note(f"stopping in {' and '.join(stop_in(batch.stage))}")

@@ -5,37 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ...durations import parse_ms
 from ...errors import NotFound
 from ...fold.kinds.final import Final
 from ...fold.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...validation import whole
-from . import graph
-from .checks import check_beside, check_rejects, check_stage
-from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
-from .late_rows import as_they_came, late_channel
+from .checks import check_beside, check_rejects, check_stage, find_channel, key_of, topics, upstream
+from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions, as_they_came, late_channel
 from .sink import FunctionSink, Sink, TopicSink
 from .stage import OnError, Stage, Transform
 from .starting_offsets import StartingOffsets
 from .table import DEFAULT_TABLE, TableOptions
 from .topic import Repartition, Topic
 
-if TYPE_CHECKING:
-    from ..batch.batch_report import BatchReport
-
 
 @dataclass(slots=True)
 class App:
-    """A streaming application: stages joined by repartition topics.
-
-    Example:
-        >>> app = App("flights")
-        >>> @app.stage(reads=topic("flights"), writes=repartition("by-route", key=["origin", "dest"]))
-        ... def legs(flights): return flights.selectExpr("cast(value as string) as json")
-    """
+    """A streaming application: stages joined by repartition topics. A program declares a `slackwater.App`."""
 
     name: str
     stages: dict[str, Stage] = field(default_factory=dict)
@@ -133,76 +120,6 @@ class App:
 
         return declare
 
-    def run(
-        self,
-        *,
-        store: str | None = None,
-        kafka: str | Mapping[str, str] | None = None,
-        stages: Sequence[str] = (),
-        until_caught_up: bool = False,
-        max_records: int | None = None,
-        trigger: str | None = None,
-        max_unflushed: int | None = None,
-        accept_loss: bool = False,
-        gc: str = "1h",
-        master: str | None = None,
-        spark_conf: Mapping[str, str] | None = None,
-        py_files: Sequence[str] = (),
-        patience_s: float = 120,
-        on_commit: Callable[[BatchReport], None] = lambda _report: None,
-    ) -> None:
-        """Run the app in this process, from where it stopped, as `slackwater run` does from a file.
-
-        It returns once it has caught up, if so asked, or after Ctrl-C or SIGTERM, with what was read committed.
-
-        Args:
-            store: The store root: `s3://bucket/prefix`, or a folder. Default, as for the command line: the environment,
-                then the nearest `slackwater.toml`, where all other settings come from too.
-            kafka: The brokers, as `"host:port"`, or librdkafka's client properties, `bootstrap.servers` among them;
-                default likewise.
-            stages: Run only these; default all.
-            until_caught_up: Return when each stage has read its topics up to where they end now, and all that followed
-                from it through repartition topics, as `availableNow` in Structured Streaming.
-            max_records: At most so many records of each input a batch, whatever the stages say.
-            trigger: Shortest time between two batches, likewise: `"10 seconds"`.
-            max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
-            accept_loss: Go on without records that are gone from Kafka.
-            gc: Collect garbage so often, if `[retention]` has rules; `"off"` for never.
-            master: Spark's master URL; default a session that runs here already, else what Spark is configured to.
-            spark_conf: Further settings of Spark.
-            py_files: Paths of Python files and zips that the program and its tasks import.
-            patience_s: How long a broker or a store may be away, in seconds.
-            on_commit: Told of each committed batch, from several threads.
-
-        Raises:
-            NotFound: A topic or a stage is not there.
-            Refused: The program does not fit what is stored, or a stage failed.
-            Fenced: A newer runner took a stage over.
-            Unavailable: Kafka or the store was away for longer than `patience_s`.
-            Usage: An argument, a setting, or what the app declares, is not one that could work.
-        """
-        # What runs an app knows what declares it, and takes a while to import.
-        from ...settings import load
-        from ..run.options import gc_every_ms
-        from ..run.program import run_app
-
-        settings = load(store=store, kafka=kafka if isinstance(kafka, str) else None)
-        options = replace(
-            settings.run_options(kafka if isinstance(kafka, Mapping) else None),
-            stages=tuple(stages),
-            until_caught_up=until_caught_up,
-            max_records=max_records,
-            trigger_ms=None if trigger is None else parse_ms("trigger", trigger),
-            max_unflushed=max_unflushed,
-            accept_loss=accept_loss,
-            gc_every_ms=gc_every_ms("gc", gc),
-            master=master,
-            spark_conf=dict(spark_conf or {}),
-            py_files=tuple(py_files),
-            patience_s=patience_s,
-        )
-        run_app(self, options, on_commit)
-
     def check(self) -> None:
         """See that the stages hang together: to be asked when all are declared.
 
@@ -212,14 +129,14 @@ class App:
         """
         for stage in self.stages.values():
             for channel in stage.channels:
-                graph.find(self.stages, channel, f"stage {stage.name!r} reads it")
+                find_channel(self.stages, channel, f"stage {stage.name!r} reads it")
             if stage.state is not None:
                 self.key_of(stage)
 
     def in_order(self) -> tuple[Stage, ...]:
         """The stages, upstream first."""
         self.check()
-        return tuple(self.stages[name] for name in graph.upstream(self.stages).static_order())
+        return tuple(self.stages[name] for name in upstream(self.stages).static_order())
 
     def beginning(self, starts: Mapping[str, StartingOffsets]) -> App:
         """The app with other starting offsets of the topics of these names."""
@@ -233,15 +150,19 @@ class App:
     @property
     def topics(self) -> frozenset[str]:
         """Names of the users' topics that its stages read."""
-        return graph.topics(self.stages)
+        return topics(self.stages)
 
     def writer_of(self, channel: str) -> Stage:
         """The stage that writes a repartition topic. Raises `NotFound`."""
-        return graph.find(self.stages, channel)[0]
+        return find_channel(self.stages, channel)[0]
+
+    def writers(self, stage: Stage) -> dict[str, str]:
+        """By each input's declared name the stage that writes it; empty for a user's topic."""
+        return {name: "" if isinstance(one, Topic) else self.writer_of(one).name for name, one in stage.inputs.items()}
 
     def channel(self, name: str) -> Repartition:
         """A repartition topic by its name. Raises `NotFound`."""
-        return graph.find(self.stages, name)[1]
+        return find_channel(self.stages, name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
         """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `check`."""
@@ -258,7 +179,7 @@ class App:
                 come together.
             NotFound: No stage writes one of the channels.
         """
-        return graph.key_of(stage, self.stages)
+        return key_of(stage, self.stages)
 
     def _add(self, stage: Stage) -> None:
         check_stage(stage)

@@ -1,15 +1,19 @@
-"""What a program says of a stage's event time beside `withWatermark`: `event_time=event_time(ahead="1 hour")`."""
+"""What a program says of a stage's event time beside `withWatermark`, and the stage `<stage>_late` of its late rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ...durations import parse_ms
 from ...errors import Usage
+from ...fold.kinds.kind import Kind
 from ...store.versions.limits import MAX_TTL_MS
 from .sink import FunctionSink, Sink, TopicSink
-from .topic import Repartition
+from .topic import Repartition, repartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Emits: TypeAlias = Literal["changes", "final"]
 Late: TypeAlias = Literal["drop", "keep", "table"] | Repartition | Sink
@@ -60,3 +64,23 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
 
 
 DEFAULT_EVENT_TIME = event_time()
+
+
+def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repartition:
+    """The channel to the table of a stage's late rows. Raises `Usage` where there can be no such table."""
+    if state is not None and state.no_late_table:
+        raise Usage(
+            f"stage {stage!r} has a table of late rows, which would be {state.no_late_table}",
+            hint='say late=slackwater.repartition(...), and keep what comes there in a stage of yours; or late="drop"',
+        )
+    if not key or state is None:
+        raise Usage(
+            f"stage {stage!r} has a table of late rows, and says no {'state' if state is None else 'key'} for it",
+            hint="the table has the stage's own state= and key=[...], a window among the columns",
+        )
+    return repartition(f"{stage}-late", key)
+
+
+def as_they_came(rows: DataFrame) -> DataFrame:
+    """The function of a stage of late rows: another stage's has made them."""
+    return rows

@@ -1,6 +1,8 @@
 """A stage's function applied to DataFrames: streams of a query, or rows that are at hand.
 
-What would keep state where no snapshot sees it is refused, before anything is written.
+What would keep state where no snapshot sees it is refused, before anything is written. What `withWatermark` says in it,
+which column of its rows is their event time, and the delay, Spark keeps in the plan, as a node and as metadata of the
+column. The query keeps no state that would need it, so Spark makes nothing of it; the stage does.
 """
 
 from __future__ import annotations
@@ -9,20 +11,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from ...errors import Refused
+from ...fold.event_time import Times
+from ...fold.failing import RECORD
 from ...fold.multi_input import TAG, name_of
 from ..api.stage import Stage
 from ..api.topic import Topic
 from ..messages.decode import reading
-from ..spark.fan_out import once
-from ..spark.plans import children, first_column, nodes, plan_of
+from ..spark.plans import children, first_column, nodes, once, plan_of
 from ..spark.user_errors import as_user_error
-from ..spark.watermarks import Declared, declared
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 # Operators of Spark's plans that keep state between the batches of a streaming query, and what to say instead.
 _STATEFUL = {
@@ -185,3 +191,58 @@ def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
                     mine.append(value.cast(field.dataType).alias(name_of(other, field.name)))
         tagged.append(frame.select(F.lit(position).alias(TAG), *mine))
     return reduce(lambda above, below: above.union(below), tagged)
+
+
+def for_state(
+    rows: DataFrame, key: Sequence[str], needs: Sequence[str], times: Times, late: Iterable[str]
+) -> DataFrame:
+    """What a state takes of a batch's rows: the key and its hash, what it and late rows need, times, and `RECORD`."""
+    names = dict.fromkeys((*key, *needs, *times.names, *late, *({RECORD} & {*rows.columns})))
+    return rows.select(*(F.col(f"`{name}`") for name in names), F.xxhash64(*key).alias("_hash"))
+
+
+_DELAY = "spark.watermarkDelayMs"
+_NODE = "EventTimeWatermark"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A watermark on the rows of one DataFrame: the column that is their event time, and the delay."""
+
+    column: str
+    delay_ms: int
+
+
+def declared(stage: str, frames: Sequence[DataFrame]) -> tuple[Declared | None, ...]:
+    """Of each DataFrame that a stage's function returned, its watermark. Raises `Refused` where it cannot be kept."""
+    return tuple(_declared(stage, plan_of(frame), frame.schema) for frame in frames)
+
+
+def _declared(stage: str, plan: Any, schema: StructType) -> Declared | None:
+    count = sum(map(_is_watermark, nodes(plan)))
+    if not count:
+        return None
+    for node in nodes(plan):
+        if node.getClass().getSimpleName() == "Union" and any(map(_is_watermark, nodes(node))):
+            raise Refused(
+                f"stage {stage!r} unites DataFrames that have watermarks of their own, whose rows nobody could tell "
+                "apart any more",
+                hint="say withWatermark of the union; or return a tuple of the DataFrames, for state=update(...)",
+            )
+    if count > 1:
+        raise Refused(
+            f"stage {stage!r} says withWatermark {count} times of the same rows", hint="leave all but one out"
+        )
+    for field in schema:
+        if _DELAY in field.metadata and field.dataType.typeName() in ("timestamp", "timestamp_ntz"):
+            return Declared(field.name, int(field.metadata[_DELAY]))
+    node = next(filter(_is_watermark, nodes(plan)))
+    column = node.eventTime().name()
+    raise Refused(
+        f"stage {stage!r} has a watermark on column {column!r}, which the rows that it returns do not have",
+        hint=f"select {column!r} too: the watermark follows from the rows that the function returns",
+    )
+
+
+def _is_watermark(node: Any) -> bool:
+    return str(node.getClass().getSimpleName()) == _NODE

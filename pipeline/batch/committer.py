@@ -4,20 +4,28 @@ As a rule a batch ends with its commit. With `max_unflushed` it ends when its SS
 uploads them and commits, version after version, while the next batches run, as RocksDB flushes memtables while others
 are written. What counts for everybody else, and for whoever goes on after a crash, is what is committed; a version that
 never was is computed again.
+
+SSTs of unflushed versions wait on this machine in a folder for each runner, gone with it. What a runner that died has
+left there is of no use, and the next one on this machine removes it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.spooled import SpooledStore
 from ...store.versions.manifest import Manifest
+from ..dev.process import locked
 from ..upkeep.meter import StageMeter
 from .head import Change, Committed, Fill, Head
 
@@ -159,3 +167,43 @@ class Committer:
             for key in self._uploaded:
                 self._spool.forget(key)
         self._uploaded.clear()
+
+
+def spools_beside(cache_folder: Path) -> Path:
+    """The folder of all runners that have this cache: on the same disk, and not in what the cache may evict."""
+    return cache_folder.with_name(f"{cache_folder.name}-spool")
+
+
+@contextmanager
+def spool_folder(parent: Path, writer: str) -> Iterator[Path]:
+    """A folder for this process alone, empty, and removed at the end."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder, lock = parent / writer, parent / f"{writer}.lock"
+    # Before the folder: one without a lock that is held belongs to nobody.
+    with locked(lock, lambda: None):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+
+
+def sweep_spools(parent: Path) -> None:
+    """Remove what runners have left that died. Those that live are let be."""
+    for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
+        lock = folder.with_name(f"{folder.name}.lock")
+        if folder.is_dir() and not _is_held(lock):
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -16,19 +16,19 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
+from ...fold.columns import check_default
 from ...fold.event_time import TimeRules, Watermark
 from ...fold.kinds.due import window_of
 from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
 from ...fold.multi_input import name_of
-from ...snapshot.migrate.columns import check_default
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
-from ..api import ttl
 from ..api.app import App
 from ..api.sink import Sink
 from ..api.stage import Stage
+from ..api.table import check_ttl
 from ..api.topic import Repartition, Topic
 from ..api.update import parse_ddl
 from ..messages import outgoing
@@ -220,7 +220,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     if stage.table.ttl is not None and state.no_ttl[0]:
         why, instead = state.no_ttl
         raise Refused(f"stage {stage.name!r} has a ttl, and {why}", hint=f"leave ttl= out of its table(...): {instead}")
-    ttl.check_column(stage.name, stage.table.ttl, bound.values)
+    check_ttl(stage.name, stage.table.ttl, bound.values)
     _check_defaults(stage, bound.values)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),

@@ -1,28 +1,82 @@
-"""What one stage's batches compute: their tasks, made of its schemas and the version that a batch is built on."""
+"""What one stage's batches compute: their tasks, made of its schemas and the version that a batch is built on.
+
+And what is known of a stage before its first batch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import instants
 from ...fold.event_time import BatchTimes, Lateness, Times, due_after
 from ...fold.next_version import Result
 from ...fold.records import Position
+from ...fold.step import Step
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import ttl
 from ...store.versions.manifest import Manifest
+from ..api.stage import Stage
+from ..source.checkpoint import Checkpoint
+from ..source.wake import PlannerFiles
 from ..spark.homes import Homes
-from .job import Batch, Computed, run_state, run_write
+from ..spark.places import Places
+from ..upkeep.write_stall import Triggers
+from .job import Batch, Computed, Rejecter, run_state, run_write
 from .pre_aggregation import Expected, Forecast
-from .stage_config import StageConfig
+from .schemas import Shape
 from .task import StateTask, WriteTask, target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large and how frequent a stage's batches are, and how far they may run ahead of the store.
+
+    `until` is where users' topics end for it, by name: of the others it reads whatever comes.
+    """
+
+    max_records: int | None
+    trigger_ms: int
+    stall: Triggers = field(default_factory=Triggers)
+    max_unflushed: int = 0
+    until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StageConfig:
+    """What a runner knows of one stage before it starts.
+
+    Attributes:
+        stage: As declared.
+        shape: Its schemas.
+        places: Where workers find things.
+        limits: Admission and trigger. With `max_unflushed`, `places` has a spool.
+        checkpoint: Scratch for Spark.
+        told: What the runner tells the planners of its stages.
+        hold: While this file is there, no batch starts but for a snapshot.
+        compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
+        prefetch: Whether SSTs are fetched beside the batches; for tasks that run on this machine.
+        rejecter: Who leaves out records for which a batch fails; None where that stops the stage.
+    """
+
+    stage: Stage
+    shape: Shape
+    places: Places
+    limits: Limits
+    checkpoint: Checkpoint
+    told: PlannerFiles
+    hold: Path
+    compaction_threads: int = 1
+    prefetch: bool = False
+    rejecter: Rejecter | None = None
 
 
 class StageJob:
@@ -65,8 +119,6 @@ class StageJob:
         return Batch(
             base,
             after,
-            times.clock_ms,
-            times.due.until_ms if times.due is not None else None,
             begin=lambda rows: self._compute(rows, base, times, expected=self._forecast.next),
             compute=lambda rows: self._compute(rows, base, times),
             check=lambda rows: self._compute(rows, base, checked, only_checks=True),
@@ -108,16 +160,19 @@ class StageJob:
             writer,
             version,
             targets,
-            shape.bound,
-            base.table,
+            Step(
+                base.table,
+                shape.bound,
+                version,
+                times.clock_ms,
+                Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
+                times.due,
+                tells=self._stage.max_rejected if config.rejecter is not None else None,
+            ),
             base.ssts,
-            times.clock_ms,
-            tells=self._stage.max_rejected if config.rejecter is not None else None,
-            only_checks=only_checks,
-            lateness=Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
+            only_checks,
             late_to=(target_of(late, base), shape.late) if late and not only_checks else None,
             times=seen,
-            due=times.due,
         )
         # What is only checked need not be where its SSTs are.
         return run_state(rows, task, None if only_checks else self._homes, expected)

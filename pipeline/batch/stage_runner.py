@@ -37,8 +37,7 @@ from .committer import Committer
 from .head import Change, Committed
 from .job import Computed
 from .snapshot_events import arrive, unchanged
-from .stage_config import StageConfig
-from .stage_job import StageJob
+from .stage_job import StageConfig, StageJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

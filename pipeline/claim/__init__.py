@@ -1,3 +1,1 @@
 """Taking a stage over: where it begins, and the version that says whose it is now."""
-
-__all__ = ["claim", "start_positions"]

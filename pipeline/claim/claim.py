@@ -11,12 +11,13 @@ import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
+from ...fold.columns import ANOTHER_STAGE
+from ...fold.fits import fit_inputs, fit_table
 from ...fold.kinds.kind import key_of_table, kind_of
 from ...snapshot.clone.first_versions import channel_topic
 from ...snapshot.cut.in_flight import left_at
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.maintain.retire import bring_back
-from ...snapshot.migrate.columns import ANOTHER_STAGE, evolve
 from ...snapshot.migrate.migrate import of_column
 from ...snapshot.rejected.retries import TABLE as REJECTED_RECORDS
 from ...store.objects.protocol import ObjectStore
@@ -25,7 +26,7 @@ from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.aside import REJECTED
 from ...store.versions.commit import is_retired
-from ...store.versions.manifest import Aside, Input, Manifest, Output, Program, Table
+from ...store.versions.manifest import Aside, Column, Input, Manifest, Output, Program, Table
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
@@ -199,16 +200,14 @@ class Claimer:
 
     def _starts(self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds]) -> dict[str, StartPosition]:
         """Where reading begins, by the input's declared name. `asked` has what Kafka said, and gets what is missing."""
-        if head is not None and stage.inputs.keys() != head.inputs.keys():
+        inputs = fit_inputs(head, self.app.writers(stage)) if head is not None else None
+        if head is not None and inputs is not None and (inputs.new or inputs.gone):
             declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
             raise Refused(
                 f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
                 hint=_keep(self.app),
             )
-
-        for name, one in stage.inputs.items() if head is not None else ():
-            writer = "" if isinstance(one, Topic) else self.app.writer_of(one).name
-            was = head.inputs[name].upstream if head is not None else ""
+        for name, (was, writer) in inputs.writers.items() if inputs is not None else ():
             if was and not writer:
                 raise Refused(
                     f"stage {stage.name!r}: its input {name!r} is a topic from outside the app now, and was written by "
@@ -216,7 +215,7 @@ class Claimer:
                     hint="give the topic, or the repartition topic, another name: then it is another input, read from "
                     "its beginning",
                 )
-            if was not in ("", writer):
+            if was:
                 raise Refused(
                     f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by {was!r}",
                     hint=f"where that is the same stage under another name: {migrate_command(self.app)} "
@@ -304,36 +303,6 @@ def _keep(app: App, changed: Iterable[str] = ()) -> str:
     return f"keep what is stored: {migrate_command(app)} (--dry-run only looks){f' would do: {told}' if told else ''}"
 
 
-def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
-    """What of `_agreed` follows from the declaration alone."""
-    if (stored is None) != (stage.state is None):
-        raise Refused(
-            f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
-            f"and {'had none' if stored is None else 'has none now'}",
-            hint=ANOTHER_STAGE,
-        )
-    if stored is None or stage.state is None:
-        return
-    names, declared = tuple(column.name for column in stored.key), app.key_of(stage)
-    key, kept = key_of_table(declared, [column.name for column in stored.values]), kind_of(stored.state)
-    state = (stage.state if key == declared else stage.state.by_session("")) or stage.state
-    if names != key:
-        # Of sessions, the one that a stage's key has is among the values.
-        values = (column.name for column in stored.values if not column.name.startswith("_"))
-        sessions = values if kept.key_column else ()
-        raise Refused(
-            f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
-            f"({', '.join((*names, *sessions))})",
-            hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
-        )
-    if stored.state != state.stored:
-        raise Refused(
-            f"stage {stage.name!r}: state is {state}, but was stored as {kept}",
-            hint=_keep(app, kept.differences(state)) if kept.may_become(state) else ANOTHER_STAGE,
-        )
-    ttl.agree(stage.name, stored.ttl, stage.table.ttl)
-
-
 def _agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
     """The declared table, with the stored number of state partitions: the code only says how many at first.
 
@@ -343,13 +312,59 @@ def _agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) 
     if head is None or (stored := head.table) == table:
         return table
     _check_declared(app, stage, stored)
-    assert stored is not None and table is not None  # noqa: S101, PT018  else the declaration does not fit
+    found = fit_table(stage.name, stored, table, {})
+    if found.refused is not None:
+        raise found.refused
+    if stored is None or table is None or found.table is None:
+        return None
     for what, before, now in (("key", stored.key, table.key), ("value", stored.values, table.values)):
         shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]
         if shown[0] != shown[1]:
-            found = evolve(stage.name, stored, table, {})[1]
             raise Refused(
                 f"stage {stage.name!r}: its {what} columns are ({shown[1]}), but the stored state has ({shown[0]})",
-                hint=_keep(app, map(of_column, found)),
+                hint=_keep(app, map(of_column, found.columns)),
             )
-    return replace(stored, compaction=table.compaction, ttl=ttl.agree(stage.name, stored.ttl, table.ttl))
+    return replace(stored, compaction=table.compaction, ttl=found.table.ttl)
+
+
+def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
+    """Refuse what does not fit, whatever the columns of the stage's rows are: those that are stored stand for them."""
+    table = _declared(app, stage, stored)
+    found = fit_table(stage.name, stored, table, {})
+    if found.same:
+        return
+    if stored is None or table is None:
+        raise Refused(
+            f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
+            f"and {'had none' if stored is None else 'has none now'}",
+            hint=ANOTHER_STAGE,
+        )
+    names, key = (tuple(column.name for column in each.key) for each in (stored, table))
+    kept, state = kind_of(stored.state), kind_of(table.state)
+    if names != key:
+        # Of sessions, the one that a stage's key has is among the values.
+        values = (column.name for column in stored.values if not column.name.startswith("_"))
+        sessions = values if kept.key_column else ()
+        raise Refused(
+            f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
+            f"({', '.join((*names, *sessions))})",
+            hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
+        )
+    if stored.state != table.state:
+        raise Refused(
+            f"stage {stage.name!r}: state is {state}, but was stored as {kept}",
+            hint=_keep(app, kept.differences(state)) if kept.may_become(state) else ANOTHER_STAGE,
+        )
+    if found.refused is not None:
+        raise found.refused
+
+
+def _declared(app: App, stage: Stage, stored: Table | None) -> Table | None:
+    """What is declared of a stage's table, with the columns that are stored in the place of those of its rows."""
+    if stage.state is None or stored is None:
+        return None if stage.state is None else Table((), (), 1)
+    declared, known = app.key_of(stage), {column.name: column for column in stored.key}
+    key = key_of_table(declared, [column.name for column in stored.values])
+    state = (stage.state if key == declared else stage.state.by_session("")) or stage.state
+    columns = tuple(known.get(name, Column(name, "")) for name in key)
+    return replace(stored, key=columns, state=state.stored, ttl=stage.table.ttl)

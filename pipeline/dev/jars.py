@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import SlackwaterError
-from .lock import locked
+from .process import locked
 
 Tell = Callable[[str], None]
 """Takes news of something that takes long, a line each."""

@@ -22,7 +22,7 @@ from . import ports, process
 from .jars import Tell, quiet
 from .jvm_server import START_PATIENCE_S, STOP_PATIENCE_S, EmbeddedServer
 from .kafka import EmbeddedKafka
-from .lock import locked
+from .process import locked
 from .s3 import EmbeddedS3
 
 _POLL_S = 0.05

@@ -3,18 +3,3 @@
 `librdkafka`, `clients`, `reading` and `transactions` import confluent-kafka, and nothing else does, beside the servers
 for development.
 """
-
-__all__ = [
-    "channels",
-    "clients",
-    "consumer_groups",
-    "librdkafka",
-    "memory",
-    "messages",
-    "open",
-    "patience",
-    "protocol",
-    "reading",
-    "rejects",
-    "transactions",
-]

@@ -1,4 +1,9 @@
-"""What `snapshot` asks of Kafka: are the offsets there, read and copy what is in flight."""
+"""What `snapshot` asks of Kafka: are the offsets there, read and copy what is in flight; and groups that show the lag.
+
+Kafka's own tools show by consumer groups how far an app has read. Nothing here reads them back: the manifests say where
+a stage goes on. But whoever watches a cluster looks at lag by group, so each stage has one, `slackwater-<app>-<stage>`,
+and its offsets follow the stage's commits.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,9 @@ from ulid import ULID
 from ...errors import NotFound, Refused
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.stored import ADDRESS
-from .consumer_groups import group_of
 from .messages import decode_addressed, header_of, marker_of, read_rows, send, split
 from .open import end_offsets
-from .protocol import Kafka
+from .protocol import Kafka, Offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +103,24 @@ class KafkaChannels:
 def _encoded(rows: pa.Table) -> list[tuple[int, bytes]]:
     """Captured rows as messages to the partitions they came from."""
     return list(split(rows.drop_columns(list(ADDRESS)), rows["_partition"].to_numpy()))
+
+
+def group_of(app: str, stage: str) -> str:
+    """The consumer group of a stage."""
+    return f"slackwater-{app}-{stage}"
+
+
+class Announcer:
+    """Announces the stages' positions now and then; nobody waits for it."""
+
+    def __init__(self, kafka: Kafka, app: str) -> None:
+        self._kafka = kafka
+        self._app = app
+        self._announced: dict[str, Mapping[str, Offsets]] = {}
+
+    def announce_moved(self, positions: Mapping[str, Mapping[str, Offsets]]) -> None:
+        """Announce the stages whose offsets have moved."""
+        for stage, topics in positions.items():
+            if self._announced.get(stage) != topics:
+                self._kafka.commit_offsets(group_of(self._app, stage), topics, wait=False)
+                self._announced[stage] = topics

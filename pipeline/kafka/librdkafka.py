@@ -20,10 +20,9 @@ from confluent_kafka import (
 from confluent_kafka.admin import AclOperation, NewTopic, OffsetSpec
 
 from ...errors import Gone, NotFound, Refused
-from .clients import GONE, POLL_S, Clients, asking, clients, lacking, server, unavailable
+from .clients import GONE, POLL_S, Clients, asking, clients, lacking, read_range, server, unavailable
 from .patience import patience_with
 from .protocol import NotTaken, Offsets, Properties, Record, TransactionSettings
-from .reading import read_range
 from .transactions import KafkaTransactions
 
 _NO_LEADER = (

@@ -2,16 +2,3 @@
 
 Whole Arrow arrays in, whole Arrow arrays out; `decode.py` makes a Spark column of it. Needs `slackwater[registry]`.
 """
-
-__all__ = [
-    "avro",
-    "avro_shape",
-    "batches",
-    "conform",
-    "decode",
-    "json_schema",
-    "protobuf",
-    "registry",
-    "schema",
-    "wire",
-]

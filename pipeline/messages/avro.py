@@ -22,8 +22,7 @@ import pyarrow as pa
 from ...errors import Refused
 from . import avro_shape
 from .conform import Node, conform, plain
-from .schema import HEAD_BYTES, BadMessage, Schema
-from .wire import parts, varint
+from .schema import HEAD_BYTES, BadMessage, Schema, parts, varint
 
 _SYNC = b"slackwater_block"
 _AS_STORED = ("uuid", "time-millis", "time-micros", "duration")

@@ -13,8 +13,7 @@ from ...errors import NotFound, Refused
 from .avro import AvroReader
 from .json_schema import JsonReader
 from .protobuf import ProtobufReader
-from .schema import BadMessage, Reader, Schema
-from .wire import NO_SCHEMA, schema_ids
+from .schema import NO_SCHEMA, BadMessage, Reader, Schema, schema_ids
 
 
 class Schemas(Protocol):

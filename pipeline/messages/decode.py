@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from ...errors import BadRecord, Refused, Usage
-from ..source.own_errors import ERROR_MARK
+from ..source.worker import ERROR_MARK
 from .batches import Bad, open_reader, read_batch
 from .registry import Registry
 from .schema import Reader, Schema

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from ...errors import Refused
-from .schema import HEAD_BYTES, BadMessage, Schema
-from .wire import without
+from .schema import HEAD_BYTES, BadMessage, Schema, without
 
 _SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from ...errors import NotFound, Refused
 from .conform import plain
-from .schema import HEAD_BYTES, BadMessage, Schema
-from .wire import starts_with, varint, without
+from .schema import HEAD_BYTES, BadMessage, Schema, starts_with, varint, without
 
 _MAIN = "slackwater_main.proto"
 

@@ -28,16 +28,15 @@ from ...store.sst.sorted_runs import deltas
 from ...store.versions import apps, history
 from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
-from ..kafka.consumer_groups import group_of
+from ..kafka.channels import group_of
 from ..kafka.open import open_kafka, wait_for
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
 from ..spark.session import spark_session
 from ..spark.shipping import on_path
-from .backfilled import Backfilled, Filled
+from .backfilled import Backfilled, Filled, reach
 from .program import declared, migrate_app, with_spark
-from .reach import reach
 from .scratch_run import ScratchRun
 
 _SETTLES_S = 30.0
@@ -78,32 +77,7 @@ def backfill_file(
     """
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
-    return backfill_app(
-        load_app(path, name=app),
-        store,
-        options,
-        renames=renames,
-        stages=stages,
-        since=since,
-        dry_run=dry_run,
-        news=news,
-        settles_s=settles_s,
-    )
-
-
-def backfill_app(
-    program: App,
-    store: ObjectStore,
-    options: Options,
-    *,
-    renames: Mapping[str, str],
-    stages: Mapping[str, str] | None = None,
-    since: str = "",
-    dry_run: bool = False,
-    news: News | None = None,
-    settles_s: float = _SETTLES_S,
-) -> Backfilled:
-    """The same for a program that is loaded, and a store that is open. Raises as `backfill_file`."""
+    program = load_app(path, name=app)
     news = news or News()
     if not options.kafka:
         raise NotFound("Kafka", "brokers", hint="the past is read from there: add --kafka")

@@ -12,8 +12,8 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound
+from ...fold.fits import Declared, DeclaredStage
 from ...snapshot.clone.first_versions import check_finished
-from ...snapshot.migrate.declared import Declared, DeclaredStage
 from ...snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from ...snapshot.migrate.plan import Plan
 from ...snapshot.take.audit_log import whoami
@@ -22,7 +22,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
 from ...store.versions.manifest import Input
 from ..api.app import App
-from ..api.topic import Topic
 from ..batch.schemas import Shape, ddl_of, shapes
 from ..claim.claim import Claimer
 from ..kafka.channels import KafkaChannels
@@ -54,7 +53,7 @@ def declared(app: App, known: Mapping[str, Shape]) -> Declared:
         {
             stage.name: DeclaredStage(
                 stage.name,
-                {name: "" if isinstance(one, Topic) else app.writer_of(one).name for name, one in stage.inputs.items()},
+                app.writers(stage),
                 {channel.name: ddl_of(known[stage.name].emits[channel.name]) for channel in stage.repartitions},
                 known[stage.name].table,
             )

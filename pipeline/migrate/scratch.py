@@ -2,6 +2,10 @@
 
 The functions of stateless stages before it are part of its own, so it writes nothing to Kafka: nobody sees what it
 does. What stages with state sent it reads from their repartition topics; there are stages for these that do nothing.
+
+It leaves out the records that the stage, or one before it, had rejected when the app was migrated. Their rows are not
+in the table. If one is retried later, that adds it to all columns, the new ones too; with the past, it would be there
+twice. One that was retried before the migration is part of the past like any other.
 """
 
 from __future__ import annotations
@@ -10,9 +14,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from ...snapshot.backfill.targets import Target
+from ...snapshot.backfill.windows import read_through
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions.aside import rejected_of
+from ...store.versions.manifest import Manifest
 from ..api.app import App
 from ..api.event_time import DEFAULT_EVENT_TIME
 from ..api.stage import Stage
@@ -21,7 +32,7 @@ from ..api.table import table
 from ..api.topic import Topic
 from ..api.update import parse_ddl
 from ..batch.applied import over
-from .left_out import Offsets, without
+from ..reject.table import RejectedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -112,3 +123,36 @@ def _sent(app: App, writer: Stage, channel: str, given: Mapping[str, DataFrame])
     frames = _made(app, writer, given)
     each = frames if len(frames) > 1 else frames * len(writer.writes)
     return each[[output.name for output in writer.writes].index(channel)]
+
+
+Offsets = Mapping[str, Mapping[int, tuple[int, ...]]]
+"""Of each topic as declared, by partition."""
+
+
+def left_out(store: ObjectStore, cache: SstCache, migrated: Manifest) -> Offsets:
+    """The records that waited to be retried at the version of a migration, of what had come to the stage by then.
+
+    Raises:
+        Refused: a version on the way was collected.
+        Corruption: an SST is missing or damaged.
+        Unavailable: the store did not answer.
+    """
+    found: dict[str, dict[int, tuple[int, ...]]] = {}
+    for each in read_through(store, migrated):
+        if not rejected_of(each).waiting:
+            continue
+        rows = RejectedTable(store, cache, each.app, each.stage).rows(each)
+        waiting = rows.filter(pc.is_null(rows["retried"])).select(["input", "partition", "offset"])
+        grouped = pa.TableGroupBy(waiting, ["input", "partition"]).aggregate([("offset", "list")])
+        for row in grouped.to_pylist():
+            found.setdefault(row["input"], {})[row["partition"]] = tuple(sorted(row["offset_list"]))
+    return found
+
+
+def without(records: DataFrame, offsets: Mapping[int, tuple[int, ...]]) -> DataFrame:
+    """A user's topic without these records, by partition: no function or expression after it sees them."""
+    for partition, some in offsets.items():
+        # As text: a column made of each number is a call to the JVM.
+        numbers = ", ".join(map(str, some))
+        records = records.where(F.expr(f"NOT (partition = {partition} AND offset IN ({numbers}))"))
+    return records

@@ -25,8 +25,7 @@ from ..run.news import News, Told
 from ..run.options import Options
 from ..run.runner import run
 from .backfilled import Filled
-from .left_out import Offsets, left_out
-from .scratch import scratch_program
+from .scratch import Offsets, left_out, scratch_program
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,5 +4,3 @@
 kinds of target; `publisher` is the thread of one sink, `publishers` all of a runner. `claimed` says what is refused
 of a stage's sinks before anything starts, and what a claim makes of them. No batch waits for anything here.
 """
-
-__all__ = ["claimed", "core", "publisher", "publishers", "to_function", "to_topic"]

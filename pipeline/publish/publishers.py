@@ -1,21 +1,24 @@
-"""All publishers of a runner."""
+"""All publishers of a runner, and sinks that are functions of the user's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import pyarrow as pa
+
+from ...errors import SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.published import Place
-from ..api.sink import FunctionSink, Sink
+from ..api.sink import FunctionSink, Sink, VersionFunction
 from ..api.stage import Stage
-from ..kafka.consumer_groups import group_of
+from ..kafka.channels import group_of
 from ..kafka.protocol import Kafka, TransactionSettings
-from .core import Target
+from ..spark.user_errors import as_user_error
+from .core import Broken, Target
 from .publisher import Make, SinkThread
-from .to_function import ToFunction
 from .to_topic import ToTopic
 
 
@@ -137,3 +140,66 @@ def _check_epoch(store: ObjectStore, claimed: Manifest) -> None:
 def publishes(info: AppInfo | None) -> Mapping[str, str] | None:
     """What a clone was told to publish, by sink; None for an app that is no clone, which publishes all."""
     return info.origin.sinks if info is not None and info.origin is not None else None
+
+
+class ToFunction:
+    """A target for `core.Publisher`. What is done twice, after a crash, has the same version both times.
+
+    Args:
+        name: The sink's, as messages name it.
+        function: The user's.
+        app, stage: What it is told.
+        since: Says where the sink began.
+        stored: The place that the store has, None before the first start.
+        note: Puts a place into the store.
+    """
+
+    max_rows = 0
+
+    def __init__(
+        self,
+        name: str,
+        function: VersionFunction,
+        *,
+        app: str,
+        stage: str,
+        since: Callable[[], Place],
+        stored: Callable[[], Place | None],
+        note: Callable[[Place], None],
+    ) -> None:
+        self._name, self._function, self._app, self._stage = name, function, app, stage
+        self._since = since
+        self._stored = stored
+        self._note = note
+        self._rows: list[pa.Table] = []
+
+    def open(self) -> Place:
+        """See the Protocol. Raises `Unavailable`."""
+        self._rows.clear()
+        place = self._stored()
+        if place is None:
+            self._note(place := self._since())
+        return place
+
+    def begin(self, version: int) -> None:
+        """See the Protocol."""
+        self._rows.clear()
+
+    def add(self, rows: pa.Table) -> None:
+        """See the Protocol."""
+        self._rows.append(rows)
+
+    def commit(self, place: Place) -> None:
+        """See the Protocol. Raises `Broken` for whatever the function raises, and `Unavailable`."""
+        try:
+            if self._rows:  # else they are given up
+                with as_user_error(f"{self._name}, at v{place.version}", self._function):
+                    # Tasks of one version have the same columns.
+                    self._function(self._app, self._stage, place.version, pa.concat_tables(self._rows))
+        except SlackwaterError as error:
+            # What it writes to may be away for a moment.
+            raise Broken(error.message, error) from error
+        self._note(place)
+
+    def close(self) -> None:
+        """Nothing is open."""

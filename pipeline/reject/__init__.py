@@ -3,19 +3,3 @@
 Which records to try next is decided without Spark, in `fold/culprit.py`. A stage runner knows this room by
 the Protocol `batch.job.Rejecter`.
 """
-
-__all__ = [
-    "blame",
-    "culprits",
-    "feed",
-    "functions",
-    "java_errors",
-    "kept_records",
-    "operators",
-    "places",
-    "records",
-    "rejecter",
-    "retried",
-    "retrier",
-    "table",
-]

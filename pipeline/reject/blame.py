@@ -1,17 +1,24 @@
-"""Whose fault an error of a batch is: a record's, or of whatever else there is. Errors cross from tasks as text."""
+"""Whose fault an error of a batch is: a record's, or of whatever else there is. Errors cross from tasks as text.
+
+And errors of Spark's JVM as answers: without those that pyspark makes of them.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from py4j import protocol
 from py4j.protocol import Py4JJavaError
 from pyspark import errors
 from pyspark.errors import AnalysisException, PySparkException
 
 from ...errors import BadRecord
 from ...fold.failing import Failure, StateFailed
-from ..source.own_errors import ERROR_MARK
+from ..source.worker import ERROR_MARK
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _OF_SPARK = re.compile(
     r"ExecutorLostFailure|FetchFailed|OutOfMemoryError|TaskKilled|TaskCommitDenied|Python worker exited unexpectedly"
@@ -38,7 +45,7 @@ def blamed(error: BaseException) -> Failure | None:
     """What records are to blame for; None where the store, Kafka, Spark or a machine failed.
 
     What no record can be blamed for is not searched for: the batch is dropped whole, as ever. What the user's function
-    raises is a record's, whatever its class and words; what our own part of a task raises is marked (`own_errors`).
+    raises is a record's, whatever its class and words; what our own part of a task raises is marked (`source.worker`).
     """
     if isinstance(error, StateFailed):
         return error.told.why
@@ -93,3 +100,35 @@ def _raised(error: BaseException, text: str) -> tuple[str, str]:
     traceback = text.partition(_TRACEBACK)[2]
     raised = [each for each in _RAISED.findall(traceback or text) if each[0] not in _WRAPS]
     return raised[0] if raised else (type(error).__name__, str(error).partition("\n")[0])
+
+
+_MOST, _PIECE = 16_000, 4_000
+
+
+def raised(target: Any, method: str, *arguments: Any) -> Any:
+    """The Java error that a call of a method ends with, as an object of the JVM; None where it ends well.
+
+    Pyspark makes an error of its own of each Java error, with some fifty calls more.
+    """
+    client = target._gateway_client
+    words = "".join(protocol.get_command_part(each, client.gateway_property.pool) for each in arguments)
+    called = f"{protocol.CALL_COMMAND_NAME}{target._target_id}\n{method}\n{words}{protocol.END_COMMAND_PART}"
+    answer = client.send_command(called)
+    try:
+        protocol.get_return_value(answer, client, target._target_id, method)
+    except protocol.Py4JJavaError as error:
+        return error.java_exception
+    return None
+
+
+def shown(spark: SparkSession, error: Any) -> str:
+    """What Java shows of an error and of those behind it, up to 16,000 characters.
+
+    An answer of more than 8 KiB takes two packets, the second of which waits 40 ms for the first to be acknowledged.
+    """
+    jvm: Any = spark._jvm
+    text = jvm.java.io.StringWriter()
+    error.printStackTrace(jvm.java.io.PrintWriter(text))
+    written = text.getBuffer()
+    length = min(int(written.length()), _MOST)
+    return "".join(str(written.substring(at, min(at + _PIECE, length))) for at in range(0, length, _PIECE))

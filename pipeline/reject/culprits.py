@@ -16,9 +16,9 @@ from ...fold.culprit import Items, TooMany
 from ...fold.failing import Failure, StateFailed, failing
 from ...fold.next_version import Result
 from ..batch.job import Batch
+from ..batch.rerun import Rerun
 from .blame import blamed
-from .kept_records import KeptRecords
-from .operators import Operators, Told
+from .operators import Failures, Operators
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ class Culprits:
         found: By number, why each is left out.
     """
 
-    records: KeptRecords
+    records: Rerun
     batch: Batch
     most: int
     tell: Callable[[int], None]
-    found: Told = field(default_factory=dict)
+    found: Failures = field(default_factory=dict)
 
     def compute(self, error: Exception | None) -> tuple[Result, ...]:
         """The batch without those that are to blame; `error` is why it failed, None where it was not tried yet.
@@ -58,7 +58,7 @@ class Culprits:
                 elif blamed(error) is None:
                     raise error
                 else:
-                    more = self._of_operators() or self._of_groups(self.records.needed, _compute)
+                    more = self._of_operators() or self._of_groups(self._needed, _compute)
                 # Once, what failed may have failed by chance.
                 if not more and number:
                     raise error
@@ -71,13 +71,17 @@ class Culprits:
                 error = failed
         raise error or AssertionError("nothing was tried")
 
-    def _add(self, more: Told) -> None:
+    @property
+    def _needed(self) -> DataFrame:
+        return self.records.needed(self.records.rows)
+
+    def _add(self, more: Failures) -> None:
         self.found |= more
         self.tell(len(self.found))
         if len(self.found) > self.most:
             raise TooMany(tuple(self.found))
 
-    def _of_operators(self) -> Told:
+    def _of_operators(self) -> Failures:
         """The records for which an operator of the function's plan fails."""
 
         def told(count: int) -> None:
@@ -87,7 +91,7 @@ class Culprits:
 
         operators = Operators(self.records.spark, self.most - len(self.found), told)
         try:
-            operators.search(self.records.without(self.records.needed, self.found))
+            operators.search(self.records.without(self._needed, self.found))
         except (TooMany, Refused):
             raise
         except Exception:
@@ -96,7 +100,7 @@ class Culprits:
             log.debug("an operator could not be tried", exc_info=True)
         return operators.found
 
-    def _of_state(self, error: StateFailed) -> Told:
+    def _of_state(self, error: StateFailed) -> Failures:
         """The records for whose keys the state's function fails."""
         if not error.told.keys:
             return {}
@@ -109,7 +113,7 @@ class Culprits:
             return failed.told.records
         return {}
 
-    def _of_groups(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Told:
+    def _of_groups(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Failures:
         """The records for which an attempt fails, where only jobs over some of them tell: many groups, side by side."""
         numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.found))]
 

@@ -23,8 +23,7 @@ from pyspark.util import PythonEvalType
 
 from ...fold.culprit import Items
 from ...fold.failing import RECORD, Failure, NoItems, failing, one_by_one
-from ..source.own_errors import ERROR_MARK, ErrorMark
-from ..source.worker import configure_worker
+from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 
 RECORDS = f"`{RECORD}` long, why string"
 """What a function of whole batches is replaced by gives."""

@@ -20,9 +20,8 @@ from ...fold.culprit import TooMany
 from ...fold.failing import Failure
 from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, plan_of, sequence
 from ..spark.provenance import number_of, numbered
-from .blame import blamed_of_java
+from .blame import blamed_of_java, raised, shown
 from .functions import RECORDS, STANDS_IN, decoded
-from .java_errors import raised, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,7 +37,7 @@ _CANNOT_FAIL = frozenset(
 _COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
 """Parts that expressions have in common would be computed before them, and so outside of `TryEval`."""
 
-Told = dict[int, Failure]
+Failures = dict[int, Failure]
 
 
 @dataclass
@@ -55,7 +54,7 @@ class Operators:
     spark: SparkSession
     most: int
     tell: Callable[[int], None]
-    found: Told = field(default_factory=dict)
+    found: Failures = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         jvm: Any = self.spark._jvm
@@ -85,7 +84,7 @@ class Operators:
                     if len(self.found) > self.most:
                         raise TooMany(list(self.found))
 
-    def _of_node(self, node: Any, name: str, tried: set[str]) -> Iterator[Told]:
+    def _of_node(self, node: Any, name: str, tried: set[str]) -> Iterator[Failures]:
         """What fails in one operator, part by part; what was found before is left out of each."""
         if name in _BATCH_FUNCTIONS:
             yield self._of_batches(node, self._below(node))
@@ -130,7 +129,7 @@ class Operators:
 
         return numbered(children(node)[0], self.spark, _is_kept, but_found)
 
-    def _of_expressions(self, expressions: Sequence[Any], below: Any) -> Told:
+    def _of_expressions(self, expressions: Sequence[Any], below: Any) -> Failures:
         """The records for which one of Spark's own expressions raises."""
         if below is None:
             return {}
@@ -158,14 +157,14 @@ class Operators:
 
     def _one_by_one(
         self, expressions: Sequence[Any], columns: Any, rows: Sequence[Any], numbers: Sequence[int]
-    ) -> Told:
+    ) -> Failures:
         """Why each of these rows fails, by its record's number: Spark evaluates the expressions here, row by row."""
         make = self._expressions
         given = getattr(make, "package$AttributeSeq")(columns)
         # One that is not deterministic has a state, which Spark gives it in a task.
         plain = [each for each in expressions if each.deterministic()]
         bound = [make.BindReferences.bindReference(each, given, False) for each in plain]
-        found: Told = {}
+        found: Failures = {}
         for row, number in zip(rows, numbers, strict=True):
             self.tell(len(self.found) + len(found))
             errors = (raised(each, "eval", row) for each in bound)
@@ -173,7 +172,7 @@ class Operators:
                 found[number] = blamed_of_java(error, shown(self.spark, error))
         return found
 
-    def _of_rows(self, function: Any, below: Any) -> Told:
+    def _of_rows(self, function: Any, below: Any) -> Failures:
         """The records for which a Python function of rows or columns raises."""
         if below is None or (tries := STANDS_IN.get(function.evalType())) is None:
             return {}
@@ -181,7 +180,7 @@ class Operators:
         columns = [number_of(below), self._alias(why, "why")]
         return self._told(self._logical.Project(self._sequence(columns), below))
 
-    def _of_batches(self, node: Any, below: Any) -> Told:
+    def _of_batches(self, node: Any, below: Any) -> Failures:
         """The records for which a Python function of batches raises."""
         function = next(each for each in listed(node.expressions()) if kind(each) == "PythonUDF")
         if below is None or (tries := STANDS_IN.get(function.evalType())) is None:
@@ -196,7 +195,7 @@ class Operators:
         made = getattr(self._logical, kind(node))
         return self._told(made(replaced, output, below, node.isBarrier(), node.profile()))
 
-    def _told(self, plan: Any) -> Told:
+    def _told(self, plan: Any) -> Failures:
         """What a function's stand-in said, of a plan of numbers and texts."""
         said = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
         return {row[0]: decoded(row[1]) for row in frame_of(self._at_most(said), self._session).collect()}

@@ -1,40 +1,85 @@
-"""The records of a batch that are to be rejected, as Kafka has them."""
+"""The records of a batch by number: where they lie in Kafka, read in Spark's tasks, and read again to be rejected."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
+import numpy as np
 import pyarrow as pa
 
 from ...errors import Gone
 from ...fold.failing import Failure
+from ...fold.records import Position, Range, ranges
 from ...snapshot.cut.stored import ADDRESS
-from ..kafka.messages import decode_addressed, encode
-from ..kafka.protocol import Kafka, Message
-from ..kafka.rejects import DeadLetter
-from .places import Places, place_of
+from ...store.versions.manifest import Input
+from ..kafka.messages import check_count, decode, decode_addressed, encode, topic_columns
+from ..kafka.open import open_kafka
+from ..kafka.protocol import Kafka, Message, Properties
+from ..source.worker import configure_worker
+from .table import DeadLetter
+
+ROW_BITS = 20
+"""A record's number is that of its message, and in these bits its row in the message: 0 for a user's topic."""
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """All places of a batch's messages, numbered from 0 in the order of inputs, partitions and offsets."""
+
+    ranges: tuple[tuple[str, Range], ...]
+    """What the batch reads, by the input's declared name."""
+    _starts: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        sizes = [each.last - each.first for _, each in self.ranges]
+        object.__setattr__(self, "_starts", tuple(accumulate(sizes, initial=0)))
+
+    @property
+    def numbered(self) -> tuple[tuple[int, str, Range], ...]:
+        """Each range with its input, after the number of its first place."""
+        return tuple((start, *each) for start, each in zip(self._starts, self.ranges, strict=False))
+
+    def at(self, place: int) -> tuple[str, int, int]:
+        """The input, the Kafka partition and the offset of a place."""
+        number = bisect_right(self._starts, place) - 1
+        name, part = self.ranges[number]
+        return name, part.partition, part.first + place - self._starts[number]
+
+
+def numbering_of(before: Mapping[str, Input], after: Mapping[str, Position]) -> Numbering:
+    """What a batch reads between where the version before it stood and where it ends, by the inputs' names."""
+    return Numbering(
+        tuple(
+            (name, one)
+            for name, end in after.items()
+            for one in ranges(before[name].offsets, end.offsets, before[name].passed, end.consumed)
+        )
+    )
+
+
+def record_number(place: int, row: int) -> int:
+    """The number of a record, by its message's place and its row there."""
+    return place << ROW_BITS | row
+
+
+def place_of(number: int) -> tuple[int, int]:
+    """The place and the row of a record's number."""
+    return number >> ROW_BITS, number & ((1 << ROW_BITS) - 1)
+
 
 _GAP = 2_000
 """Messages between two that are wanted that are read over: to look for the second costs as much."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputTopic:
     """An input as Kafka has it: its topic, and for a channel the attempts whose messages count."""
 
     topic: str
     attempts: frozenset[str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A record that is rejected: its message and its error, its input's declared name, its row there, its time."""
-
-    letter: DeadLetter
-    input: str
-    row: int
-    time_ms: int
 
 
 @dataclass(frozen=True)
@@ -42,17 +87,17 @@ class Messages:
     """Reads records of a batch's places again, by the inputs' declared names."""
 
     kafka: Kafka
-    sources: Mapping[str, Source]
-    places: Places
+    sources: Mapping[str, InputTopic]
+    numbering: Numbering
     patience_s: float
 
-    def rejected(self, found: Mapping[int, Failure]) -> list[Rejected]:
+    def rejected(self, found: Mapping[int, Failure]) -> list[DeadLetter]:
         """Records by number, with their errors, in the order of their numbers."""
         wanted: dict[tuple[str, int], dict[int, list[int]]] = {}
         for number in sorted(found):
-            stretch, offset = self.places.at(place_of(number)[0])
-            wanted.setdefault((stretch.input, stretch.partition), {}).setdefault(offset, []).append(number)
-        made: dict[int, Rejected] = {}
+            name, partition, offset = self.numbering.at(place_of(number)[0])
+            wanted.setdefault((name, partition), {}).setdefault(offset, []).append(number)
+        made: dict[int, DeadLetter] = {}
         for (name, partition), offsets in wanted.items():
             for message in self._messages(self.sources[name].topic, partition, list(offsets)):
                 mine = {number: found[number] for number in offsets[message.offset() or 0]}
@@ -73,7 +118,7 @@ class Messages:
                     yield from (message for message in chunk if message.offset() in chosen)
                 begin = at
 
-    def _of(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[Rejected]:
+    def _of(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[DeadLetter]:
         """The records of one message, which is decoded once."""
         source = self.sources[name]
         where = (source.topic, message.partition() or 0, message.offset() or 0)
@@ -85,8 +130,57 @@ class Messages:
         for number, failure in failures.items():
             why = (failure.kind, failure.message, failure.stack)
             if rows is None:
-                yield Rejected(DeadLetter(*where, message.key(), message.value(), headers, *why), name, 0, time_ms)
+                yield DeadLetter(*where, message.key(), message.value(), headers, *why, name, 0, time_ms)
             else:
                 row = place_of(number)[1]
                 (one,) = rows.slice(row, 1).combine_chunks().to_batches()
-                yield Rejected(DeadLetter(*where, None, encode(one), (), *why), name, row, time_ms)
+                yield DeadLetter(*where, None, encode(one), (), *why, name, row, time_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaFeed:
+    """Gives tasks the records of one input, each with its number; for `mapInArrow` over the numbers of ranges."""
+
+    kafka: Properties = field(repr=False)
+    topic: str
+    schema: pa.Schema
+    """The input's columns, and the number's as the last."""
+    ranges: Sequence[tuple[int, Range]]
+    """What is read, and the number of its first message."""
+    attempts: frozenset[str] | None
+    """For a channel, whose messages count; None for a user's topic."""
+    patience_s: float
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the ranges whose numbers the batches hold."""
+        configure_worker()
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                yield from self._read(*self.ranges[number])
+
+    def _read(self, place: int, part: Range) -> Iterator[pa.RecordBatch]:
+        found = 0
+        where = (self.topic, part.partition, part.first, part.last)
+        for messages in open_kafka(self.kafka).read(*where, patience_s=self.patience_s):
+            rows = self._of_topic(messages) if self.attempts is None else self._of_channel(messages, self.attempts)
+            for offsets, row_numbers, columns in rows:
+                found += len(offsets)
+                numbers = record_number(1, 0) * (place + offsets - part.first) + row_numbers
+                yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], schema=self.schema)
+        check_count(*where, found, part.rows)
+
+    def _of_topic(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
+        columns = topic_columns(messages)
+        offsets = columns[4].to_numpy()
+        yield offsets, np.zeros(len(offsets), np.int64), columns
+
+    def _of_channel(
+        self, messages: Sequence[Message], attempts: frozenset[str]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
+        plain = pa.schema(list(self.schema)[:-1])
+        for message in messages:
+            row = 0
+            for batch in decode([message], attempts, plain):
+                numbers = np.arange(row, row + batch.num_rows, dtype=np.int64)
+                yield np.full(batch.num_rows, message.offset(), np.int64), numbers, batch.columns
+                row += batch.num_rows

@@ -1,11 +1,14 @@
-"""Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic."""
+"""Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic.
+
+And rejected records of the stages that run here, put through the program when somebody has asked for that.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,28 +19,27 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from ... import instants
-from ...errors import Refused
+from ...errors import Refused, Unavailable
 from ...fold.culprit import TooMany
 from ...fold.failing import RECORD, Failure
 from ...fold.next_version import Result
 from ...fold.records import sent
+from ...snapshot.rejected.retries import RETRIES
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch, Computed
+from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
+from ..batch.stage_runner import StageRunner
 from ..kafka.open import open_kafka
-from ..kafka.rejects import send_rejects
-from ..source.own_errors import ERROR_MARK
-from ..spark.places import Places as Whereabouts
+from ..source.worker import ERROR_MARK
+from ..spark.places import Places
 from .blame import blamed
 from .culprits import Culprits
-from .feed import KafkaFeed
-from .kept_records import KeptRecords
-from .places import places_of
-from .records import Messages, Source
-from .retried import inputs_of
-from .table import Written, error_of, row_of, table_of_rows
+from .records import InputTopic, KafkaFeed, Messages, numbering_of
+from .table import RejectedTable, error_of, inputs_of, row_of, send_rejects, table_of_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +57,7 @@ class BatchRejecter:
     spark: SparkSession
     stage: Stage
     shape: Shape
-    where: Whereabouts
+    where: Places
     topic: str = ""
     """Where rejected records are sent as well; empty for nowhere."""
 
@@ -63,17 +65,16 @@ class BatchRejecter:
         """See the Protocol."""
         if blamed(error) is None:
             raise error
-        places = places_of(batch.base.inputs, batch.after)
-        messages = Messages(open_kafka(self.where.kafka), self._sources(batch), places, self.where.patience_s)
+        numbering = numbering_of(batch.base.inputs, batch.after)
+        messages = Messages(open_kafka(self.where.kafka), self._sources(batch), numbering, self.where.patience_s)
         results, found = self._without_culprits(batch, self._read(messages), error)
         if not found:
             return Computed(results)
         rejected = messages.rejected(found)
         now_ms, version = instants.now_ms(), batch.base.version + 1
         if self.topic:
-            letters = [one.letter for one in rejected]
-            send_rejects(messages.kafka, self.topic, letters, patience_s=self.where.patience_s)
-        rows = [row_of(one.letter, one.input, one.row, one.time_ms, version=version, now_ms=now_ms) for one in rejected]
+            send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
+        rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
         table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
         return Computed(results, {REJECTED: table})
 
@@ -100,8 +101,8 @@ class BatchRejecter:
         self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
     ) -> tuple[tuple[Result, ...], Mapping[int, Failure]]:
         left = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
-        with closing(KeptRecords(self.spark, self.stage, self.shape, inputs)) as records:
-            culprits = Culprits(records, batch, left, _Progress(self.stage.name).found)
+        with _kept(inputs):
+            culprits = Culprits(Rerun(self.stage, self.shape, inputs), batch, left, _Progress(self.stage.name).found)
             try:
                 return culprits.compute(error), culprits.found
             except TooMany:
@@ -114,10 +115,10 @@ class BatchRejecter:
                     f"`slackwater rejected {batch.base.app}` shows those that wait, and --retry puts them through",
                 ) from error
 
-    def _written(self, batch: Batch) -> Written:
-        return Written(batch.store, batch.cache, batch.base.app, batch.base.stage)
+    def _written(self, batch: Batch) -> RejectedTable:
+        return RejectedTable(batch.store, batch.cache, batch.base.app, batch.base.stage)
 
-    def _sources(self, batch: Batch) -> dict[str, Source]:
+    def _sources(self, batch: Batch) -> dict[str, InputTopic]:
         found = {}
         for name, at in batch.base.inputs.items():
             attempts = None
@@ -125,7 +126,7 @@ class BatchRejecter:
                 versions = range(at.version + 1, batch.after[name].version + 1)
                 senders = (history.read(batch.store, batch.base.app, at.upstream, version) for version in versions)
                 attempts = frozenset(sent(name, senders).attempts)
-            found[name] = Source(at.topic, attempts)
+            found[name] = InputTopic(at.topic, attempts)
         return found
 
     def _read(self, messages: Messages) -> list[DataFrame]:
@@ -133,7 +134,7 @@ class BatchRejecter:
         frames = []
         for name in self.stage.inputs:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
-            mine = tuple(each for each in messages.places.numbered if each[1].input == name)
+            mine = tuple((start, part) for start, of, part in messages.numbering.numbered if of == name)
             columns = to_arrow_schema(schema, timezone="UTC")
             feed = KafkaFeed(self.where.kafka, source.topic, columns, mine, source.attempts, messages.patience_s)
             frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))
@@ -142,6 +143,18 @@ class BatchRejecter:
     @cached_property
     def _schemas(self) -> dict[str, pa.Schema]:
         return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
+
+
+@contextmanager
+def _kept(inputs: Sequence[DataFrame]) -> Iterator[None]:
+    """While Spark keeps what it has read of these."""
+    for frame in inputs:
+        frame.persist()
+    try:
+        yield
+    finally:
+        for frame in inputs:
+            frame.unpersist()
 
 
 class _Progress:
@@ -167,3 +180,26 @@ class _Progress:
 def _numbered(schema: StructType) -> StructType:
     """An input's columns, and `RECORD` as the last."""
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])
+
+
+class Retrier:
+    """Looks for requests while records wait: a listing each time that it is asked to, and none otherwise."""
+
+    def __init__(self, store: ObjectStore, app: str) -> None:
+        self._store = store
+        self._app = app
+
+    def check(self, runners: Iterable[StageRunner]) -> bool:
+        """Do what is asked for; False if the store is silent. Raises what a batch raises, which ended the stage."""
+        able = {runner.stage.name: runner for runner in runners if rejected_of(runner.head).waiting}
+        if not able:
+            return True
+        try:
+            for asked in RETRIES.all(self._store, self._app):
+                if (runner := able.get(asked.stage)) is not None:
+                    runner.retry()
+                    RETRIES.remove(self._store, asked.id, self._app)
+        except Unavailable:
+            # Whether the store has been away for too long is the planners' to say.
+            return False
+        return True

@@ -1,13 +1,18 @@
-"""The table of a stage's rejected records, beside its own: `<stage>_rejected`."""
+"""The table of a stage's rejected records, `<stage>_rejected`; their topic; and records of the table as inputs again.
+
+The topic has messages as they came, with the headers of Kafka Streams' dead letters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from msgspec.structs import replace
 
+from ...errors import Refused, Unavailable
+from ...fold.failing import RECORD
 from ...snapshot.rejected.retries import TABLE
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
@@ -19,7 +24,8 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.types import PUT, arrow_schema
 from ...store.versions.aside import REJECTED
 from ...store.versions.manifest import Aside, Manifest
-from ..kafka.rejects import DeadLetter
+from ..api.stage import Stage
+from ..kafka.protocol import Headers, Kafka, NotTaken, Record
 
 SCHEMA = arrow_schema(TABLE.columns)
 _NO_ROWS = SCHEMA.empty_table()
@@ -27,7 +33,7 @@ _KEY = [column.name for column in TABLE.key]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RejectedTable:
     """The table's rows, where they are: in the store (or spool) and the cache of the stage's batches."""
 
     store: ObjectStore
@@ -82,15 +88,15 @@ def table_of_rows(rows: Sequence[dict[str, object]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=SCHEMA)
 
 
-def row_of(letter: DeadLetter, name: str, row: int, time_ms: int, *, version: int, now_ms: int) -> dict[str, object]:
-    """A record that is rejected for the first time, as a row of the table; `name` is its input's."""
+def row_of(letter: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
+    """A record that is rejected for the first time, as a row of the table."""
     return {
         "topic": letter.topic,
         "partition": letter.partition,
         "offset": letter.offset,
-        "row": row,
-        "input": name,
-        "time": time_ms * 1_000,
+        "row": letter.row,
+        "input": letter.input,
+        "time": letter.time_ms * 1_000,
         "key": letter.key,
         "value": letter.value,
         "headers": [{"name": header, "value": value} for header, value in letter.headers],
@@ -105,3 +111,111 @@ def row_of(letter: DeadLetter, name: str, row: int, time_ms: int, *, version: in
 def error_of(kind: str, message: str, stack: str) -> dict[str, object]:
     """The columns that say why a record failed."""
     return {"error": kind, "message": message, "stack": stack}
+
+
+_PREFIX = "__streams.errors."
+_MOST = 65_536
+"""Bytes of a header's value: brokers bound messages, headers and all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record as it came, and why it was rejected.
+
+    Attributes:
+        input: The declared name of its input.
+        row: Its row in its message; 0 for a user's topic.
+        time_ms: Its message's time, in ms since 1970.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    error: str
+    message: str
+    stack: str
+    input: str = ""
+    row: int = 0
+    time_ms: int = 0
+
+    def headers_of(self) -> list[tuple[str, bytes | None]]:
+        """Its own headers, and those of KIP-1034: `__streams.errors.exception` and so on, as text."""
+        said = {
+            "exception": self.error,
+            "stacktrace": self.stack,
+            "message": self.message,
+            "topic": self.topic,
+            "partition": str(self.partition),
+            "offset": str(self.offset),
+        }
+        own = [(name, value) for name, value in self.headers if not name.startswith(_PREFIX)]
+        return [*own, *((_PREFIX + name, text.encode()[:_MOST]) for name, text in said.items())]
+
+
+def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, patience_s: float) -> None:
+    """Write rejected records durably. At least once: a batch that is not committed afterwards writes them again.
+
+    Raises:
+        Refused: The broker does not take one: the topic is not there, we may not write to it, or it is full.
+        Unavailable: The broker has been away for longer than `patience_s`.
+    """
+    try:
+        kafka.send(
+            topic, (Record(one.value, None, one.key, one.headers_of()) for one in letters), patience_s=patience_s
+        )
+    except NotTaken as error:
+        said = f"the topic of rejected records {topic!r} takes none: {error.why}"
+        hint = "the batch was dropped whole and nothing is lost: make room there, or name another topic, and run again"
+        raise (Unavailable if error.passing else Refused)(said, hint=hint) from None
+
+
+def inputs_of(
+    stage: Stage, rows: pa.Table, schemas: Mapping[str, pa.Schema]
+) -> tuple[dict[str, pa.Table], list[dict[str, object]]]:
+    """Rejected records by input, numbered as `RECORD`; and the table's rows, at the places that are these numbers.
+
+    Raises:
+        Refused: A record was on an input, or of columns, that the program's stage does not read.
+    """
+    inputs, ordered = {}, list[dict[str, object]]()
+    each = rows.to_pylist()
+    for wrong in {str(one["input"]) for one in each} - set(schemas):
+        raise Refused(f"stage {stage.name!r} reads no {wrong!r}, from which rejected records are")
+    for name, schema in schemas.items():
+        mine = [one for one in each if one["input"] == name]
+        numbers = pa.array(range(len(ordered), len(ordered) + len(mine)), pa.int64())
+        inputs[name] = rows_of(stage, name, mine, schema).append_column(RECORD, numbers)
+        ordered += mine
+    return inputs, ordered
+
+
+def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
+    """Rows of the table as an input of the stage has them. Raises `Refused` where it has other columns now."""
+    return _of_channel(name, rows, schema) if name in stage.channels else _of_topic(rows, schema)
+
+
+def _of_topic(rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
+    columns = [*([one[name] for one in rows] for name in ("key", "value", "topic", "partition", "offset", "time"))]
+    return pa.Table.from_arrays(
+        [pa.array(each, field.type) for each, field in zip([*columns, [0] * len(rows)], schema, strict=True)],
+        schema=schema,
+    )
+
+
+def _of_channel(name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
+    if not rows:
+        return schema.empty_table()
+    parts = []
+    for one in rows:
+        with pa.ipc.open_stream(one["value"]) as reader:
+            parts.append(reader.read_all())
+    try:
+        return pa.concat_tables([part.select(schema.names).cast(schema) for part in parts])
+    except (pa.ArrowException, KeyError) as error:
+        raise Refused(
+            f"rejected rows of {name!r} have other columns than the program's: {error}",
+            hint="run the program that they were rejected by",
+        ) from error

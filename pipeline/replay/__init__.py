@@ -2,20 +2,3 @@
 
 What to run next is decided without Spark in `snapshot/bisect/`.
 """
-
-__all__ = [
-    "alone",
-    "breakpoints",
-    "bundle",
-    "bundled",
-    "compare",
-    "expectation",
-    "function",
-    "inputs",
-    "program",
-    "record",
-    "rejects",
-    "stage_replay",
-    "why",
-    "zipped",
-]

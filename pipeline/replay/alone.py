@@ -11,7 +11,8 @@ from ...fold.kinds.kind import Groups
 from ...snapshot.bisect.predicate import Predicate
 from ...snapshot.query.row_local import ROW, numbers_of, row_local
 from ...store.sst.hashing import normalise_keys
-from .stage_replay import Numbers, StageReplay
+from ..batch.rerun import Numbers
+from .stage_replay import StageReplay
 
 
 def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:

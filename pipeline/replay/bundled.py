@@ -34,7 +34,7 @@ from .bundle import (
     before_schema,
     committed_schema,
 )
-from .compare import Comparison, Sent, reaching
+from .compare import Comparison, SentRows, reaching
 from .inputs import Records
 from .program import open_program
 from .stage_replay import StageReplay
@@ -72,7 +72,9 @@ class BundledReplay(StageReplay):
         return super().merged(rows)
 
 
-def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], only: pa.Table | None = None) -> Bundle:
+def capture(
+    replay: StageReplay, found: Comparison, sent: Mapping[str, SentRows], only: pa.Table | None = None
+) -> Bundle:
     """The bundle of a batch that was replayed.
 
     Args:
@@ -122,7 +124,7 @@ def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], on
 
 
 @contextmanager
-def open_bundle(bundle: Bundle, code: Path | None = None) -> Iterator[tuple[BundledReplay, dict[str, Sent]]]:
+def open_bundle(bundle: Bundle, code: Path | None = None) -> Iterator[tuple[BundledReplay, dict[str, SentRows]]]:
     """The replay of a bundle, and what its version sent. Starts Spark, unless one runs here already.
 
     Args:
@@ -149,7 +151,7 @@ def open_bundle(bundle: Bundle, code: Path | None = None) -> Iterator[tuple[Bund
                 program, before, after, given=dict(bundle.records), known=known, some_keys=index.some_keys
             )
             _check_inputs(replay, bundle)
-            sent = {one.name: Sent(bundle.sent.get(one.name), _UNKNOWN) for one in replay.stage.writes}
+            sent = {one.name: SentRows(bundle.sent.get(one.name), _UNKNOWN) for one in replay.stage.writes}
             yield replay, sent
 
 

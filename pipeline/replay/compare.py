@@ -26,7 +26,7 @@ from .stage_replay import StageReplay
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRows:
     """What a version sent on one channel."""
 
     rows: pa.Table | None
@@ -40,7 +40,7 @@ class ChannelComparison:
     """What was sent on one channel, then and by the replay."""
 
     name: str
-    committed: Sent
+    committed: SentRows
     replayed: pa.Table
     missing: pa.Table
     """Rows that were sent then, and not by the replay; as often as they are missing."""
@@ -91,7 +91,7 @@ class Comparison:
         return f"{self.app}/{self.stage}@v{self.version}"
 
 
-def compare(replay: StageReplay, sent: Mapping[str, Sent], only: pa.Table | None = None) -> Comparison:
+def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | None = None) -> Comparison:
     """Replay a batch, and compare: one Spark job, or one for each output of a stage without state.
 
     Args:
@@ -131,17 +131,17 @@ def reaching(rows: pa.Table, keys: pa.Table | None) -> pa.Table:
     return rows.filter(pc.is_in(rows["_hash"], pa.array(hash_keys(keys, keys.column_names))))
 
 
-def sent_rows(replay: StageReplay) -> dict[str, Sent]:
+def sent_rows(replay: StageReplay) -> dict[str, SentRows]:
     """What the version sent on each channel that its stage writes, read from Kafka. Raises as `read_inputs` does."""
     return {one.name: _sent(replay, one.name) for one in replay.stage.writes}
 
 
-def _sent(replay: StageReplay, name: str) -> Sent:
+def _sent(replay: StageReplay, name: str) -> SentRows:
     before, after, program = replay.before.outputs.get(name), replay.after.outputs.get(name), replay.program
     if name in replay.after.sinks:
-        return Sent(None, "is a sink, whose rows wait for nobody to compare them")
+        return SentRows(None, "is a sink, whose rows wait for nobody to compare them")
     if after is None:
-        return Sent(None, f"{replay.after.stage}@v{replay.after.version} wrote no such channel")
+        return SentRows(None, f"{replay.after.stage}@v{replay.after.version} wrote no such channel")
     # As a reader takes it that has consumed all before this version, and then this one.
     nothing = (0,) * len(after.ends)
     start = behind(before or Output(after.topic, nothing, nothing), replay.after.stage, replay.before.version)
@@ -157,8 +157,8 @@ def _sent(replay: StageReplay, name: str) -> Sent:
             patience_s=program.patience_s,
         )
     except Gone as error:
-        return Sent(None, error.message)
-    return Sent(found[name].rows)
+        return SentRows(None, error.message)
+    return SentRows(found[name].rows)
 
 
 def _reads(manifest: Manifest, name: str, at: Input) -> Manifest:
@@ -175,7 +175,7 @@ def _outputs(replay: StageReplay) -> Iterator[tuple[str, pa.Table]]:
         yield one.name, replay.for_output(one.name).rows()
 
 
-def _channel(name: str, committed: Sent, rows: pa.Table) -> ChannelComparison:
+def _channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelComparison:
     if committed.rows is None:
         nothing = rows.slice(0, 0)
         return ChannelComparison(name, committed, rows, nothing, nothing)

@@ -1,6 +1,7 @@
-"""What one version read, record by record, from Kafka: each record with its address and its time.
+"""What one version read, record by record, from Kafka: each record with its address and its time; and what it took.
 
-Of a user's topic a record is a message; of a repartition topic it is a row.
+Of a user's topic a record is a message; of a repartition topic it is a row. A version took what it read without what it
+rejected, and with what it retried.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import Refused
 from ...fold import records
@@ -18,9 +20,13 @@ from ...fold.records import Range
 from ...snapshot.cut.stored import ADDRESS
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
+from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest
+from ..api.stage import Stage
 from ..kafka.messages import decode_addressed, header_of, read_rows, topic_columns
 from ..kafka.protocol import Kafka, Message
+from ..reject.table import RejectedTable, rows_of
+from .program import Program
 
 _TIME = "_time"
 _VERSION = "_version"
@@ -172,3 +178,49 @@ class _Reader:
         start, nothing = self.start, (0,) * len(self.end.offsets)
         starts, passed = (start.offsets, start.passed) if start is not None else (nothing, nothing)
         return records.ranges(starts, self.end.offsets, passed, self.end.passed)
+
+
+def as_taken(
+    program: Program,
+    before: Manifest,
+    after: Manifest,
+    stage: Stage,
+    schemas: Mapping[str, pa.Schema],
+    read: dict[str, Records],
+) -> dict[str, Records]:
+    """The records that a version's function and state got, of those that it read. Reads no SST where all were taken."""
+    rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(before).waiting
+    if not rejected.rows and retried >= 0:
+        return read
+    rows = RejectedTable(program.store, program.cache, after.app, after.stage).rows(after)
+    left_out = rows.filter(pc.equal(rows["version"], after.row_seq))
+    again = rows.filter(pc.fill_null(pc.equal(rows["retried"], after.row_seq), False))
+    return {
+        name: _with(_without(records, left_out), again, name, stage, schemas[name]) for name, records in read.items()
+    }
+
+
+def _without(records: Records, rejected: pa.Table) -> Records:
+    mine = rejected.filter(pc.equal(rejected["topic"], records.topic))
+    if not mine.num_rows or not records.rows.num_rows:
+        return records
+    partition, offset, row = PLACE.names[:3]
+    out = {tuple(each.values()) for each in mine.select(["partition", "offset", "row"]).to_pylist()}
+    offsets = np.isin(records.column(offset), [each[1] for each in out])
+    keep = np.ones(records.rows.num_rows, bool)
+    for place in np.flatnonzero(offsets).tolist():
+        address = tuple(records.place[name][place].as_py() for name in (partition, offset, row))
+        keep[place] = address not in out
+    return records.take(np.flatnonzero(keep))
+
+
+def _with(records: Records, retried: pa.Table, name: str, stage: Stage, schema: pa.Schema) -> Records:
+    mine = retried.filter(pc.equal(retried["input"], name))
+    if not mine.num_rows:
+        return records
+    rows = rows_of(stage, name, mine.to_pylist(), schema)
+    nothing = pa.repeat(pa.scalar(0, pa.int64()), mine.num_rows)
+    times = mine["time"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    placed = pa.table([mine["partition"], mine["offset"], mine["row"], times, nothing], schema=PLACE)
+    place = pa.concat_tables([records.place, placed])
+    return Records(records.topic, records.upstream, pa.concat_tables([records.rows, rows]), place)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Corruption, Gone, NotFound, Refused
-from ...fold.delta import smallest, turning_point
+from ...fold.culprit import smallest, turning_point
 from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
 from ...snapshot.cut.graph import Cut
@@ -29,9 +29,10 @@ from ...snapshot.query.row_local import differing, places_of
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions import history
+from ..batch.rerun import Numbers
 from .alone import bad_alone
 from .program import Program
-from .stage_replay import Numbers, StageReplay
+from .stage_replay import StageReplay
 
 _MOST = 20
 """Replays, after which nobody asks any more which of the records before a guilty one are needed."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -27,13 +28,10 @@ from ...store.sst.types import HASH, SEQ, sst_schema
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
 from ..api.stage import Stage
+from ..batch.rerun import Numbers, Rerun, records_of
 from ..batch.schemas import Shape
-from .function import function_rows
-from .inputs import Records, read_inputs
+from .inputs import Records, as_taken, read_inputs
 from .program import Program
-from .rejects import as_taken
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -305,7 +303,13 @@ class StageReplay:
         return list(self.records.values())[int(inputs[number])], int(rows[number])
 
     def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
-        return function_rows(self.program.spark, self.stage, self.shape, inputs, numbers, output=self.output)
+        """What the function makes of records by number, as `Rerun.table`. Spark's errors where it fails in a task."""
+        with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
+            records = [
+                records_of(self.program.spark, rows, numbers[name], Path(folder) / name)
+                for name, rows in inputs.items()
+            ]
+            return Rerun(self.stage, self.shape, records, self.output).table()
 
 
 def _meaning(table: Table | None) -> tuple[object, ...]:

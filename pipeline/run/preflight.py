@@ -30,7 +30,7 @@ from ...store.versions.manifest import Manifest
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
-from ..batch.stage_config import Limits
+from ..batch.stage_job import Limits
 from ..claim.claim import Checked, Claimer, migrate_command
 from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka

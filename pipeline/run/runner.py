@@ -19,20 +19,18 @@ from ...store.versions.migrations import MIGRATIONS
 from ..api.app import App
 from ..api.stage import Stage
 from ..batch.batch_report import BatchReport
+from ..batch.committer import spool_folder, spools_beside, sweep_spools
 from ..batch.schemas import Shape, shapes
-from ..batch.stage_config import StageConfig
+from ..batch.stage_job import StageConfig
 from ..batch.stage_runner import StageRunner
-from ..kafka.channels import KafkaChannels
-from ..kafka.consumer_groups import Announcer
+from ..kafka.channels import Announcer, KafkaChannels
 from ..publish.publishers import Publishers
-from ..reject.rejecter import BatchRejecter
-from ..reject.retrier import Retrier
+from ..reject.rejecter import BatchRejecter, Retrier
 from ..source.checkpoint import Checkpoint
 from ..source.request_watch import RequestWatch
-from ..source.wake import Told
+from ..source.wake import PlannerFiles
 from ..spark.places import Places
-from ..spark.session import spark_session
-from ..spark.warm_up import warm_up
+from ..spark.session import spark_session, warm_up
 from ..upkeep.meter import StageMeter
 from .backpressure import Backpressure
 from .catch_up import CatchUp
@@ -42,7 +40,6 @@ from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
 from .snapshot_completer import Completer, snapshot_names
-from .spool_folder import beside, spool_folder, sweep
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
 
@@ -91,7 +88,7 @@ def run(
             publishers = _publishers(start, claimed)
             stack.callback(publishers.close)
             scratch = _scratch(stack)
-            told = Told(scratch / "told")
+            told = PlannerFiles(scratch / "told")
             runners = _build(start, known, claimed, spark, on_commit, stack, publishers, scratch, told)
             publishers.start()
         claimer = start.claimer
@@ -189,12 +186,12 @@ def _build(
     stack: ExitStack,
     publishers: Publishers,
     scratch: Path,
-    told: Told,
+    told: PlannerFiles,
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     options, stages = start.options, start.stages
-    spools = beside(options.cache_folder)
-    sweep(spools)
+    spools = spools_beside(options.cache_folder)
+    sweep_spools(spools)
     runs_ahead = any(limits.max_unflushed for limits in start.limits.values())
     spool = stack.enter_context(spool_folder(spools, start.claimer.writer)) if runs_ahead else None
     local = (spark.sparkContext.master or "").startswith("local")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from ...errors import SlackwaterError, Unavailable
 from ..batch.stage_runner import StageRunner
-from ..kafka.consumer_groups import Announcer
+from ..kafka.channels import Announcer
 from ..publish.publishers import Publishers
-from ..reject.retrier import Retrier
+from ..reject.rejecter import Retrier
 from ..source.request_watch import RequestWatch
-from ..spark.query_errors import translate
+from ..spark.user_errors import translate
 from .catch_up import CatchUp
 from .news import News
 from .snapshot_completer import Completer

@@ -88,7 +88,7 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PlannerFiles:
     """What a runner tells the planners of all of its stages, in files of a folder."""
 
     folder: Path

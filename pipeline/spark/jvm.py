@@ -1,26 +1,36 @@
-"""Spark's JVM out of the reach of signals that are meant for us: it ends when this process does, and not before.
+"""What Spark starts on this machine: its JVM, out of the reach of signals that are meant for us, and its Python.
+
+What these and pyspark write to the terminal of a run is filtered, so that it shows our lines and real errors.
 
 A terminal sends Ctrl-C to every process of the group, a service manager SIGTERM to every process of its control group.
 A JVM that gets one begins to end, amidst the batch that shall end first. So it runs in a session of its own, and is
 started with SIGTERM ignored: a JVM leaves alone what was ignored when it began, and what it starts inherits that.
-
 It reads the pipe that is its standard input, and ends when that breaks, because this process ended in whatever way.
+
+Its Python processes import pyspark from where it is installed. Spark puts its own `pyspark.zip` and a jar before
+everything else on their path. Nothing in a zip is kept compiled, and Spark has the zips' directories read anew in each
+process: half a second of a core for each, and the first batch of every source takes four of them, one after the other.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ...printable import printable
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_SCRIPT = """\
+_SUBMIT_SCRIPT = """\
 #!/bin/sh
 trap '' TERM
 exec {submit} "$@"
@@ -73,6 +83,132 @@ def _launched(conf: object) -> object:
     submit = Path(_find_spark_home()) / "bin" / "spark-submit"
     with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
         script = Path(folder) / "spark-submit"
-        script.write_text(_SCRIPT.format(submit=shlex.quote(str(submit))))
+        script.write_text(_SUBMIT_SCRIPT.format(submit=shlex.quote(str(submit))))
         script.chmod(0o700)
         return launch_gateway(conf, {"executable": str(script), "start_new_session": True})  # type: ignore[no-untyped-call]
+
+
+_PYTHON_SCRIPT = """\
+#!/bin/sh
+set -f
+IFS=:
+path=
+for entry in $PYTHONPATH; do
+    case $entry in
+        {home}/python/lib/*.zip | {home}/jars/*.jar) ;;
+        *) path=$path${{path:+:}}$entry ;;
+    esac
+done
+PYTHONPATH=$path exec {python} "$@"
+"""
+
+
+@contextmanager
+def interpreter(*, on_this_machine: bool, said: str = "") -> Iterator[None]:
+    """Inside, Spark is told by `PYSPARK_PYTHON` which Python it is to start, unless somebody has said so.
+
+    That is this one, which has slackwater and its libraries. `on_this_machine` is true when Spark starts it nowhere
+    else: the script that spares it the zips is here only. `said` is what the run's settings say.
+    """
+    if "PYSPARK_PYTHON" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
+        os.environ["PYSPARK_PYTHON"] = said or (_script(Path(folder)) if on_this_machine else sys.executable)
+        try:
+            yield
+        finally:
+            del os.environ["PYSPARK_PYTHON"]
+
+
+def _script(folder: Path) -> str:
+    import pyspark
+
+    home = str(Path(pyspark.__file__).parent)
+    # The pyspark of a Spark from elsewhere may be another version.
+    if os.environ.get("SPARK_HOME", home) != home:
+        return sys.executable
+    path = folder / "python"
+    path.write_text(_PYTHON_SCRIPT.format(home=shlex.quote(home), python=shlex.quote(sys.executable)))
+    path.chmod(0o700)
+    return str(path)
+
+
+_NOISE = (
+    b"WARNING: Using incubator modules",
+    b"WARNING: A terminally deprecated method",
+    b"WARNING: sun.misc.Unsafe",
+    b"WARNING: Please consider reporting this",
+    b"WARNING: Use --enable-native-access",
+    b"WARNING: A restricted method in java.lang.System",
+    b"WARNING: java.lang.System::",
+    b"WARNING: Restricted methods will be blocked",
+    b"Using Spark's default log4j profile",
+    b"Picked up JAVA_TOOL_OPTIONS",
+    b"NOTE: Picked up JDK_JAVA_OPTIONS",
+)
+
+
+_ERROR_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+@contextmanager
+def quiet_errors() -> Iterator[None]:
+    """Inside, pyspark raises what Spark refuses without logging it as kilobytes of JSON before."""
+    from pyspark.logger import PySparkLogger
+
+    # Made by pyspark's own class: its calls are not those that a logger of the standard library takes.
+    loggers = [PySparkLogger.getLogger(name) for name in _ERROR_LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+def quiet_loss(context: SparkContext) -> None:
+    """Let nobody print a traceback when the JVM goes away: that it is gone is told once and in words.
+
+    The server to which it reports its accumulators would, and py4j, which logs each call that then fails with the root
+    logger's functions: these install a handler where there is none. Its own logger has one that is silent.
+    """
+    from py4j import java_gateway
+
+    context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
+    java_gateway.logging = java_gateway.logger
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Processes started inside write their stderr through a filter, for as long as they live.
+
+    The JVM has no switch for these lines, and Spark's Python workers inherit its stderr, so the filter stays and
+    passes all else on, line by line. This process's own stderr is as before once the block is left.
+    """
+    read, write = os.pipe()
+    stderr = os.dup(2)
+    os.dup2(write, 2)
+    os.close(write)
+    threading.Thread(target=_relay, args=(read, os.dup(stderr)), name="stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def _relay(read: int, to: int) -> None:
+    with os.fdopen(read, "rb") as lines, os.fdopen(to, "wb", buffering=0) as terminal:
+        for line in lines:
+            if not line.startswith(_NOISE):
+                terminal.write(_shown(line))
+
+
+def _shown(line: bytes) -> bytes:
+    """The line as a terminal may get it: users' values are in the messages of Spark and of its Python workers."""
+    text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="backslashreplace")
+    # Java indents by tabs.
+    return printable(text.expandtabs(4)).encode() + b"\n"

@@ -1,25 +1,31 @@
-"""The Spark session of a run: quiet, in UTC, with our sources registered."""
+"""The Spark session of a run: quiet, in UTC, with our sources registered; and warmed up.
+
+A first batch takes seconds in which hardly any data moves: Python processes start, the JVM loads and compiles what a
+source in Python, a shuffle and an exchange with Python take. A source that is never started and a job of the same
+making over one row have that done meanwhile, while the runner checks and claims its stages.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from ...errors import Refused
+from ..source.data_source import Source
 from . import jvm
 from .conf import SECRETS
-from .interpreter import interpreter
+from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
 from .shipping import ship, ship_slackwater
-from .stderr_filter import quiet_errors, quiet_loss, quiet_start
-
-if TYPE_CHECKING:
-    from py4j.protocol import Py4JJavaError
-    from pyspark.sql import SparkSession
 
 _STOP_S = 10.0
 _LOOK_S = 0.05
@@ -55,12 +61,6 @@ def spark_session(
     Raises:
         Refused: Spark does not start, most often for want of Java, or its JVM ended while it was used.
     """
-    from py4j.protocol import Py4JError, Py4JJavaError
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.sql import SparkSession
-
-    from ..source.data_source import Source
-
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
@@ -169,3 +169,28 @@ def _first_line(error: Py4JJavaError) -> str:
 
 def _is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Start it in threads of their own. Nobody need wait for them."""
+    for work in (_source, _job):
+        threading.Thread(target=_quietly, args=(work, spark), name="warm-up", daemon=True).start()
+
+
+def _quietly(work: Callable[[SparkSession], None], spark: SparkSession) -> None:
+    # Whatever fails here fails again in the run, which says it better, unless the run has ended: then it is no news.
+    with suppress(Exception):
+        work(spark)
+
+
+def _source(spark: SparkSession) -> None:
+    spark.readStream.format(Source.name()).load()
+
+
+def _job(spark: SparkSession) -> None:
+    rows = spark.range(0, 1, 1, 1).select("id", F.xxhash64("id").alias("_hash"))
+    rows.repartitionById(1, F.col("id").cast("int")).select("id").mapInArrow(_same, "id long").collect()
+
+
+def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches

@@ -15,13 +15,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import slackwater
-
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_PACKAGES = ("chandy_lamport", "fold", "pipeline", "snapshot", "store")
-"""Of slackwater; no task needs the command line."""
+_NOT_SENT = frozenset({"bench", "cli", "client", "results"})
+"""Folders of slackwater that no task needs."""
 
 
 def on_path(files: Iterable[str]) -> None:
@@ -40,11 +38,11 @@ def ship(spark: SparkContext, files: Iterable[str]) -> None:
 
 def ship_slackwater(spark: SparkContext) -> None:
     """Send this slackwater to every worker, once a session; not where it came as a zip itself."""
-    home = Path(slackwater.__file__).parent
+    home = Path(__file__).parents[2]
     if not home.is_dir():
         return
     data = _zipped(home)
-    name = f"slackwater-{slackwater.__version__}-{hashlib.sha256(data).hexdigest()[:12]}.zip"
+    name = f"slackwater-{hashlib.sha256(data).hexdigest()[:12]}.zip"
     if name in (spark._python_includes or ()):
         return
     # Spark's own folder: an executor that starts in an hour asks for the file then, and it goes when Spark ends.
@@ -56,7 +54,12 @@ def ship_slackwater(spark: SparkContext) -> None:
 def _zipped(home: Path) -> bytes:
     """The modules as a zip; the same modules give the same bytes, as Spark takes no other file of a name it knows."""
     modules = sorted(home.glob("*.py"))
-    modules += (module for package in _PACKAGES for module in sorted((home / package).rglob("*.py")))
+    modules += (
+        module
+        for package in sorted(home.glob("*/__init__.py"))
+        if package.parent.name not in _NOT_SENT
+        for module in sorted(package.parent.rglob("*.py"))
+    )
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as packed:
         for module in modules:

@@ -1,3 +1,1 @@
 """Beside a stage's batches: merges of SSTs, fetches of those needed soon, waiting for merges, and what it all costs."""
-
-__all__ = ["compactor", "meter", "prefetcher", "upkeep", "write_stall"]

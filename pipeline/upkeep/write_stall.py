@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from ..api.compaction_policy import L0_SLOWDOWN, L0_STOP
+from ..api.table import L0_SLOWDOWN, L0_STOP
 
 Compacting = Literal["nothing", "under way", "finished"]
 """What this runner does about its L0 SSTs: `finished` is merged, and comes with the next batch."""

@@ -12,6 +12,8 @@ from itertools import count
 import xxhash
 
 from ...errors import Refused
+from ...fold.columns import ANOTHER_STAGE
+from ...fold.fits import Declared
 from ...fold.kinds.kind import kind_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.arrow_types import schema_of
@@ -21,8 +23,6 @@ from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Column, Manifest, Table
 from ..cut.graph import Cut, order
 from ..cut.moments import version_of
-from ..migrate.columns import ANOTHER_STAGE
-from ..migrate.declared import Declared
 from .channels import Channel, channel
 from .windows import Places, beginnings, positions, read_through
 

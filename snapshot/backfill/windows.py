@@ -7,11 +7,11 @@ keeps state it is the topic itself that was read: of the same records, a state m
 from collections.abc import Callable, Iterator
 
 from ...errors import Refused
+from ...fold.columns import ANOTHER_STAGE
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Input, Manifest
 from ..diff.versions import Versions
-from ..migrate.columns import ANOTHER_STAGE
 
 Places = dict[str, Input]
 """By user's topic, or repartition topic of a stage with state, as declared."""

@@ -11,6 +11,8 @@ from ulid import ULID
 from ... import instants
 from ...durations import format_ms
 from ...errors import Refused
+from ...fold.columns import ColumnChange
+from ...fold.fits import Declared
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input, Ttl
@@ -21,8 +23,6 @@ from ..take.audit_log import record
 from ..take.capture import ChannelReader
 from ..take.remove import remove
 from ..take.snapshots import pin
-from .columns import ColumnChange
-from .declared import Declared
 from .migration import finish, is_through, prepare
 from .plan import Plan, StageChange, plan, with_inputs
 

@@ -7,6 +7,8 @@ from typing import Literal
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
+from ...fold.columns import ColumnChange, likely_renames
+from ...fold.fits import Declared, DeclaredStage, fit_inputs, fit_table
 from ...fold.kinds.kind import kind_of
 from ...fold.records import unread
 from ...store.sst.arrow_types import schema_of
@@ -16,8 +18,6 @@ from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
 from ...store.versions.migrations import Step
 from ..cut.graph import order
 from . import stage_names
-from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
-from .declared import Declared, DeclaredStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,38 +152,30 @@ def _check_new_inputs(changes: Iterable[StageChange], declared: Declared, former
 
 
 def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> tuple[StageChange | None, Step]:
-    if (head.table is None) != (stage.table is None):
-        now, before = ("keeps state now", "had none") if head.table is None else ("keeps no state now", "kept a table")
-        raise Refused(f"stage {stage.name!r} {now}, and {before}", hint=ANOTHER_STAGE)
-    table: Table | None = None
-    columns: tuple[ColumnChange, ...] = ()
-    if head.table is not None and stage.table is not None:
-        table, columns = evolve(stage.name, head.table, stage.table, renames)
-    known = {name: source.upstream for name, source in head.inputs.items()}
-    for name in known.keys() & stage.inputs.keys():
-        if known[name] != stage.inputs[name]:
-            raise Refused(
-                f"stage {stage.name!r}: its input {name!r} is written by {_writer(stage.inputs[name])} now, and was by "
-                f"{_writer(known[name])}",
-                hint="give the repartition topic a new name: then it is another input, read from its beginning",
-            )
-    inputs, gone = (tuple(sorted(each)) for each in (stage.inputs.keys() - known, known.keys() - stage.inputs))
+    found, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
+    if found.refused is not None:
+        raise found.refused
+    for name, (was, now) in inputs.writers.items():
+        raise Refused(
+            f"stage {stage.name!r}: its input {name!r} is written by {_writer(now)} now, and was by {_writer(was)}",
+            hint="give the repartition topic a new name: then it is another input, read from its beginning",
+        )
+    table, columns, others = found.table, found.columns, found.others
     outputs = tuple(name for name in stage.outputs if name not in head.outputs)
     dropped = tuple(name for name in head.outputs if name not in stage.outputs)
     lifetimes = (head.table.ttl, table.ttl) if head.table is not None and table is not None else (None, None)
-    others = _is_other(head.table, table) and not columns
     step = Step(
         table=table if columns or others else None,
         schema=head.table.schema if head.table is not None and (columns or others) else 0,
-        gone=gone,
+        gone=inputs.gone,
     )
     change = StageChange(
         stage.name,
         "changed",
         head.version,
         columns=columns,
-        inputs=inputs,
-        gone=gone,
+        inputs=inputs.new,
+        gone=inputs.gone,
         outputs=outputs,
         dropped=dropped,
         ttl=lifetimes if lifetimes[0] != lifetimes[1] else None,
@@ -221,11 +213,6 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
 def _is_behind(source: Input, output: Output) -> bool:
     left = unread(output, source)
     return left > 0 if left is not None else source.offsets != output.ends
-
-
-def _is_other(before: Table | None, after: Table | None) -> bool:
-    """Whether a table has columns in another order, or other internal ones, or is declared in other words."""
-    return before is not None and after is not None and (before.columns, before.state) != (after.columns, after.state)
 
 
 def _due(before: Table | None, after: Table | None, renames: Mapping[str, str]) -> tuple[str, str] | None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
+from ...fold.fits import Declared, DeclaredStage
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest
-from .declared import Declared, DeclaredStage
 
 _OPTION = "--rename-stage OLD=NEW"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slackwater.pipeline.run.spool_folder import beside
+from slackwater.pipeline.batch.committer import spools_beside
 from slackwater.store.compaction import merge
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit
@@ -54,7 +54,7 @@ def _has_markers(manifest: Manifest) -> bool:
 def _runs_ahead(manifest: Manifest) -> bool:
     if manifest.kind != "batch" or manifest.version < 4:
         return False
-    spool = beside(Path(os.environ["SLACKWATER_CACHE"]))
+    spool = spools_beside(Path(os.environ["SLACKWATER_CACHE"]))
     deadline = time.monotonic() + 60
     # Those of this version are there already, one for each state partition at most.
     while len(list(spool.rglob(f"{_stage}/**/*.parquet"))) < 7:

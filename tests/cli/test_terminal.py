@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.cli import main, output, terminal
 from slackwater.errors import Refused
-from slackwater.pipeline.spark.stderr_filter import _shown as shown_of_spark
+from slackwater.pipeline.spark.jvm import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
 from slackwater.results import values
 from slackwater.results.document import Result, Table, Title

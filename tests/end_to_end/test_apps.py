@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka.consumer_groups import group_of
+from slackwater.pipeline.kafka.channels import group_of
 from slackwater.pipeline.run import runner
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore

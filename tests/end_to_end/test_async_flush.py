@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from slackwater.pipeline.batch.committer import Committer
+from slackwater.pipeline.batch.committer import Committer, spool_folder, spools_beside, sweep_spools
 from slackwater.pipeline.batch.head import Change, Committed
-from slackwater.pipeline.batch.stage_config import Limits
+from slackwater.pipeline.batch.stage_job import Limits
 from slackwater.pipeline.run.preflight import check_unflushed
-from slackwater.pipeline.run.spool_folder import beside, spool_folder, sweep
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
 from slackwater.store.compaction.plan import Done, apply
@@ -460,12 +459,12 @@ def test_only_puts_wait(tmp_path: Path) -> None:
 
 
 def test_a_runner_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(tmp_path: Path) -> None:
-    parent = beside(tmp_path / "cache")
+    parent = spools_beside(tmp_path / "cache")
     assert parent == tmp_path / "cache-spool"
-    sweep(parent)
+    sweep_spools(parent)
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from slackwater.pipeline.run.spool_folder import spool_folder\n"
+        "from slackwater.pipeline.batch.committer import spool_folder\n"
         "with spool_folder(Path(sys.argv[1]), 'dead') as folder:\n"
         "    (folder / 'x').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -473,7 +472,7 @@ def test_a_runner_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(tm
     assert (parent / "dead" / "x").exists()
     (parent / "without a lock").mkdir()
     with spool_folder(parent, "alive") as folder:
-        sweep(parent)
+        sweep_spools(parent)
         assert folder.is_dir()
         assert sorted(path.name for path in parent.iterdir()) == ["alive", "alive.lock"]
     assert list(parent.iterdir()) == []

@@ -14,7 +14,7 @@ from slackwater.errors import NotFound, Refused, SlackwaterError
 from slackwater.pipeline.batch.applied import tag
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.spark.fan_out import once
+from slackwater.pipeline.spark.plans import once
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history

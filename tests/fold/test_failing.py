@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Unavailable
 from slackwater.fold.culprit import Items
-from slackwater.fold.failing import Failure, NoItems, StateFailed, Told, failing, merge_or_tell, one_by_one
+from slackwater.fold.failing import Failure, NoItems, StateFailed, StateFailure, failing, merge_or_tell, one_by_one
 from slackwater.fold.kinds.update import Function as Update
 from slackwater.fold.step import group
 from slackwater.pipeline.api.update import update
@@ -62,8 +62,8 @@ def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, in
 
 def test_what_several_tasks_tell_is_told_as_one() -> None:
     why = [Failure(kind, "no", "") for kind in ("A", "B")]
-    both = StateFailed.of([Told(why[0], (1, 2), {}), Told(why[1], (3,), {4: why[1]})]).told
-    assert both == Told(why[0], (1, 2, 3), {4: why[1]})
+    both = StateFailed.of([StateFailure(why[0], (1, 2), {}), StateFailure(why[1], (3,), {4: why[1]})]).told
+    assert both == StateFailure(why[0], (1, 2, 3), {4: why[1]})
 
 
 @given(st.data(), st.integers(1, 3_000), st.integers(0, 20))

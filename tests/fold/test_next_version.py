@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.fold.event_time import BatchTimes, Seen, TimeRules, Watermark
-from slackwater.fold.next_version import Outcome, Result, Sent, Written, has_rows, next_version
+from slackwater.fold.next_version import Outcome, Result, SentTo, Written, has_rows, next_version
 from slackwater.fold.records import Position
 from slackwater.store.compaction.plan import Compaction, Done
 from slackwater.store.versions.manifest import Input, Manifest, Output, Span, Sst
@@ -66,7 +66,7 @@ def test_what_a_writer_has_sent_is_what_its_reader_has_consumed_at_every_version
         for task, rows in enumerate(tasks):
             for partition, count in enumerate(rows):
                 log[partition] += count > 0
-            sent = {partition: Sent(count, log[partition]) for partition, count in enumerate(rows) if count}
+            sent = {partition: SentTo(count, log[partition]) for partition, count in enumerate(rows) if count}
             results.append(Result(f"w.{number}.{task}", sum(rows), sent={"c": sent} if sent else {}))
         markers = {("s", "c"): tuple(log)} if number in marked else {}
         log = [end + bool(markers) for end in log]

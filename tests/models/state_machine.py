@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from msgspec.structs import replace
 from slackwater.errors import Fenced
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, list_snapshots
 from slackwater.snapshot.gc.collect import collect
@@ -27,7 +28,6 @@ from slackwater.snapshot.init.initialise import initialise
 from slackwater.snapshot.init.source import Source
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import PREFIX, find_plan, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
 from slackwater.snapshot.take.snapshots import pin

@@ -20,7 +20,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
 from slackwater.fold.event_time import BatchTimes, TimeRules
-from slackwater.fold.next_version import Outcome, Result, Sent, Written, next_version
+from slackwater.fold.next_version import Outcome, Result, SentTo, Written, next_version
 from slackwater.fold.records import Position
 from slackwater.pipeline.batch.snapshot_events import arrive
 from slackwater.pipeline.claim.start_positions import StartFinder, start_at
@@ -277,7 +277,7 @@ class Diamond:
             self.logs.append(channel, partition, value, attempt.encode())
         counts = np.bincount(targets, minlength=PARTITIONS[channel]).tolist()
         ends = self.logs.ends(channel)
-        sent = {partition: Sent(counts[partition], ends[partition]) for partition in set(targets.tolist())}
+        sent = {partition: SentTo(counts[partition], ends[partition]) for partition in set(targets.tolist())}
         return Result(attempt, len(numbers), sent={channel: sent})
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.jars import cache_folder
-from slackwater.pipeline.dev.lock import locked
-from slackwater.pipeline.dev.process import SupervisedProcess, last_words
+from slackwater.pipeline.dev.process import SupervisedProcess, last_words, locked
 
 BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"

@@ -146,7 +146,7 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
 def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
     memory_kafka: MemoryKafka, app: FlightsApp, tmp_path: Path
 ) -> None:
-    from slackwater.pipeline.kafka.consumer_groups import group_of
+    from slackwater.pipeline.kafka.channels import group_of
 
     topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}
     for topic in (*topics, "flights"):

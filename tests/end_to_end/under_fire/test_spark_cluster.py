@@ -14,7 +14,7 @@ import psutil
 import pytest
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.spark.interpreter import _script
+from slackwater.pipeline.spark.jvm import _script
 
 from tests.end_to_end.under_fire.spark_cluster import standalone, words_of
 from tests.support.running import APPS, PAIR, Ledger, eventually

@@ -20,6 +20,7 @@ from slackwater.fold.kinds.join import BoundJoin, How
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.multi_input import TAG
 from slackwater.fold.next_version import Result
+from slackwater.fold.step import Step
 from slackwater.pipeline.batch.task import MARK
 from slackwater.store.read.multi_get import point_get
 from slackwater.store.sst import sorted_runs
@@ -90,12 +91,9 @@ class Stage(Committing):
             "w",
             version,
             (),
-            self.bound,
-            self.table,
+            Step(self.table, self.bound, version, 0, lateness, falling),
             self.head.ssts,
-            lateness=lateness,
             times=times,
-            due=falling,
         )
         results: list[Result] = []
         if made.num_rows:

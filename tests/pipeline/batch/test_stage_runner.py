@@ -13,21 +13,20 @@ from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
 from slackwater.fold.event_time import BatchTimes
-from slackwater.fold.next_version import Result, Sent
+from slackwater.fold.next_version import Result, SentTo
 from slackwater.fold.records import Position
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.batch.stage_config import Limits, StageConfig
-from slackwater.pipeline.batch.stage_job import StageJob
+from slackwater.pipeline.batch.stage_job import Limits, StageConfig, StageJob
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import header_of, send, split
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.source.checkpoint import Checkpoint
-from slackwater.pipeline.source.wake import Told
+from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore
@@ -71,7 +70,7 @@ class Looped(StageJob):
                 attempt = f"w.{base.version + 1}.{task}"
                 messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
                 ends = send(self.kafka, name, messages, attempt.encode(), patience_s=30)
-                sent = {p: Sent(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
+                sent = {p: SentTo(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
                 self.clocks.append(times.clock_ms)
                 results.append(Result(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
         return tuple(results)
@@ -119,7 +118,7 @@ class Running:
             Places("a", "s", str(folder / "store"), self.kafka.properties, (folder / "cache", 1 << 20), 30),
             Limits(None, 0),
             Checkpoint(self.scratch),
-            Told(folder / "told"),
+            PlannerFiles(folder / "told"),
             folder / "held",
         )
         self.runner = StageRunner(

@@ -9,7 +9,7 @@ from slackwater.errors import Refused
 from slackwater.fold.kinds.final import Final, Sessions
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Checked, Claimer, _agreed
-from slackwater.pipeline.maintain.first_version import check_takes_rows
+from slackwater.pipeline.migrate.first_version import check_takes_rows
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.versions.commit import commit

@@ -25,7 +25,7 @@ from slackwater.pipeline.kafka.messages import (
     split,
     write_markers,
 )
-from slackwater.pipeline.source.data_source import Private, SourceOptions
+from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import ChannelReader, _Range
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.store.objects.local import LocalStore

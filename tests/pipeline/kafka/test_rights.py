@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.pipeline.kafka import consumer_groups
+from slackwater.pipeline.kafka.channels import group_of
 from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.kafka.protocol import Aborted, Kafka, TransactionSettings
 from slackwater.pipeline.publish.claimed import check_targets
@@ -175,7 +175,7 @@ def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(se
     eventually(lambda: not refusal(check), "it may be written", 60)
     settings = TransactionSettings(
         transactional_id=f"slackwater-{app}-s-{alerts}",
-        group=consumer_groups.group_of(app, "s"),
+        group=group_of(app, "s"),
         source=f"{app}-s-{alerts}-sink",
         topic=alerts,
         patience_s=20,
@@ -184,7 +184,7 @@ def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(se
         assert "in transactions of" in refusal(transactions.open)
         for right in ("Describe", "Write"):
             secured.allow(right, "transactional_id", f"slackwater-{app}-", prefixed=True)
-        secured.allow("Read", "group", consumer_groups.group_of(app, "s"))
+        secured.allow("Read", "group", group_of(app, "s"))
         for right in ("Describe", "Read"):
             secured.allow(right, "topic", f"{app}-", prefixed=True)
 

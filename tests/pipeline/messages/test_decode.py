@@ -21,7 +21,7 @@ from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
-from slackwater.pipeline.spark.query_errors import translate
+from slackwater.pipeline.spark.user_errors import translate
 
 from tests.pipeline.messages.avro_messages import encoded, record
 from tests.support.registries import EmbeddedRegistry

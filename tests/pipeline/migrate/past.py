@@ -13,6 +13,8 @@ import pyarrow as pa
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.fold import step as fold_step
+from slackwater.fold.columns import evolve
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
 from slackwater.pipeline.batch.committer import Committer
@@ -21,8 +23,6 @@ from slackwater.snapshot.backfill.fill import fill_changes
 from slackwater.snapshot.backfill.swap import Swap
 from slackwater.snapshot.backfill.targets import Target, backfillable
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
-from slackwater.snapshot.migrate.columns import evolve
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.rename import applied
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper

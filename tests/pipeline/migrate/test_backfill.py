@@ -10,11 +10,11 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.migrate.backfilled import Filled
-from slackwater.pipeline.migrate.reach import reach
+from slackwater.pipeline.migrate.backfilled import Filled, reach
 from slackwater.snapshot.backfill.swap import discard, is_needed, sweep
 from slackwater.snapshot.backfill.targets import Left, Target, backfillable, nothing
 from slackwater.snapshot.bisect.flips import scan
@@ -22,7 +22,6 @@ from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.lag import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify

@@ -8,10 +8,8 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.pipeline.batch.applied import over
-from slackwater.pipeline.kafka.rejects import DeadLetter
-from slackwater.pipeline.migrate.left_out import left_out
-from slackwater.pipeline.migrate.scratch import scratch_program
-from slackwater.pipeline.reject.table import Written, row_of, table_of_rows
+from slackwater.pipeline.migrate.scratch import left_out, scratch_program
+from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of, table_of_rows
 from slackwater.snapshot.backfill.targets import Target
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -24,11 +22,13 @@ def test_records_that_waited_then_are_found_through_the_stages_before(tmp_path: 
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
 
     def rejected(base: Manifest, *records: tuple[int, int], retried: int | None = None) -> dict[str, Aside]:
-        letters = [DeadLetter("t-as-read", *each, None, b"", (), "ValueError", "bad", "") for each in records]
-        rows = [row_of(each, "t", 0, 1, version=base.version, now_ms=1) | {"retried": retried} for each in letters]
+        letters = [
+            DeadLetter("t-as-read", *each, None, b"", (), "ValueError", "bad", "", "t", 0, 1) for each in records
+        ]
+        rows = [row_of(each, version=base.version, now_ms=1) | {"retried": retried} for each in letters]
         num = len(rows)
         changed = {"added": 0, "waiting": -num} if retried else {"added": num, "waiting": num}
-        written = Written(store, cache, "app", "first")
+        written = RejectedTable(store, cache, "app", "first")
         return {REJECTED: written.put(base, table_of_rows(rows), base.version + 1, **changed)}
 
     def write(version: int, end: int, aside: dict[str, Aside]) -> Manifest:

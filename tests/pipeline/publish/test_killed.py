@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka.consumer_groups import group_of
+from slackwater.pipeline.kafka.channels import group_of
 from slackwater.pipeline.kafka.open import open_kafka
 
 from tests.pipeline.publish.reader import committed

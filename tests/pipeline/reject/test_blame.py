@@ -11,16 +11,16 @@ from pyspark.errors import AnalysisException, NumberFormatException, PySparkExce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
-from slackwater.fold.failing import Failure, StateFailed, Told
+from slackwater.fold.failing import Failure, StateFailed, StateFailure
+from slackwater.fold.records import Range
 from slackwater.pipeline.batch.job import run_write
 from slackwater.pipeline.batch.task import WriteTask
-from slackwater.pipeline.kafka.rejects import DeadLetter
 from slackwater.pipeline.reject.blame import blamed
-from slackwater.pipeline.reject.feed import KafkaFeed
-from slackwater.pipeline.reject.places import Stretch
-from slackwater.pipeline.source.data_source import Private, SourceOptions
-from slackwater.pipeline.source.own_errors import ERROR_MARK, ErrorMark
+from slackwater.pipeline.reject.records import KafkaFeed
+from slackwater.pipeline.reject.table import DeadLetter
+from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicReader
+from slackwater.pipeline.source.worker import ERROR_MARK, ErrorMark
 from slackwater.pipeline.spark.places import Places
 
 CAST = '[CAST_INVALID_INPUT] The value \'ten\' of the type "STRING" cannot be cast to "BIGINT" because it is malformed.'
@@ -81,7 +81,7 @@ def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:
 
 def test_what_a_states_function_tells_is_a_records_fault() -> None:
     why = Failure("ValueError", "no", "here")
-    assert blamed(StateFailed(Told(why, (7, -3)))) == why
+    assert blamed(StateFailed(StateFailure(why, (7, -3)))) == why
 
 
 def test_what_fails_in_several_parts_of_a_plan_is_a_records_fault_where_each_of_them_is() -> None:
@@ -151,7 +151,7 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     program = "def mine(batches):\n    for batch in batches:\n        yield batch\n"
     # No broker has this address.
     nowhere = {"bootstrap.servers": "127.0.0.1:1"}
-    feed = KafkaFeed(nowhere, "t", pa.schema([("id", pa.int64())]), ((0, Stretch("t", 0, 0, 1)),), None, 0.5)
+    feed = KafkaFeed(nowhere, "t", pa.schema([("id", pa.int64())]), ((0, Range(0, 0, 1)),), None, 0.5)
     error = mapped(program, tmp_path / "anywhere", spark.range(1).mapInArrow(ERROR_MARK.on(feed), "id long"))
     assert "Unavailable" in str(error)
     assert blamed(error) is None

@@ -9,7 +9,7 @@ from slackwater.errors import Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
-from slackwater.pipeline.kafka.rejects import DeadLetter, send_rejects
+from slackwater.pipeline.reject.table import DeadLetter, send_rejects
 
 from tests.pipeline.publish.reader import committed
 

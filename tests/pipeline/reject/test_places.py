@@ -1,25 +1,25 @@
-"""Places of a batch's messages: numbered without gaps, and found again."""
+"""Numbering of a batch's messages: numbered without gaps, and found again."""
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.fold.records import Position
-from slackwater.pipeline.reject.places import Places, Stretch, place_of, places_of, record_number
+from slackwater.fold.records import Position, Range
+from slackwater.pipeline.reject.records import Numbering, numbering_of, place_of, record_number
 from slackwater.store.versions.manifest import Input
 
 STRETCHES = st.lists(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1 << 40), st.integers(1, 50)), min_size=1, max_size=6
-).map(lambda each: Places(tuple(Stretch(name, at, low, low + size) for at, (name, low, size) in enumerate(each))))
+).map(lambda each: Numbering(tuple((name, Range(at, low, low + size)) for at, (name, low, size) in enumerate(each))))
 
 
 @given(STRETCHES)
-def test_places_are_numbered_without_gaps_and_each_is_one_message(places: Places) -> None:
+def test_places_are_numbered_without_gaps_and_each_is_one_message(places: Numbering) -> None:
     every = [
-        (place + offset - each.first, each, offset)
-        for place, each in places.numbered
+        (place + offset - each.first, (name, each.partition, offset))
+        for place, name, each in places.numbered
         for offset in range(each.first, each.last)
     ]
-    assert [number for number, *_ in every] == [*range(len(every))]
-    assert [places.at(number) for number, *_ in every] == [(each, offset) for _, each, offset in every]
+    assert [number for number, _ in every] == [*range(len(every))]
+    assert [places.at(number) for number, _ in every] == [where for _, where in every]
 
 
 @given(st.integers(0, 1 << 42), st.integers(0, (1 << 20) - 1))
@@ -33,9 +33,9 @@ def test_a_batch_reads_what_lies_between_two_positions_and_knows_the_rows_of_cha
         "by-a": Input("app-by-a-repartition", (1, 2), "up", 3, consumed=(10, 20)),
     }
     after = {"topic": Position("topic", (5, 12, 2)), "by-a": Position("by-a", (4, 9), 5, (10, 26))}
-    assert places_of(before, after).stretches == (
-        Stretch("topic", 1, 9, 12),
-        Stretch("topic", 2, 0, 2),
+    assert numbering_of(before, after).ranges == (
+        ("topic", Range(1, 9, 12)),
+        ("topic", Range(2, 0, 2)),
         # Of partition 0 there are only markers.
-        Stretch("by-a", 1, 2, 9, rows=6),
+        ("by-a", Range(1, 2, 9, rows=6)),
     )

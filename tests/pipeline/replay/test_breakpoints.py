@@ -10,7 +10,7 @@ import pytest
 import slackwater as sw
 from slackwater.errors import Refused
 from slackwater.pipeline.api.stage import Stage
-from slackwater.pipeline.replay.breakpoints import stop_in
+from slackwater.pipeline.replay.program import stop_in
 
 PROGRAM = '''
 from __future__ import annotations

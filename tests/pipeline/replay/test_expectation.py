@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.pipeline.replay.compare import ChannelComparison, Comparison, Sent
+from slackwater.pipeline.replay.compare import ChannelComparison, Comparison, SentRows
 from slackwater.pipeline.replay.expectation import (
     check_beside,
     comparable,
@@ -99,7 +99,7 @@ def test_a_test_expects_every_key_where_none_differs() -> None:
 
 def test_of_many_rows_sent_the_count_and_the_missing_ones_are_expected() -> None:
     rows = pa.table({"n": list(range(30))})
-    channel = ChannelComparison("by-carrier", Sent(rows), rows.slice(1), rows.slice(0, 1), rows.slice(0, 0))
+    channel = ChannelComparison("by-carrier", SentRows(rows), rows.slice(1), rows.slice(0, 1), rows.slice(0, 0))
     found = Comparison("flights", "legs", 4, 0, (), None, 0, None, 0, (channel,))
     assert text_of_test("case.zip", None, found).splitlines()[-2:] == [
         "    assert len(batch.sent['by-carrier']) == 30",

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
-from slackwater.pipeline.spark.interpreter import interpreter
+from slackwater.pipeline.spark.jvm import interpreter
 
 HOME = Path(pyspark.__file__).parent
 

@@ -1,7 +1,7 @@
 """What stopped a query, in a sentence."""
 
 import pytest
-from slackwater.pipeline.spark.query_errors import translate
+from slackwater.pipeline.spark.user_errors import translate
 
 AROUND = "Py4JJavaError: An error occurred while calling o1.collectToPython.\n: org.apache.spark.SparkException: {}\n"
 

@@ -19,7 +19,8 @@ from slackwater.errors import NotFound, Usage
 from slackwater.fold.records import Position
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
-from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, Source, SourceOptions, open_stream
+from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Source, open_stream
+from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
 from slackwater.pipeline.spark.places import Places
@@ -217,7 +218,7 @@ def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch:
 
 
 def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.pipeline.spark.interpreter import interpreter
+    from slackwater.pipeline.spark.jvm import interpreter
 
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     with interpreter(on_this_machine=False, said="/opt/python"):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark.errors import AnalysisException, QueryContextType
 from pyspark.logger import PySparkLogger
-from slackwater.pipeline.spark.stderr_filter import quiet_errors
+from slackwater.pipeline.spark.jvm import quiet_errors
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App
 from slackwater.pipeline.api.topic import topic
 from slackwater.pipeline.claim.claim import _agreed
-from slackwater.pipeline.upkeep.compactor import Compactor
+from slackwater.pipeline.upkeep.upkeep import Compactor
 from slackwater.store.compaction import merge, plan
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore

@@ -5,10 +5,10 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.snapshot.backfill import channels
 from slackwater.snapshot.backfill.channels import Channel, channel, is_told, left_in, tell
 from slackwater.snapshot.backfill.targets import backfillable
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit, history, keys

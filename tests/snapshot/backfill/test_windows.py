@@ -4,9 +4,9 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.snapshot.backfill.targets import backfillable
 from slackwater.snapshot.backfill.windows import beginnings, positions
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit, history, keys

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.pipeline.claim.start_positions import StartFinder, StartPosition, start_at
 from slackwater.pipeline.run.snapshot_completer import Completer
-from slackwater.pipeline.spark.query_errors import translate
+from slackwater.pipeline.spark.user_errors import translate
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.init.initialise import initialise
 from slackwater.snapshot.init.source import Source
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import find_plan, finish_earlier, migrate
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.verify.verify import verify

@@ -7,6 +7,7 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.graph import Cut
@@ -15,7 +16,6 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
 from slackwater.snapshot.query.columns import get

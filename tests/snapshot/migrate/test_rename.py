@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.records import Position
 from slackwater.pipeline.claim.start_positions import StartFinder
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace
@@ -20,7 +21,6 @@ from slackwater.snapshot.cut.stored import cancel, open_requests
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.inventory import last_collection
-from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
 from slackwater.snapshot.query.answers import answer

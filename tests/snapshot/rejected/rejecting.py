@@ -1,11 +1,11 @@
 """Rejected records in an app's history, without Spark and Kafka."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
-from slackwater.pipeline.kafka.rejects import DeadLetter
-from slackwater.pipeline.reject.table import Written, row_of, table_of_rows
+from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of, table_of_rows
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.aside import REJECTED
 from slackwater.store.versions.commit import successor
@@ -25,8 +25,9 @@ def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> 
     head, now_ms = app.heads[stage], app.clock.tick(stage)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
     name = next(iter(head.inputs))
-    rows = [row_of(letter(each), name, 0, now_ms, version=draft.version, now_ms=now_ms) for each in offsets]
-    written = Written(app.store, SstCache(cache, 1 << 30), app.name, stage)
+    letters = [dataclasses.replace(letter(each), input=name, time_ms=now_ms) for each in offsets]
+    rows = [row_of(each, version=draft.version, now_ms=now_ms) for each in letters]
+    written = RejectedTable(app.store, SstCache(cache, 1 << 30), app.name, stage)
     table = written.put(head, table_of_rows(rows), draft.version, added=len(rows), waiting=len(rows))
     return app.commit(replace(draft, aside={REJECTED: table}))
 
@@ -36,7 +37,7 @@ def mark_retried(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Pat
     head = app.heads[stage]
     now_ms = app.clock.tick(stage)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
-    written = Written(app.store, SstCache(cache, 1 << 30), app.name, stage)
+    written = RejectedTable(app.store, SstCache(cache, 1 << 30), app.name, stage)
     rows = [each for each in written.rows(head).to_pylist() if each["offset"] in offsets]
     for row in rows:
         row["retried"], row["attempts"] = draft.version, row["attempts"] + 1

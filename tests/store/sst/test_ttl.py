@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold.kinds.upsert import upsert
 from slackwater.pipeline.api.app import App
-from slackwater.pipeline.api.table import table
+from slackwater.pipeline.api.table import check_ttl, lifetime_ms, table
 from slackwater.pipeline.api.topic import topic
-from slackwater.pipeline.api.ttl import check_column, lifetime_ms
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
@@ -332,12 +331,12 @@ def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> N
 def test_the_column_of_a_ttl_is_a_time_among_the_values() -> None:
     values = pa.schema([("at", pa.timestamp("us")), ("n", pa.int64()), ("_at", pa.timestamp("us"))])
     for fits in (Ttl(5, "at"), Ttl(5), None):
-        check_column("s", fits, values)
+        check_ttl("s", fits, values)
     with pytest.raises(Usage, match="'n' is int64; expected a timestamp or a date"):
-        check_column("s", Ttl(5, "n"), values)
+        check_ttl("s", Ttl(5, "n"), values)
     for missing in ("_at", "when"):
         with pytest.raises(NotFound, match="value column"):
-            check_column("s", Ttl(5, missing), values)
+            check_ttl("s", Ttl(5, missing), values)
 
 
 def test_a_stage_says_what_its_ttl_is_and_contradictions_are_refused() -> None:

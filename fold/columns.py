@@ -7,12 +7,12 @@ from typing import Literal
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ...errors import NotFound, Refused
-from ...fold.kinds.kind import Kind, kind_of
-from ...store.sst import ttl
-from ...store.sst.arrow_types import to_arrow
-from ...store.sst.evolution import default_of, default_text, widens
-from ...store.versions.manifest import Column, Table, Ttl
+from ..errors import NotFound, Refused
+from ..store.sst import ttl
+from ..store.sst.arrow_types import to_arrow
+from ..store.sst.evolution import default_of, default_text, widens
+from ..store.versions.manifest import Column, Table, Ttl
+from .kinds.kind import Kind, kind_of
 
 ANOTHER_STAGE = (
     "give the changed stage a new name: it begins anew, and the old one is retired; or run the program as another app "
