@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from ..errors import Usage
-from ..results.document import Block, Shown, Title
+from ..results.document import Block, Title
 from ..settings import load
 from ..snapshot.clone.channels import Channels
 from ..snapshot.init.initialise import Initialised, initialise
@@ -21,6 +21,7 @@ from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
 from ..store.versions.apps import list_apps, read_app
 from .app import StoredApp
+from .results import Shown
 
 if TYPE_CHECKING:
     from ..pipeline.kafka.protocol import Kafka as Opened

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..errors import Usage
-from ..results.document import Block, Shown, Title
+from ..results.document import Block, Title
 from ..snapshot.bisect.flips import Flips, scan
 from ..snapshot.bisect.programs import Function
 from ..snapshot.bisect.search import Edge
@@ -21,7 +21,7 @@ from ..snapshot.rejected.listing import RejectedRecords
 from ..snapshot.rejected.listing import rejected as list_rejected
 from .moment import Moment
 from .programs import predicate_of, record_behind
-from .results import Bisection, Difference, KeyHistory, Log
+from .results import Bisection, Difference, KeyHistory, Log, Shown
 
 if TYPE_CHECKING:
     from .client import Client

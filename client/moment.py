@@ -10,7 +10,7 @@ import duckdb
 
 from .. import instants
 from ..errors import NotFound
-from ..results.document import Block, Shown, Table, Time, Title
+from ..results.document import Block, Table, Time, Title
 from ..results.rows import columns_table
 from ..snapshot.cut.graph import Cut, Thinned, channels
 from ..snapshot.cut.moments import later_stages
@@ -23,7 +23,7 @@ from ..snapshot.query.export import export
 from ..snapshot.query.get import get
 from ..snapshot.verify.verify import verify
 from ..store.sst.python_values import python_rows
-from .results import Difference, Verification
+from .results import Difference, Shown, Verification
 
 if TYPE_CHECKING:
     from .client import Client

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 import duckdb
 
 from ..results import verdict
-from ..results.document import Block, Shown, Table, Title
+from ..results.document import Block, Table, Title
 from ..results.history import changes_table, commits_table, table_diff
 from ..results.snapshots import verified
 from ..snapshot.bisect.verdict import Guilty, Verdict
@@ -23,6 +23,26 @@ from ..store.sst.python_values import python_rows
 
 if TYPE_CHECKING:
     from .moment import Moment
+
+
+class Shown:
+    """A value of the Python API: a readable `repr`, and a table in notebooks. Whatever it holds, it stays text."""
+
+    __slots__ = ()
+
+    def _blocks(self) -> Iterable[Block]:
+        """What is shown of it, a title first."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        from ..results.text import plain
+
+        return "".join(map(plain, self._blocks())).removesuffix("\n")
+
+    def _repr_html_(self) -> str:
+        from ..results.html import notebook
+
+        return notebook(self._blocks())
 
 
 class Log(Shown, tuple[Entry, ...]):

@@ -79,7 +79,7 @@ def run(
     from ...pipeline.run.options import gc_every_ms
 
     chosen = replace(
-        options.with_spark(session, by_settings, master, conf, py_files),
+        _with_spark(session, by_settings, master, conf, py_files),
         stages=tuple(stage or ()),
         until_caught_up=until_caught_up,
         max_records=max_records,
@@ -91,6 +91,22 @@ def run(
         gc_every_ms=gc_every_ms("--gc", gc),
     )
     _run(session, str(file), app=app_name, options=chosen, metrics=metrics)
+
+
+def _with_spark(
+    session: Session, options: "Options", master: str, conf: list[str] | None, py_files: list[str] | None
+) -> "Options":
+    """The options, with what was said to Spark. Notes secrets among it. Raises `Usage`, and `NotFound` for a file."""
+    from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
+
+    spark_conf = settings_of(conf or ())
+    if secrets := secrets_in(spark_conf):
+        session.note(
+            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
+            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
+        )
+    files = check_py_files(file for files in py_files or () for file in files.split(","))
+    return replace(options, master=master, spark_conf=spark_conf, py_files=files)
 
 
 def _run(session: Session, file: str, *, app: str | None, options: "Options", metrics: int | None) -> None:
@@ -250,7 +266,7 @@ def migrate(
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
     spark = master or ("local[*]" if backfill else "local[1]")
-    run_options = options.with_spark(session, by_settings, spark, conf, py_files)
+    run_options = _with_spark(session, by_settings, spark, conf, py_files)
     with reporting(session.output, quiet=session.as_json) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
