@@ -5,11 +5,16 @@ arguments and give values that show themselves well. What may not live here: wor
 any second way to do something. Errors are those of `slackwater.errors`.
 """
 
-from ..snapshot.query.columns import TableColumn
+from typing import TYPE_CHECKING, Any
+
 from .app import StoredApp
 from .client import Client, open
+from .history import Bisection
 from .moment import Moment, Tables
-from .results import Bisection, Difference, KeyHistory, Log, TableDifference, Verification
+from .results import Difference, KeyHistory, Log, TableDifference, Verification
+
+if TYPE_CHECKING:
+    from ..snapshot.query.columns import TableColumn
 
 __all__ = [
     "Bisection",
@@ -25,3 +30,12 @@ __all__ = [
     "Verification",
     "open",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # It knows Arrow, which whoever only opens a store shall not wait for.
+    if name != "TableColumn":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ..snapshot.query.columns import TableColumn
+
+    return TableColumn

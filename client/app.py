@@ -5,16 +5,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..snapshot.clone.clone import clone as make_clone
-from ..snapshot.migrate.migrate import Migrated
-from ..snapshot.take.audit_log import whoami
-from ..snapshot.take.waiting import take
 from .history import AppHistory
 from .moment import Moment
-from .programs import program_of, run_options
+from .programs import run_options
 
 if TYPE_CHECKING:
     from ..pipeline.migrate.backfilled import Backfilled
+    from ..snapshot.migrate.migrate import Migrated
 
 
 class StoredApp(AppHistory):
@@ -34,12 +31,12 @@ class StoredApp(AppHistory):
             Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
             Unavailable: a stage did not answer in time and is named; or the store, or Kafka, did not.
         """
-        client = self._client
-        reader = client.channels()
-        taken = take(
-            client.store, self._name, name, by=whoami(), reader=reader, instant=instant, timeout_s=timeout_s
-        ).snapshot
-        return self.at(taken.name)
+        from ..snapshot.take.audit_log import whoami
+        from ..snapshot.take.waiting import take
+
+        store, reader = self._client.store, self._client.channels()
+        taken = take(store, self._name, name, by=whoami(), reader=reader, instant=instant, timeout_s=timeout_s)
+        return self.at(taken.snapshot.name)
 
     def migrate(
         self,
@@ -51,7 +48,7 @@ class StoredApp(AppHistory):
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         py_files: Sequence[str] = (),
-    ) -> Migrated:
+    ) -> "Migrated":
         """Have the app go on with a changed program: all of its stages, or none. No data is rewritten.
 
         Starts Spark, unless a session runs here already, to see which columns the program declares.
@@ -77,13 +74,12 @@ class StoredApp(AppHistory):
             Unavailable: the store or Kafka did not answer; the same call again finishes what was begun.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.migrate.program import migrate_app
+        from ..pipeline.migrate.program import migrate_file
 
-        options = run_options(self._client, master, spark_conf, py_files)
-        return migrate_app(
-            program_of(code, self._name, options),
-            self._client.store,
-            options,
+        return migrate_file(
+            str(code),
+            app=self._name,
+            options=run_options(self._client, master, spark_conf, py_files),
             renames=rename or {},
             stages=rename_stage or {},
             dry_run=dry_run,
@@ -130,15 +126,14 @@ class StoredApp(AppHistory):
             Unavailable: the store or Kafka did not answer; the same call goes on.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.migrate.backfill import backfill_app
+        from ..pipeline.migrate.backfill import backfill_file
         from ..pipeline.run.news import Told
 
         self._client.known_channels("from which the past is read")
-        options = run_options(self._client, master or "local[*]", spark_conf, py_files)
-        return backfill_app(
-            program_of(code, self._name, options),
-            self._client.store,
-            options,
+        return backfill_file(
+            str(code),
+            app=self._name,
+            options=run_options(self._client, master or "local[*]", spark_conf, py_files),
             renames=rename or {},
             stages=rename_stage or {},
             since=self._ref(since) if since else "",
@@ -176,10 +171,13 @@ class StoredApp(AppHistory):
             Refused: the name is taken, a topic does not hold the offsets, or records in flight are gone.
             Unavailable: the store or Kafka did not answer.
         """
+        from ..snapshot.clone.clone import clone
+        from ..snapshot.take.audit_log import whoami
+
         client, source = self._client, self._ref(at)
         channels = client.known_channels("in which a clone has topics of its own")
         target = client.beside(client.store.at(store)) if store else client
-        make_clone(
+        clone(
             client.store,
             source,
             to,
@@ -189,4 +187,4 @@ class StoredApp(AppHistory):
             target_store=target.store,
             by=whoami(),
         )
-        return target.app(to)
+        return StoredApp(target, to)

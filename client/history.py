@@ -1,6 +1,7 @@
 """What an app has been: its moments, what changed from one to the next, and where something went wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,29 +9,27 @@ from typing import TYPE_CHECKING
 from .. import instants
 from ..errors import Usage
 from ..results.document import Block, Title
-from ..snapshot.bisect.flips import Flips, scan
-from ..snapshot.bisect.programs import Function
-from ..snapshot.bisect.search import Edge
-from ..snapshot.bisect.search import bisect as search
-from ..snapshot.bisect.verdict import Step
-from ..snapshot.cut.resolve import resolve
-from ..snapshot.cut.stored import Snapshot, list_snapshots
-from ..snapshot.diff.key_history import key_history
-from ..snapshot.query.log import entries
-from ..snapshot.rejected.listing import RejectedRecords
-from ..snapshot.rejected.listing import rejected as list_rejected
 from .moment import Moment
 from .programs import predicate_of, record_behind
-from .results import Bisection, Difference, KeyHistory, Log, Shown
+from .results import Difference, KeyHistory, Log, Shown
 
 if TYPE_CHECKING:
-    from .client import Client
+    import duckdb
+
+    from ..snapshot.bisect.flips import Flips
+    from ..snapshot.bisect.programs import Function
+    from ..snapshot.bisect.search import Edge
+    from ..snapshot.bisect.verdict import Guilty, Step, Verdict
+    from ..snapshot.cut.lineage import Window
+    from ..snapshot.cut.stored import Snapshot
+    from ..snapshot.rejected.listing import RejectedRecords
+    from .connection import Connection
 
 
 class AppHistory(Shown):
     """The history of an app, which is only read here: `StoredApp` has what changes an app."""
 
-    def __init__(self, client: "Client", name: str) -> None:
+    def __init__(self, client: "Connection", name: str) -> None:
         self._client = client
         self._name = name
 
@@ -40,12 +39,14 @@ class AppHistory(Shown):
         return self._name
 
     @property
-    def snapshots(self) -> tuple[Snapshot, ...]:
+    def snapshots(self) -> "tuple[Snapshot, ...]":
         """Its snapshots, oldest first. One listing, and one read for each.
 
         Raises:
             Unavailable: the store did not answer.
         """
+        from ..snapshot.cut.stored import list_snapshots
+
         return list_snapshots(self._client.store, self._name)
 
     def at(self, moment: str | datetime = "now", *, stage: str = "") -> Moment:
@@ -63,6 +64,8 @@ class AppHistory(Shown):
             Corruption: a manifest is damaged.
             Unavailable: the store did not answer.
         """
+        from ..snapshot.cut.resolve import resolve
+
         now_ms = instants.now_ms()
         ref = self._ref(moment, stage)
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
@@ -74,6 +77,8 @@ class AppHistory(Shown):
             NotFound: there is no such stage.
             Unavailable: the store did not answer.
         """
+        from ..snapshot.query.log import entries
+
         return Log(entries(self._client.store, self._name, limit, stage=stage))
 
     def diff(self, before: str | datetime, after: "str | datetime | Moment" = "now", *, table: str = "") -> Difference:
@@ -106,12 +111,14 @@ class AppHistory(Shown):
             Corruption: an SST or manifest is not what it should be.
             Unavailable: the store did not answer.
         """
+        from ..snapshot.diff.key_history import key_history
+
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         now_ms = instants.now_ms()
         found = key_history(client.store, client.cache, self._name, table, values, limit=limit, now_ms=now_ms)
         return KeyHistory(found)
 
-    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
+    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> "RejectedRecords":
         """The newest `limit` records (0 for all) that stages rejected and that wait to be retried; or `every` one.
 
         Args:
@@ -124,8 +131,11 @@ class AppHistory(Shown):
             Corruption: an SST or manifest is not what it should be.
             Unavailable: the store did not answer.
         """
+        from ..snapshot.cut.resolve import resolve
+        from ..snapshot.rejected.listing import rejected
+
         client, cut = self._client, resolve(self._client.store, self._name, now_ms=instants.now_ms())
-        return list_rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
+        return rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
 
     def bisect(
         self,
@@ -133,14 +143,14 @@ class AppHistory(Shown):
         where: str = "",
         check: str = "",
         table: str = "",
-        python: Function | None = None,
+        python: "Function | None" = None,
         run: str = "",
         good: str | datetime | None = None,
         bad: str | datetime | None = None,
-        edge: Edge = "",
+        edge: "Edge" = "",
         code: str | Path | None = None,
-        on_step: Callable[[Step], None] | None = None,
-    ) -> Bisection:
+        on_step: "Callable[[Step], None] | None" = None,
+    ) -> "Bisection":
         """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
 
         Args:
@@ -168,9 +178,11 @@ class AppHistory(Shown):
             Unavailable: the store or Kafka did not answer.
             SlackwaterError: the function raised something, or the command stopped the search.
         """
+        from ..snapshot.bisect.search import bisect
+
         client = self._client
         predicate = predicate_of(client.store, self._name, where, check, table, python, run)
-        verdict = search(
+        verdict = bisect(
             client.store,
             client.cache,
             self._name,
@@ -193,7 +205,7 @@ class AppHistory(Shown):
         table: str = "",
         good: str | datetime | None = None,
         bad: str | datetime | None = None,
-    ) -> Flips:
+    ) -> "Flips":
         """All versions at which a condition on single rows of one table went from good to bad or back.
 
         Reads what versions wrote, once, and no version's whole state.
@@ -209,6 +221,8 @@ class AppHistory(Shown):
             Refused: the condition is not one on single rows, or versions in between were thinned out. Others as
                 `bisect`.
         """
+        from ..snapshot.bisect.flips import scan
+
         client = self._client
         return scan(
             client.store,
@@ -231,3 +245,51 @@ class AppHistory(Shown):
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"app {self._name} in {self._client.root}"),)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Bisection(Shown):
+    """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
+
+    verdict: "Verdict"
+    """All that was found out."""
+    good: Moment | None
+    """The moment right before it; None when it is the first commit."""
+    bad: Moment
+    """The moment that ends with it."""
+    record: "Guilty | None" = None
+    """The input record behind it, and how it was found; None where nothing was replayed."""
+
+    @property
+    def stage(self) -> str:
+        """The stage whose commit it is."""
+        return self.verdict.stage
+
+    @property
+    def version(self) -> int:
+        """The commit's version."""
+        return self.verdict.bad_version
+
+    @property
+    def windows(self) -> "tuple[Window, ...]":
+        """The offsets behind the commit, on users' topics."""
+        return self.verdict.lineage.sources
+
+    @property
+    def rows(self) -> "duckdb.DuckDBPyRelation":
+        """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
+        from ..snapshot.query.answers import as_relation
+
+        return as_relation(self.verdict.rows)
+
+    @property
+    def keys(self) -> "duckdb.DuckDBPyRelation | None":
+        """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
+        from ..snapshot.query.answers import as_relation
+
+        return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
+
+    def _blocks(self) -> Iterable[Block]:
+        from ..results import verdict
+
+        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)

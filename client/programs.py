@@ -6,54 +6,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Usage
-from ..settings import load
-from ..snapshot.bisect.predicate import Predicate
-from ..snapshot.bisect.programs import Function, Python
-from ..snapshot.bisect.session import Asked
-from ..snapshot.bisect.verdict import Guilty, Verdict
-from ..store.objects.protocol import ObjectStore
 
 if TYPE_CHECKING:
-    from ..pipeline.api.app import App
     from ..pipeline.run.options import Options
-    from .client import Client
+    from ..snapshot.bisect.predicate import Predicate
+    from ..snapshot.bisect.programs import Function
+    from ..snapshot.bisect.verdict import Guilty, Verdict
+    from ..store.objects.protocol import ObjectStore
+    from .connection import Connection
 
 
 def run_options(
-    client: "Client", master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
+    client: "Connection", master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
 ) -> "Options":
     """How Spark is started; with Kafka where the client knows it. Raises `Usage`."""
     # Spark's Python side takes a second or two.
     from ..pipeline.spark.conf import check_py_files, check_settings
 
     channels = client.channels()
-    settings = load(store=client.root)
     return replace(
-        settings.run_options(channels.kafka.properties if channels is not None else {}),
+        client.settings.run_options(channels.kafka.properties if channels is not None else {}),
+        store=client.root,
         master=master,
         spark_conf=check_settings(spark_conf or {}, "spark_conf"),
         py_files=check_py_files(py_files, "py_files"),
     )
 
 
-def program_of(code: str | Path, app: str, options: "Options") -> "App":
-    """The program of a file, as this app. Raises as `load_app`."""
-    from ..pipeline.run.program import load_app
-    from ..pipeline.spark.shipping import on_path
-
-    on_path(options.py_files)
-    return load_app(str(code), name=app)
-
-
 def predicate_of(
-    store: ObjectStore, app: str, where: str, check: str, table: str, python: Function | None = None, run: str = ""
-) -> Predicate:
+    store: "ObjectStore", app: str, where: str, check: str, table: str, python: "Function | None" = None, run: str = ""
+) -> "Predicate":
     """What says whether a moment is bad.
 
     Raises:
         Usage: nothing says it, or several do, or it is malformed.
         NotFound: there is no such table.
     """
+    from ..snapshot.bisect.programs import Python
+    from ..snapshot.bisect.session import Asked
+
     if python is None:
         asked = Asked(app, where=where, check=check, table=table, run=run)
         if not asked.by_hand:
@@ -63,7 +54,7 @@ def predicate_of(
     raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
 
-def record_behind(client: "Client", app: str, verdict: Verdict, code: str | Path) -> Guilty:
+def record_behind(client: "Connection", app: str, verdict: "Verdict", code: str | Path) -> "Guilty":
     """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`."""
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.program import open_program

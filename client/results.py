@@ -5,24 +5,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, overload
 
-import duckdb
-
-from ..results import verdict
 from ..results.document import Block, Table, Title
-from ..results.history import changes_table, commits_table, table_diff
-from ..results.snapshots import verified
-from ..snapshot.bisect.verdict import Guilty, Verdict
-from ..snapshot.cut.lineage import Window
-from ..snapshot.diff import key_history as history
-from ..snapshot.diff.moments import TableDiff
-from ..snapshot.query.answers import as_relation
-from ..snapshot.query.log import Entry
-from ..snapshot.verify import report as verify_report
-from ..snapshot.verify.verify import Report
-from ..store.sst.python_values import python_rows
 
 if TYPE_CHECKING:
-    from .moment import Moment
+    import duckdb
+
+    from ..snapshot.diff import key_history as history
+    from ..snapshot.diff.moments import TableDiff
+    from ..snapshot.query.log import Entry
+    from ..snapshot.verify.report import Difference as Finding
+    from ..snapshot.verify.verify import Report
 
 
 class Shown:
@@ -45,62 +37,22 @@ class Shown:
         return notebook(self._blocks())
 
 
-class Log(Shown, tuple[Entry, ...]):
+class Log(Shown, tuple["Entry", ...]):
     """Commits of an app, newest first."""
 
     __slots__ = ()
 
     def _blocks(self) -> tuple[Block, ...]:
+        from ..results.history import commits_table
+
         return Title(f"{len(self)} commits, newest first"), commits_table(self)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Bisection(Shown):
-    """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
-
-    verdict: Verdict
-    """All that was found out."""
-    good: "Moment | None"
-    """The moment right before it; None when it is the first commit."""
-    bad: "Moment"
-    """The moment that ends with it."""
-    record: Guilty | None = None
-    """The input record behind it, and how it was found; None where nothing was replayed."""
-
-    @property
-    def stage(self) -> str:
-        """The stage whose commit it is."""
-        return self.verdict.stage
-
-    @property
-    def version(self) -> int:
-        """The commit's version."""
-        return self.verdict.bad_version
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """The offsets behind the commit, on users' topics."""
-        return self.verdict.lineage.sources
-
-    @property
-    def rows(self) -> duckdb.DuckDBPyRelation:
-        """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
-        return as_relation(self.verdict.rows)
-
-    @property
-    def keys(self) -> duckdb.DuckDBPyRelation | None:
-        """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
-        return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
-
-    def _blocks(self) -> Iterable[Block]:
-        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verification(Shown):
     """What verifying a moment found."""
 
-    report: Report
+    report: "Report"
     """All of it: the books of each channel, and what was looked at."""
 
     @property
@@ -109,11 +61,13 @@ class Verification(Shown):
         return self.report.consistent
 
     @property
-    def differences(self) -> tuple[verify_report.Difference, ...]:
+    def differences(self) -> "tuple[Finding, ...]":
         """What is not as it must be."""
         return self.report.differences
 
     def _blocks(self) -> Iterator[Block]:
+        from ..results.snapshots import verified
+
         report = self.report
         yield Title(f"{report.ref} is {'consistent' if report.consistent else 'not consistent'}")
         yield from islice(verified(report), 1, None)
@@ -123,7 +77,7 @@ class Verification(Shown):
 class TableDifference(Shown):
     """The rows of one table that differ between two moments."""
 
-    found: TableDiff
+    found: "TableDiff"
     """All that was found out: counts, how far each column agrees, what could not be compared."""
 
     @property
@@ -132,18 +86,22 @@ class TableDifference(Shown):
         return self.found.equal
 
     @property
-    def rows(self) -> duckdb.DuckDBPyRelation:
+    def rows(self) -> "duckdb.DuckDBPyRelation":
         """The rows that differ: the key, `change` (`added`, `removed`, `changed`), `before_…` and `after_…` values."""
+        from ..snapshot.query.answers import as_relation
+
         return as_relation(self.found.changes.flat())
 
     def _blocks(self) -> Iterable[Block]:
+        from ..results.history import table_diff
+
         return table_diff(self.found)
 
 
 class Difference(Shown, Mapping[str, TableDifference]):
     """How the tables of two moments differ, by table."""
 
-    def __init__(self, before: str, after: str, found: Sequence[TableDiff]) -> None:
+    def __init__(self, before: str, after: str, found: "Sequence[TableDiff]") -> None:
         self._refs = before, after
         self._found = {each.table: TableDifference(each) for each in found}
 
@@ -170,24 +128,27 @@ class Difference(Shown, Mapping[str, TableDifference]):
         yield from (f"{each.table}: {what}" for each in tables for what in each.unlike)
 
 
-class KeyHistory(Shown, Sequence[history.Change]):
+class KeyHistory(Shown, Sequence["history.Change"]):
     """The changes of one key, newest first."""
 
-    def __init__(self, found: history.KeyHistory) -> None:
+    def __init__(self, found: "history.KeyHistory") -> None:
         self.found = found
         """All that was found out."""
 
     @overload
-    def __getitem__(self, place: int) -> history.Change: ...
+    def __getitem__(self, place: int) -> "history.Change": ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[history.Change]: ...
-    def __getitem__(self, place: int | slice) -> history.Change | Sequence[history.Change]:
+    def __getitem__(self, place: slice) -> "Sequence[history.Change]": ...
+    def __getitem__(self, place: int | slice) -> "history.Change | Sequence[history.Change]":
         return self.found.changes[place]
 
     def __len__(self) -> int:
         return len(self.found.changes)
 
     def _blocks(self) -> Iterator[Block]:
+        from ..results.history import changes_table
+        from ..store.sst.python_values import python_rows
+
         found, (key,) = self.found, python_rows(self.found.key)
         named = ", ".join(f"{name} {value!r}" for name, value in key.items())
         yield Title(f"{found.app}/{found.table}, {named}: {len(self)} changes, newest first")

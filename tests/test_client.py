@@ -16,12 +16,12 @@ import slackwater as sw
 from slackwater.client import Client, StoredApp
 from slackwater.client.results import Shown
 from slackwater.results.document import Block, Table, Title
+from slackwater.settings import Settings
 from slackwater.snapshot.bisect.verdict import Step
 from slackwater.snapshot.take.audit_log import list_operations, record, record_once
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
 
 from .support.histories import START_MS, Clock, Flight, FlightsApp, Kafka, flights
@@ -41,9 +41,14 @@ def history(tmp_path: Path) -> FlightsApp:
     return app
 
 
+def client_of(history: FlightsApp, tmp_path: Path, kafka: Kafka | None = None) -> Client:
+    settings = Settings(store=history.store.url, cache=str(tmp_path / "cache"), cache_max_bytes=1 << 20)
+    return Client(settings, lambda: kafka)
+
+
 @pytest.fixture
 def client(history: FlightsApp, tmp_path: Path) -> Iterator[Client]:
-    with Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: history.kafka) as opened:
+    with client_of(history, tmp_path, history.kafka) as opened:
         yield opened
 
 
@@ -242,7 +247,7 @@ def test_records_in_flight_are_rows(app: StoredApp) -> None:
 
 def test_records_in_flight_that_only_kafka_has_need_to_know_where_it_is(history: FlightsApp, tmp_path: Path) -> None:
     with (
-        Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client,
+        client_of(history, tmp_path) as client,
         pytest.raises(sw.errors.Usage, match="nothing says where Kafka is"),
     ):
         client.app("flights").at().inflight("by-carrier")
@@ -402,7 +407,7 @@ def test_a_clone_may_lie_in_another_store(app: StoredApp, client: Client, tmp_pa
 
 def test_a_clone_needs_to_know_where_kafka_is(history: FlightsApp, tmp_path: Path) -> None:
     with (
-        Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client,
+        client_of(history, tmp_path) as client,
         pytest.raises(sw.errors.Usage, match="nothing says where the Kafka brokers are"),
     ):
         client.app("flights").clone("staging")
@@ -457,7 +462,7 @@ def test_hostile_values_of_an_app_stay_text_in_a_notebook(tmp_path: Path) -> Non
     history = FlightsApp(LocalStore(tmp_path / "store"), Kafka(), clock=Clock(START_MS))
     history.run(flights(5))
     history.run([Flight("N666", evil, -1_000_000)])
-    with Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client:
+    with client_of(history, tmp_path) as client:
         app = client.app("flights")
         found = app.bisect(where="SELECT carrier FROM carriers WHERE delay < 0")
         assert evil not in found._repr_html_()
