@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..snapshot.cut.graph import Cut
-    from ..store.read.cache import SstCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +25,16 @@ class Answer:
     """The other moments that the statement names, by their refs."""
 
 
-def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[Cut, bool]") -> Answer:
+def ask(session: Session, ref: str, sql: str, around: "tuple[Cut, bool]") -> Answer:
     """Ask at the moment of a ref, which `around` is, as `Session.cut_around` gives it; notes say what is not there."""
+    from ..client.moment import rows_of
     from ..snapshot.cut.moments import later_stages
-    from ..snapshot.query.answers import answer
-    from ..snapshot.query.channel_tables import names_channels
 
     cut, is_whole = around
     others: dict[str, Cut] = {}
     # A stage that could not be read is none that has not begun.
     later = later_stages(session.store, cut) if is_whole else {}
-    reader = session.settings.open_channels() if names_channels(sql) else None
-    rows = answer(
-        session.store,
-        cache,
-        cut,
-        sql,
-        later=later,
-        reader=reader,
-        now_ms=instants.now_ms(),
-        on_moment=others.__setitem__,
-    )
+    rows = rows_of(session.client, cut, sql, later, others.__setitem__)
     named = cut.under_names_of(later).stages
     for name, head in later.items():
         if head.table is None or name.casefold() not in sql.casefold():
@@ -82,7 +70,6 @@ class Shell:
 
     Args:
         session: where results go.
-        cache: where SSTs of a remote store come to lie.
         ref: the moment to begin at.
         limit: how many rows are printed for people; 0 for all.
 
@@ -91,9 +78,8 @@ class Shell:
         NotFound: there is no such app or moment.
     """
 
-    def __init__(self, session: Session, cache: "SstCache", ref: str, limit: int) -> None:
+    def __init__(self, session: Session, ref: str, limit: int) -> None:
         self._session = session
-        self._cache = cache
         self._limit = limit
         self._ref = ref
         self._pinned: tuple[Cut, bool] | None = None
@@ -150,7 +136,7 @@ class Shell:
         elif not others and (first.says("exit") or first.says("quit")):
             return False
         else:
-            found = ask(self._session, self._cache, self._ref, text, self._around())
+            found = ask(self._session, self._ref, text, self._around())
             show(self._session, found, self._limit)
         return True
 

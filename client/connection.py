@@ -12,11 +12,12 @@ from ..settings import Settings
 if TYPE_CHECKING:
     from ..pipeline.kafka.protocol import Kafka as Opened
     from ..snapshot.clone.channels import Channels
+    from ..snapshot.query.log import Topics
     from ..snapshot.verify.verify import Rereader
     from ..store.objects.protocol import ObjectStore
     from ..store.read.cache import SstCache
 
-    class Kafka(Channels, Rereader, Protocol):
+    class Kafka(Channels, Rereader, Topics, Protocol):
         """What a client needs of Kafka; `pipeline` implements it."""
 
         @property

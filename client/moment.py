@@ -1,6 +1,6 @@
 """A moment of an app: one version of each stage, which can be queried, and which never changes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
@@ -13,10 +13,30 @@ from .results import Difference, Shown, Verification
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
     from ..snapshot.cut.graph import Cut, Thinned
     from ..snapshot.query.columns import TableColumn
+    from ..store.versions.manifest import Manifest
     from .connection import Connection
+
+
+def rows_of(
+    client: "Connection",
+    cut: "Cut",
+    sql: str,
+    later: "Mapping[str, Manifest]",
+    on_moment: "Callable[[str, Cut], None]" = lambda _ref, _cut: None,
+) -> "pa.Table":
+    """What a query returns at a cut. Relative times count from now, and Kafka is asked for records in flight alone.
+
+    `later` are later versions of stages; `on_moment` gets each other moment that is named. Raises as `Moment.query`.
+    """
+    from ..snapshot.query.answers import answer
+    from ..snapshot.query.channel_tables import names_channels
+
+    reader, now_ms = client.channels() if names_channels(sql) else None, instants.now_ms()
+    return answer(client.store, client.cache, cut, sql, later=later, reader=reader, now_ms=now_ms, on_moment=on_moment)
 
 
 class Tables(Shown, Mapping[str, tuple["TableColumn", ...]]):
@@ -93,15 +113,9 @@ class Moment(Shown):
             Unavailable: the store or Kafka did not answer.
         """
         from ..snapshot.cut.moments import later_stages
-        from ..snapshot.query.answers import answer, as_relation
-        from ..snapshot.query.channel_tables import names_channels
+        from ..snapshot.query.answers import as_relation
 
-        client = self._client
-        store = client.store
-        reader = client.channels() if names_channels(sql) else None
-        now_ms, later = instants.now_ms(), later_stages(store, self._cut)
-        rows = answer(store, client.cache, self._cut, sql, later=later, reader=reader, now_ms=now_ms)
-        return as_relation(rows)
+        return as_relation(rows_of(self._client, self._cut, sql, later_stages(self._client.store, self._cut)))
 
     def export(self, path: str | PathLike[str], *, force: bool = False) -> Path:
         """Write the tables to a DuckDB file that any DuckDB client opens, and give its path.

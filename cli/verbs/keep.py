@@ -184,7 +184,7 @@ def compact(
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     # Only what watches ends in order; else these end the process as always.
     with stop_signals() if watch else nullcontext(threading.Event()) as stop:
-        cache, by = session.settings.open_cache(), whoami()
+        cache, by = session.cache, whoami()
         compactor = AppCompactor(
             opened, cache, app_name, wanted, by=by, threads=threads, now_ms=instants.now_ms, stop=stop
         )

@@ -1,7 +1,7 @@
 """`slackwater replay`: run one batch of history again, here, and compare."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,10 +136,7 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
     now, then = program_of(declared), after.program
     if now is not None and then is not None and now.checksum != then.checksum:
         session.note(f"note: {file} is not, byte for byte, the program that ran then, {then}")
-    with (
-        closing(session.settings.open_cache()) as cache,
-        open_program(declared, session.store, cache, kafka) as program,
-    ):
+    with open_program(declared, session.store, session.cache, kafka) as program:
         batch = StageReplay.of(program, after)
         yield batch, sent_rows(batch) if only is None else {}, only
 

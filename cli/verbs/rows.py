@@ -1,6 +1,5 @@
 """Verbs that give rows of a moment: query, sql, get, export, rejected."""
 
-from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -62,8 +61,7 @@ def query(
 
     if out is not None:
         values.check_ending(out)
-    with closing(session.settings.open_cache()) as cache:
-        answer = ask(session, cache, ref, text, session.cut_around(ref, "shown"))
+    answer = ask(session, ref, text, session.cut_around(ref, "shown"))
     if out is None:
         show(session, answer, limit)
         return
@@ -100,8 +98,7 @@ def _show_page(session: Session, ref: str) -> None:
     check_page()
     cut, _ = session.cut_around(ref, "shown")
     with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
-        with closing(session.settings.open_cache()) as cache:
-            written = export(session.store, cache, cut, ref, Path(folder) / f"{cut.app}.duckdb")
+        written = export(session.store, session.cache, cut, ref, Path(folder) / f"{cut.app}.duckdb")
         with page(written.path) as words:
             shown = {"page": words, "app": cut.app, "versions": cut.versions, "tables": written.rows}
             session.show(Result(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it"))
@@ -128,15 +125,14 @@ def sql(
     """
     from .. import shell, terminal
 
-    with closing(session.settings.open_cache()) as cache:
-        opened = shell.Shell(session, cache, ref, limit)
-        stream = typer.get_binary_stream("stdin")
-        if stream.isatty() and (terminal.is_terminal() or terminal.is_terminal(stderr=True)):
-            from ..prompt import prompter
+    opened = shell.Shell(session, ref, limit)
+    stream = typer.get_binary_stream("stdin")
+    if stream.isatty() and (terminal.is_terminal() or terminal.is_terminal(stderr=True)):
+        from ..prompt import prompter
 
-            opened.run(shell.typed(prompter(opened)))
-        elif opened.run(shell.read(stream)):
-            raise typer.Exit(1)
+        opened.run(shell.typed(prompter(opened)))
+    elif opened.run(shell.read(stream)):
+        raise typer.Exit(1)
 
 
 @verb(
@@ -200,8 +196,7 @@ def export(
 
     check_free(file, force=force)
     cut, _ = session.cut_around(ref, "exported")
-    with closing(session.settings.open_cache()) as cache:
-        written = write(session.store, cache, cut, ref, file, only=table or None, force=force)
+    written = write(session.store, session.cache, cut, ref, file, only=table or None, force=force)
     session.show(exported(written, cut, ref, file))
 
 
@@ -235,8 +230,7 @@ def rejected(
     from ...snapshot.rejected.listing import rejected as list_rejected
 
     cut, _ = session.cut_around(app_name, "read")
-    with closing(session.settings.open_cache()) as cache:
-        found = list_rejected(session.store, cache, cut, stage=stage or "", limit=limit, every=every)
+    found = list_rejected(session.store, session.cache, cut, stage=stage or "", limit=limit, every=every)
     session.show(shown(found, limit))
 
 

@@ -73,7 +73,7 @@ def take(
     from ...snapshot.take.audit_log import whoami
     from ...snapshot.take.waiting import take as take_and_wait
 
-    opened, reader, by = session.store, session.settings.open_channels(), whoami()
+    opened, reader, by = session.store, session.client.channels(), whoami()
     name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", instants.now_ms()
 
     def is_new() -> bool:

@@ -4,7 +4,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ...snapshot.bisect.watcher import Look, State, Watcher
     from ...snapshot.bisect.watcher import Result as Evaluated
     from ...snapshot.take.capture import ChannelReader
-    from ...store.read.cache import SstCache
 
 _AGAIN_S = 5.0
 """After so long storage that did not answer is asked again."""
@@ -66,18 +64,17 @@ def watch(
         )
     invariants = [each.of(session.store, app_name) for each in invariants]
     asks = any(names_channels(each.where) for each in invariants)
-    reader, by = session.settings.open_channels() if asks else None, whoami()
-    with closing(session.settings.open_cache()) as cache:
-        watcher = Watcher(session.store, cache, app_name, invariants, by=by, reader=reader)
-        report = _Report(session, cache, app_name, reader, reports if bisect else None)
-        if once:
-            if not report(watcher.look(instants.now_ms())):
-                raise typer.Exit(1)
-            return
-        with stop_signals() as stop, stop.at_once():
-            report(watcher.look(instants.now_ms()))
-            record(session.store, app_name, "watch", ", ".join(each.name for each in invariants), by)
-            _go_on(session, watcher, report, stop)
+    reader, by = session.client.channels() if asks else None, whoami()
+    watcher = Watcher(session.store, session.cache, app_name, invariants, by=by, reader=reader)
+    report = _Report(session, app_name, reader, reports if bisect else None)
+    if once:
+        if not report(watcher.look(instants.now_ms())):
+            raise typer.Exit(1)
+        return
+    with stop_signals() as stop, stop.at_once():
+        report(watcher.look(instants.now_ms()))
+        record(session.store, app_name, "watch", ", ".join(each.name for each in invariants), by)
+        _go_on(session, watcher, report, stop)
 
 
 def _go_on(session: Session, watcher: "Watcher", report: "_Report", stop: "Stop") -> None:
@@ -98,11 +95,8 @@ def _go_on(session: Session, watcher: "Watcher", report: "_Report", stop: "Stop"
 class _Report:
     """Tells what was found, and does what is to be done about it."""
 
-    def __init__(
-        self, session: Session, cache: "SstCache", app_name: str, reader: "ChannelReader | None", folder: Path | None
-    ) -> None:
+    def __init__(self, session: Session, app_name: str, reader: "ChannelReader | None", folder: Path | None) -> None:
         self._session = session
-        self._cache = cache
         self._app = app_name
         self._reader = reader
         self._folder = folder
@@ -161,7 +155,7 @@ class _Report:
             with self._session.output.progress() as progress:
                 verdict = search.bisect(
                     self._session.store,
-                    self._cache,
+                    self._session.cache,
                     self._app,
                     invariant.where,
                     good=look.last_good or None,
