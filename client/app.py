@@ -31,11 +31,10 @@ class StoredApp(AppHistory):
             Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
             Unavailable: a stage did not answer in time and is named; or the store, or Kafka, did not.
         """
-        from ..snapshot.take.audit_log import whoami
         from ..snapshot.take.waiting import take
 
         store, reader = self._client.store, self._client.channels()
-        taken = take(store, self._name, name, by=whoami(), reader=reader, instant=instant, timeout_s=timeout_s)
+        taken = take(store, self._name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
         return self.at(taken.snapshot.name)
 
     def migrate(
@@ -172,7 +171,6 @@ class StoredApp(AppHistory):
             Unavailable: the store or Kafka did not answer.
         """
         from ..snapshot.clone.clone import clone
-        from ..snapshot.take.audit_log import whoami
 
         client, source = self._client, self._ref(at)
         channels = client.known_channels("in which a clone has topics of its own")
@@ -185,6 +183,6 @@ class StoredApp(AppHistory):
             sinks=sinks,
             channels=channels,
             target_store=target.store,
-            by=whoami(),
+            by=self._client.by,
         )
         return StoredApp(target, to)

@@ -98,7 +98,6 @@ class Client(Connection, Shown):
         from ..pipeline.maintain.first_version import first_version_of
         from ..snapshot.init.initialise import initialise
         from ..snapshot.init.source import Source
-        from ..snapshot.take.audit_log import whoami
 
         channels = self.known_channels("from which the app goes on")
         app, _, name = stage.partition("/")
@@ -106,7 +105,7 @@ class Client(Connection, Shown):
             raise Usage(f"{stage!r} names no stage; expected 'app/stage'")
         text = at.isoformat() if isinstance(at, datetime) else at
         words = [f"{topic}={_said(where)}" for topic, where in (offsets or {}).items()]
-        first = first_version_of(str(code), app, name, self.store, channels.kafka, offsets=words, at=text, by=whoami())
+        first = first_version_of(str(code), app, name, self.store, channels.kafka, offsets=words, at=text, by=self.by)
         return initialise(
             self.store,
             first.manifest,

@@ -60,6 +60,13 @@ class Connection:
         """Where SSTs of a remote store come to lie on this machine."""
         return self.settings.open_cache()
 
+    @property
+    def by(self) -> str:
+        """Who works with it, as an app's log has it: user@host."""
+        from ..snapshot.take.audit_log import whoami
+
+        return whoami()
+
     def channels(self) -> "Kafka | None":
         """The topics between stages; None when nothing says where Kafka is."""
         return self._channels()

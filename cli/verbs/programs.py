@@ -17,7 +17,6 @@ from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...pipeline.batch.batch_report import BatchReport
-    from ...pipeline.maintain.first_version import FirstVersion
     from ...pipeline.run.options import Options
     from ...snapshot.init.load import Loaded
 
@@ -178,9 +177,14 @@ def init(
     source = Source(file, sql)
     program = needed_program(session, app, code, "declares the table")
     with session.output.progress() as progress:
-        first = _first_version(session, app, name, program, offsets, at, progress)
+        kafka, store, by = session.settings.open_kafka(), session.store, session.client.by
+        progress("starting Spark, which knows the program's columns")
+        # Spark's Python side takes a second or two.
+        from ...pipeline.maintain.first_version import first_version_of
+
+        first = first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=by)
         done = initialise(
-            session.store,
+            store,
             first.manifest,
             source,
             info=first.info,
@@ -189,18 +193,6 @@ def init(
             on_progress=_drawn(progress),
         )
     session.show(initialised(done, first, program, dry_run=dry_run))
-
-
-def _first_version(
-    session: Session, app: str, name: str, program: str, offsets: list[str], at: str, progress: Progress
-) -> "FirstVersion":
-    kafka, store = session.settings.open_kafka(), session.store
-    progress("starting Spark, which knows the program's columns")
-    # Spark's Python side takes a second or two.
-    from ...pipeline.maintain.first_version import first_version_of
-    from ...snapshot.take.audit_log import whoami
-
-    return first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=whoami())
 
 
 def _drawn(progress: Progress) -> "Callable[[Loaded], None]":

@@ -238,12 +238,11 @@ def _ask(session: Session, app_name: str, stage: str, *, dry_run: bool) -> None:
     from ...results.rows import retries as shown
     from ...snapshot.rejected import retries
     from ...snapshot.status import roster
-    from ...snapshot.take.audit_log import whoami
 
     now_ms = instants.now_ms()
     waiting = retries.waiting(session.store, app_name, stage)
     running = {name for beat in roster.beats(session.store, app_name, now_ms) for name in beat.stages}
     if not dry_run:
         for name in waiting:
-            retries.ask(session.store, app_name, name, by=whoami(), now_ms=now_ms)
+            retries.ask(session.store, app_name, name, by=session.client.by, now_ms=now_ms)
     session.show(shown(app_name, waiting, running, dry_run=dry_run))
