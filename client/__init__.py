@@ -5,16 +5,17 @@ arguments and give values that show themselves well. What may not live here: wor
 any second way to do something. Errors are those of `slackwater.errors`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .app import StoredApp
 from .client import Client, open
-from .history import Bisection
-from .moment import Moment, Tables
-from .results import Difference, KeyHistory, Log, TableDifference, Verification
 
 if TYPE_CHECKING:
     from ..snapshot.query.columns import TableColumn
+    from .app import StoredApp
+    from .history import Bisection
+    from .moment import Moment, Tables
+    from .results import Difference, KeyHistory, Log, TableDifference, Verification
 
 __all__ = [
     "Bisection",
@@ -32,10 +33,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # It knows Arrow, which whoever only opens a store shall not wait for.
-    if name != "TableColumn":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ..snapshot.query.columns import TableColumn
+_HOMES = {
+    "Bisection": ".history",
+    "Moment": ".moment",
+    "StoredApp": ".app",
+    "TableColumn": "..snapshot.query.columns",
+    "Tables": ".moment",
+    **dict.fromkeys(("Difference", "KeyHistory", "Log", "TableDifference", "Verification"), ".results"),
+}
 
-    return TableColumn
+
+def __getattr__(name: str) -> Any:
+    # The command line imports this package too, and must not wait for Arrow and DuckDB.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)

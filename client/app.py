@@ -5,13 +5,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..snapshot.clone.clone import clone as make_clone
+from ..snapshot.migrate.migrate import Migrated
+from ..snapshot.take.waiting import take
 from .history import AppHistory
 from .moment import Moment
 from .programs import run_options
 
 if TYPE_CHECKING:
     from ..pipeline.migrate.backfilled import Backfilled
-    from ..snapshot.migrate.migrate import Migrated
 
 
 class StoredApp(AppHistory):
@@ -31,8 +33,6 @@ class StoredApp(AppHistory):
             Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
             Unavailable: a stage did not answer in time and is named; or the store, or Kafka, did not.
         """
-        from ..snapshot.take.waiting import take
-
         store, reader = self._client.store, self._client.channels()
         taken = take(store, self._name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
         return self.at(taken.snapshot.name)
@@ -47,7 +47,7 @@ class StoredApp(AppHistory):
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         py_files: Sequence[str] = (),
-    ) -> "Migrated":
+    ) -> Migrated:
         """Have the app go on with a changed program: all of its stages, or none. No data is rewritten.
 
         Starts Spark, unless a session runs here already, to see which columns the program declares.
@@ -170,12 +170,10 @@ class StoredApp(AppHistory):
             Refused: the name is taken, a topic does not hold the offsets, or records in flight are gone.
             Unavailable: the store or Kafka did not answer.
         """
-        from ..snapshot.clone.clone import clone
-
         client, source = self._client, self._ref(at)
         channels = client.known_channels("in which a clone has topics of its own")
         target = client.beside(client.store.at(store)) if store else client
-        clone(
+        make_clone(
             client.store,
             source,
             to,

@@ -9,15 +9,15 @@ import msgspec
 
 from ..errors import Usage
 from ..results.document import Block, Title
+from ..results.shown import Shown
 from ..settings import load
 from ..store.versions.apps import list_apps, read_app
-from .app import StoredApp
 from .connection import Connection
-from .results import Shown
 
 if TYPE_CHECKING:
     from ..snapshot.init.initialise import Initialised
     from ..snapshot.init.load import Loaded
+    from .app import StoredApp
 
 
 def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noqa: A001  said as sw.open()
@@ -49,7 +49,7 @@ class Client(Connection, Shown):
         """
         return tuple(sorted(list_apps(self.store)))
 
-    def app(self, name: str) -> StoredApp:
+    def app(self, name: str) -> "StoredApp":
         """An app of the store.
 
         Raises:
@@ -57,6 +57,9 @@ class Client(Connection, Shown):
             Usage: no app can have that name, or the client is closed.
             Unavailable: the store did not answer.
         """
+        # It knows Arrow and DuckDB, which whoever only opens a store shall not wait for.
+        from .app import StoredApp
+
         read_app(self.store, name)
         return StoredApp(self, name)
 

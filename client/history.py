@@ -4,32 +4,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import duckdb
 
 from .. import instants
 from ..errors import Usage
+from ..results import verdict
 from ..results.document import Block, Title
+from ..results.shown import Shown
+from ..snapshot.bisect.flips import Flips, scan
+from ..snapshot.bisect.programs import Function
+from ..snapshot.bisect.search import Edge, bisect
+from ..snapshot.bisect.verdict import Guilty, Step, Verdict
+from ..snapshot.cut.lineage import Window
+from ..snapshot.cut.resolve import resolve
+from ..snapshot.cut.stored import Snapshot, list_snapshots
+from ..snapshot.diff.key_history import key_history
+from ..snapshot.query.answers import as_relation
+from ..snapshot.query.log import entries
+from ..snapshot.rejected.listing import RejectedRecords, rejected
+from .connection import Connection
 from .moment import Moment
 from .programs import predicate_of, record_behind
-from .results import Difference, KeyHistory, Log, Shown
-
-if TYPE_CHECKING:
-    import duckdb
-
-    from ..snapshot.bisect.flips import Flips
-    from ..snapshot.bisect.programs import Function
-    from ..snapshot.bisect.search import Edge
-    from ..snapshot.bisect.verdict import Guilty, Step, Verdict
-    from ..snapshot.cut.lineage import Window
-    from ..snapshot.cut.stored import Snapshot
-    from ..snapshot.rejected.listing import RejectedRecords
-    from .connection import Connection
+from .results import Difference, KeyHistory, Log
 
 
 class AppHistory(Shown):
     """The history of an app, which is only read here: `StoredApp` has what changes an app."""
 
-    def __init__(self, client: "Connection", name: str) -> None:
+    def __init__(self, client: Connection, name: str) -> None:
         self._client = client
         self._name = name
 
@@ -39,14 +42,12 @@ class AppHistory(Shown):
         return self._name
 
     @property
-    def snapshots(self) -> "tuple[Snapshot, ...]":
+    def snapshots(self) -> tuple[Snapshot, ...]:
         """Its snapshots, oldest first. One listing, and one read for each.
 
         Raises:
             Unavailable: the store did not answer.
         """
-        from ..snapshot.cut.stored import list_snapshots
-
         return list_snapshots(self._client.store, self._name)
 
     def at(self, moment: str | datetime = "now", *, stage: str = "") -> Moment:
@@ -64,8 +65,6 @@ class AppHistory(Shown):
             Corruption: a manifest is damaged.
             Unavailable: the store did not answer.
         """
-        from ..snapshot.cut.resolve import resolve
-
         now_ms = instants.now_ms()
         ref = self._ref(moment, stage)
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
@@ -77,8 +76,6 @@ class AppHistory(Shown):
             NotFound: there is no such stage.
             Unavailable: the store did not answer.
         """
-        from ..snapshot.query.log import entries
-
         return Log(entries(self._client.store, self._name, limit, stage=stage))
 
     def diff(self, before: str | datetime, after: "str | datetime | Moment" = "now", *, table: str = "") -> Difference:
@@ -111,14 +108,12 @@ class AppHistory(Shown):
             Corruption: an SST or manifest is not what it should be.
             Unavailable: the store did not answer.
         """
-        from ..snapshot.diff.key_history import key_history
-
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         now_ms = instants.now_ms()
         found = key_history(client.store, client.cache, self._name, table, values, limit=limit, now_ms=now_ms)
         return KeyHistory(found)
 
-    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> "RejectedRecords":
+    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
         """The newest `limit` records (0 for all) that stages rejected and that wait to be retried; or `every` one.
 
         Args:
@@ -131,9 +126,6 @@ class AppHistory(Shown):
             Corruption: an SST or manifest is not what it should be.
             Unavailable: the store did not answer.
         """
-        from ..snapshot.cut.resolve import resolve
-        from ..snapshot.rejected.listing import rejected
-
         client, cut = self._client, resolve(self._client.store, self._name, now_ms=instants.now_ms())
         return rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
 
@@ -143,13 +135,13 @@ class AppHistory(Shown):
         where: str = "",
         check: str = "",
         table: str = "",
-        python: "Function | None" = None,
+        python: Function | None = None,
         run: str = "",
         good: str | datetime | None = None,
         bad: str | datetime | None = None,
-        edge: "Edge" = "",
+        edge: Edge = "",
         code: str | Path | None = None,
-        on_step: "Callable[[Step], None] | None" = None,
+        on_step: Callable[[Step], None] | None = None,
     ) -> "Bisection":
         """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
 
@@ -178,8 +170,6 @@ class AppHistory(Shown):
             Unavailable: the store or Kafka did not answer.
             SlackwaterError: the function raised something, or the command stopped the search.
         """
-        from ..snapshot.bisect.search import bisect
-
         client = self._client
         predicate = predicate_of(client.store, self._name, where, check, table, python, run)
         verdict = bisect(
@@ -205,7 +195,7 @@ class AppHistory(Shown):
         table: str = "",
         good: str | datetime | None = None,
         bad: str | datetime | None = None,
-    ) -> "Flips":
+    ) -> Flips:
         """All versions at which a condition on single rows of one table went from good to bad or back.
 
         Reads what versions wrote, once, and no version's whole state.
@@ -221,8 +211,6 @@ class AppHistory(Shown):
             Refused: the condition is not one on single rows, or versions in between were thinned out. Others as
                 `bisect`.
         """
-        from ..snapshot.bisect.flips import scan
-
         client = self._client
         return scan(
             client.store,
@@ -251,13 +239,13 @@ class AppHistory(Shown):
 class Bisection(Shown):
     """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
 
-    verdict: "Verdict"
+    verdict: Verdict
     """All that was found out."""
     good: Moment | None
     """The moment right before it; None when it is the first commit."""
     bad: Moment
     """The moment that ends with it."""
-    record: "Guilty | None" = None
+    record: Guilty | None = None
     """The input record behind it, and how it was found; None where nothing was replayed."""
 
     @property
@@ -271,25 +259,19 @@ class Bisection(Shown):
         return self.verdict.bad_version
 
     @property
-    def windows(self) -> "tuple[Window, ...]":
+    def windows(self) -> tuple[Window, ...]:
         """The offsets behind the commit, on users' topics."""
         return self.verdict.lineage.sources
 
     @property
-    def rows(self) -> "duckdb.DuckDBPyRelation":
+    def rows(self) -> duckdb.DuckDBPyRelation:
         """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
-        from ..snapshot.query.answers import as_relation
-
         return as_relation(self.verdict.rows)
 
     @property
-    def keys(self) -> "duckdb.DuckDBPyRelation | None":
+    def keys(self) -> duckdb.DuckDBPyRelation | None:
         """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
-        from ..snapshot.query.answers import as_relation
-
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
 
     def _blocks(self) -> Iterable[Block]:
-        from ..results import verdict
-
         return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)

@@ -4,49 +4,54 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow as pa
 
 from .. import instants
 from ..errors import NotFound
 from ..results.document import Block, Table, Time, Title
-from .results import Difference, Shown, Verification
-
-if TYPE_CHECKING:
-    import duckdb
-    import pyarrow as pa
-
-    from ..snapshot.cut.graph import Cut, Thinned
-    from ..snapshot.query.columns import TableColumn
-    from ..store.versions.manifest import Manifest
-    from .connection import Connection
+from ..results.rows import columns_table
+from ..results.shown import Shown
+from ..snapshot.cut.graph import Cut, Thinned, channels
+from ..snapshot.cut.moments import later_stages
+from ..snapshot.cut.resolve import telling_if_collected
+from ..snapshot.diff.moments import StoredCut, diff
+from ..snapshot.query.answers import answer, as_relation
+from ..snapshot.query.channel_tables import channel_tables, names_channels
+from ..snapshot.query.columns import TableColumn, columns
+from ..snapshot.query.export import export
+from ..snapshot.query.get import get
+from ..snapshot.verify.verify import verify
+from ..store.sst.python_values import python_rows
+from ..store.versions.manifest import Manifest
+from .connection import Connection
+from .results import Difference, Verification
 
 
 def rows_of(
-    client: "Connection",
-    cut: "Cut",
+    client: Connection,
+    cut: Cut,
     sql: str,
-    later: "Mapping[str, Manifest]",
-    on_moment: "Callable[[str, Cut], None]" = lambda _ref, _cut: None,
-) -> "pa.Table":
+    later: Mapping[str, Manifest],
+    on_moment: Callable[[str, Cut], None] = lambda _ref, _cut: None,
+) -> pa.Table:
     """What a query returns at a cut. Relative times count from now, and Kafka is asked for records in flight alone.
 
     `later` are later versions of stages; `on_moment` gets each other moment that is named. Raises as `Moment.query`.
     """
-    from ..snapshot.query.answers import answer
-    from ..snapshot.query.channel_tables import names_channels
-
     reader, now_ms = client.channels() if names_channels(sql) else None, instants.now_ms()
     return answer(client.store, client.cache, cut, sql, later=later, reader=reader, now_ms=now_ms, on_moment=on_moment)
 
 
-class Tables(Shown, Mapping[str, tuple["TableColumn", ...]]):
+class Tables(Shown, Mapping[str, tuple[TableColumn, ...]]):
     """The columns of each table, by its name."""
 
-    def __init__(self, ref: str, found: "Mapping[str, tuple[TableColumn, ...]]") -> None:
+    def __init__(self, ref: str, found: Mapping[str, tuple[TableColumn, ...]]) -> None:
         self._ref = ref
         self._found = found
 
-    def __getitem__(self, name: str) -> "tuple[TableColumn, ...]":
+    def __getitem__(self, name: str) -> tuple[TableColumn, ...]:
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -56,8 +61,6 @@ class Tables(Shown, Mapping[str, tuple["TableColumn", ...]]):
         return len(self._found)
 
     def _blocks(self) -> Iterator[Block]:
-        from ..results.rows import columns_table
-
         yield Title(f"tables at {self._ref}")
         yield columns_table(self)
 
@@ -65,7 +68,7 @@ class Tables(Shown, Mapping[str, tuple["TableColumn", ...]]):
 class Moment(Shown):
     """What all stages of an app had committed at one moment. It changes nothing, and nothing changes it."""
 
-    def __init__(self, client: "Connection", ref: str, cut: "Cut") -> None:
+    def __init__(self, client: Connection, ref: str, cut: Cut) -> None:
         self._client = client
         self._ref = ref
         self._cut = cut
@@ -86,18 +89,16 @@ class Moment(Shown):
         return datetime.fromtimestamp(self._cut.time_ms / 1_000, UTC)
 
     @property
-    def thinned_out(self) -> "Thinned | None":
+    def thinned_out(self) -> Thinned | None:
         """Set when garbage collection has left another moment than the one that was asked for, which this is."""
         return self._cut.thinned
 
     @property
     def tables(self) -> Tables:
         """The tables and their columns."""
-        from ..snapshot.query.columns import columns
-
         return Tables(self._ref, {name: columns(each) for name, each in self._cut.tables.items()})
 
-    def query(self, sql: str) -> "duckdb.DuckDBPyRelation":
+    def query(self, sql: str) -> duckdb.DuckDBPyRelation:
         """What a query over the tables returns, as a DuckDB relation: `.df()`, `.arrow()`, `.pl()`, `.filter(…)`.
 
         The rows are computed here and now, and held in memory by a connection of their own. So the relation lives for
@@ -112,9 +113,6 @@ class Moment(Shown):
             Corruption: an SST is not what its manifest promises.
             Unavailable: the store or Kafka did not answer.
         """
-        from ..snapshot.cut.moments import later_stages
-        from ..snapshot.query.answers import as_relation
-
         return as_relation(rows_of(self._client, self._cut, sql, later_stages(self._client.store, self._cut)))
 
     def export(self, path: str | PathLike[str], *, force: bool = False) -> Path:
@@ -133,8 +131,6 @@ class Moment(Shown):
             Corruption: an SST is not what its manifest promises.
             Unavailable: the store did not answer.
         """
-        from ..snapshot.query.export import export
-
         client = self._client
         return export(client.store, client.cache, self._cut, self._ref, Path(path), force=force).path
 
@@ -152,10 +148,6 @@ class Moment(Shown):
             Corruption: an SST is not what its manifest promises.
             Unavailable: the store did not answer.
         """
-        from ..snapshot.cut.resolve import telling_if_collected
-        from ..snapshot.query.get import get
-        from ..store.sst.python_values import python_rows
-
         values: Sequence[object] = key if isinstance(key, tuple) else (key,)
         store = self._client.store
         with telling_if_collected(store, self._cut):
@@ -176,12 +168,10 @@ class Moment(Shown):
             Corruption: an SST or manifest is not what it should be.
             Unavailable: a store did not answer.
         """
-        from ..snapshot.diff.moments import StoredCut, diff
-
         sides = (StoredCut(each._client.store, each._cut) for each in (self, other))
         return Difference(self._ref, other._ref, diff(self._client.cache, *sides, table=table))
 
-    def inflight(self, channel: str) -> "duckdb.DuckDBPyRelation":
+    def inflight(self, channel: str) -> duckdb.DuckDBPyRelation:
         """The records in flight on a channel, as a DuckDB relation: sent by one stage and not yet read by the next.
 
         Raises:
@@ -191,11 +181,6 @@ class Moment(Shown):
             Corruption: the records are not those that were written.
             Unavailable: the store or Kafka did not answer.
         """
-        from ..snapshot.cut.graph import channels
-        from ..snapshot.cut.resolve import telling_if_collected
-        from ..snapshot.query.answers import as_relation
-        from ..snapshot.query.channel_tables import channel_tables
-
         store = self._client.store
         names = {each.name for each in channels(self._cut)}
         if channel not in names:
@@ -213,8 +198,6 @@ class Moment(Shown):
             NotFound: the moment's snapshot is gone.
             Unavailable: the store did not answer.
         """
-        from ..snapshot.verify.verify import verify
-
         reader = self._client.channels() if deep else None
         return Verification(verify(self._client.store, self._cut, deep=deep, reader=reader))
 

@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Usage
+from ..snapshot.bisect.predicate import Predicate
+from ..snapshot.bisect.programs import Function, Python
+from ..snapshot.bisect.session import Asked
+from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
+from ..store.objects.protocol import ObjectStore
+from .connection import Connection
 
 if TYPE_CHECKING:
     from ..pipeline.kafka.protocol import Kafka
     from ..pipeline.replay.program import Program
     from ..pipeline.run.options import Options
-    from ..snapshot.bisect.predicate import Predicate
-    from ..snapshot.bisect.programs import Function
-    from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
-    from ..store.objects.protocol import ObjectStore
-    from .connection import Connection
 
 
 def run_options(
-    client: "Connection", master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
+    client: Connection, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
 ) -> "Options":
     """How Spark is started; with Kafka where the client knows it. Raises `Usage`."""
     # Spark's Python side takes a second or two.
@@ -37,17 +38,14 @@ def run_options(
 
 
 def predicate_of(
-    store: "ObjectStore", app: str, where: str, check: str, table: str, python: "Function | None" = None, run: str = ""
-) -> "Predicate":
+    store: ObjectStore, app: str, where: str, check: str, table: str, python: Function | None = None, run: str = ""
+) -> Predicate:
     """What says whether a moment is bad.
 
     Raises:
         Usage: nothing says it, or several do, or it is malformed.
         NotFound: there is no such table.
     """
-    from ..snapshot.bisect.programs import Python
-    from ..snapshot.bisect.session import Asked
-
     if python is None:
         asked = Asked(app, where=where, check=check, table=table, run=run)
         if not asked.by_hand:
@@ -57,9 +55,7 @@ def predicate_of(
     raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
 
-def opened_program(
-    client: "Connection", app: str, code: str | Path, kafka: "Kafka"
-) -> "AbstractContextManager[Program]":
+def opened_program(client: Connection, app: str, code: str | Path, kafka: "Kafka") -> "AbstractContextManager[Program]":
     """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
     from ..pipeline.replay.program import open_program
     from ..pipeline.run.program import load_app
@@ -68,12 +64,12 @@ def opened_program(
 
 
 def record_behind(
-    client: "Connection",
+    client: Connection,
     app: str,
-    verdict: "Verdict",
+    verdict: Verdict,
     code: str | Path,
-    on_hop: "Callable[[Hop], None]" = lambda _hop: None,
-) -> "Guilty":
+    on_hop: Callable[[Hop], None] = lambda _hop: None,
+) -> Guilty:
     """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`."""
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.record import find_record

@@ -1,50 +1,31 @@
-"""What methods give: the log, a verdict of bisect, a verification, what changed between moments or of a key."""
+"""What methods give: the log, a verification, what changed between moments or of a key."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, overload
+from typing import overload
+
+import duckdb
 
 from ..results.document import Block, Table, Title
-
-if TYPE_CHECKING:
-    import duckdb
-
-    from ..snapshot.diff import key_history as history
-    from ..snapshot.diff.moments import TableDiff
-    from ..snapshot.query.log import Entry
-    from ..snapshot.verify.report import Difference as Finding
-    from ..snapshot.verify.verify import Report
-
-
-class Shown:
-    """A value of the Python API: a readable `repr`, and a table in notebooks. Whatever it holds, it stays text."""
-
-    __slots__ = ()
-
-    def _blocks(self) -> Iterable[Block]:
-        """What is shown of it, a title first."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        from ..results.text import plain
-
-        return "".join(map(plain, self._blocks())).removesuffix("\n")
-
-    def _repr_html_(self) -> str:
-        from ..results.html import notebook
-
-        return notebook(self._blocks())
+from ..results.history import changes_table, commits_table, table_diff
+from ..results.shown import Shown
+from ..results.snapshots import verified
+from ..snapshot.diff import key_history as history
+from ..snapshot.diff.moments import TableDiff
+from ..snapshot.query.answers import as_relation
+from ..snapshot.query.log import Entry
+from ..snapshot.verify.report import Difference as Finding
+from ..snapshot.verify.verify import Report
+from ..store.sst.python_values import python_rows
 
 
-class Log(Shown, tuple["Entry", ...]):
+class Log(Shown, tuple[Entry, ...]):
     """Commits of an app, newest first."""
 
     __slots__ = ()
 
     def _blocks(self) -> tuple[Block, ...]:
-        from ..results.history import commits_table
-
         return Title(f"{len(self)} commits, newest first"), commits_table(self)
 
 
@@ -52,7 +33,7 @@ class Log(Shown, tuple["Entry", ...]):
 class Verification(Shown):
     """What verifying a moment found."""
 
-    report: "Report"
+    report: Report
     """All of it: the books of each channel, and what was looked at."""
 
     @property
@@ -61,13 +42,11 @@ class Verification(Shown):
         return self.report.consistent
 
     @property
-    def differences(self) -> "tuple[Finding, ...]":
+    def differences(self) -> tuple[Finding, ...]:
         """What is not as it must be."""
         return self.report.differences
 
     def _blocks(self) -> Iterator[Block]:
-        from ..results.snapshots import verified
-
         report = self.report
         yield Title(f"{report.ref} is {'consistent' if report.consistent else 'not consistent'}")
         yield from islice(verified(report), 1, None)
@@ -77,7 +56,7 @@ class Verification(Shown):
 class TableDifference(Shown):
     """The rows of one table that differ between two moments."""
 
-    found: "TableDiff"
+    found: TableDiff
     """All that was found out: counts, how far each column agrees, what could not be compared."""
 
     @property
@@ -86,22 +65,18 @@ class TableDifference(Shown):
         return self.found.equal
 
     @property
-    def rows(self) -> "duckdb.DuckDBPyRelation":
+    def rows(self) -> duckdb.DuckDBPyRelation:
         """The rows that differ: the key, `change` (`added`, `removed`, `changed`), `before_…` and `after_…` values."""
-        from ..snapshot.query.answers import as_relation
-
         return as_relation(self.found.changes.flat())
 
     def _blocks(self) -> Iterable[Block]:
-        from ..results.history import table_diff
-
         return table_diff(self.found)
 
 
 class Difference(Shown, Mapping[str, TableDifference]):
     """How the tables of two moments differ, by table."""
 
-    def __init__(self, before: str, after: str, found: "Sequence[TableDiff]") -> None:
+    def __init__(self, before: str, after: str, found: Sequence[TableDiff]) -> None:
         self._refs = before, after
         self._found = {each.table: TableDifference(each) for each in found}
 
@@ -128,27 +103,24 @@ class Difference(Shown, Mapping[str, TableDifference]):
         yield from (f"{each.table}: {what}" for each in tables for what in each.unlike)
 
 
-class KeyHistory(Shown, Sequence["history.Change"]):
+class KeyHistory(Shown, Sequence[history.Change]):
     """The changes of one key, newest first."""
 
-    def __init__(self, found: "history.KeyHistory") -> None:
+    def __init__(self, found: history.KeyHistory) -> None:
         self.found = found
         """All that was found out."""
 
     @overload
-    def __getitem__(self, place: int) -> "history.Change": ...
+    def __getitem__(self, place: int) -> history.Change: ...
     @overload
-    def __getitem__(self, place: slice) -> "Sequence[history.Change]": ...
-    def __getitem__(self, place: int | slice) -> "history.Change | Sequence[history.Change]":
+    def __getitem__(self, place: slice) -> Sequence[history.Change]: ...
+    def __getitem__(self, place: int | slice) -> history.Change | Sequence[history.Change]:
         return self.found.changes[place]
 
     def __len__(self) -> int:
         return len(self.found.changes)
 
     def _blocks(self) -> Iterator[Block]:
-        from ..results.history import changes_table
-        from ..store.sst.python_values import python_rows
-
         found, (key,) = self.found, python_rows(self.found.key)
         named = ", ".join(f"{name} {value!r}" for name, value in key.items())
         yield Title(f"{found.app}/{found.table}, {named}: {len(self)} changes, newest first")

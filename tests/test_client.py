@@ -14,8 +14,8 @@ import duckdb
 import pytest
 import slackwater as sw
 from slackwater.client import Client, StoredApp
-from slackwater.client.results import Shown
 from slackwater.results.document import Block, Table, Title
+from slackwater.results.shown import Shown
 from slackwater.settings import Settings
 from slackwater.snapshot.bisect.verdict import Step
 from slackwater.snapshot.take.audit_log import list_operations, record, record_once
