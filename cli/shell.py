@@ -1,7 +1,6 @@
 """SQL as it is typed: asking a statement at a moment, and the shell of `slackwater sql`, which moves in time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import instants
@@ -15,18 +14,11 @@ if TYPE_CHECKING:
     from ..snapshot.cut.graph import Cut
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a statement returned, and where."""
+def ask(session: Session, ref: str, sql: str, around: "tuple[Cut, bool]") -> "tuple[pa.Table, Mapping[str, Cut]]":
+    """The rows that a statement returns, and the other moments that it names, by their refs. Notes say what is missing.
 
-    cut: "Cut"
-    rows: "pa.Table"
-    others: "Mapping[str, Cut]"
-    """The other moments that the statement names, by their refs."""
-
-
-def ask(session: Session, ref: str, sql: str, around: "tuple[Cut, bool]") -> Answer:
-    """Ask at the moment of a ref, which `around` is, as `Session.cut_around` gives it; notes say what is not there."""
+    `around` is the moment of the ref, as `Session.cut_around` gives it.
+    """
     from ..client.moment import rows_of
     from ..snapshot.cut.moments import later_stages
 
@@ -45,14 +37,7 @@ def ask(session: Session, ref: str, sql: str, around: "tuple[Cut, bool]") -> Ans
             session.note(f"note: {name} had no version yet at {ref}: it has no rows there")
     for name, each in others.items():
         session.note_thinned(name, each.thinned)
-    return Answer(cut, rows, others)
-
-
-def show(session: Session, answer: Answer, limit: int) -> None:
-    """Show the rows, for people the first `limit` (0 for all); for machines also what they were read from."""
-    from ..results.rows import rows
-
-    session.show(rows(answer.rows, answer.cut, answer.others, limit))
+    return rows, others
 
 
 _HELP = (
@@ -136,8 +121,11 @@ class Shell:
         elif not others and (first.says("exit") or first.says("quit")):
             return False
         else:
-            found = ask(self._session, self._ref, text, self._around())
-            show(self._session, found, self._limit)
+            from ..results.rows import rows
+
+            around = self._around()
+            found, moments = ask(self._session, self._ref, text, around)
+            self._session.show(rows(found, around[0], moments, self._limit))
         return True
 
     def _at(self, said: str) -> None:

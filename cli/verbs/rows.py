@@ -57,17 +57,19 @@ def query(
         session.show(tables(cut))
         return
     from ...results import values
-    from ..shell import ask, show
+    from ...results.rows import rows
+    from ..shell import ask
 
     if out is not None:
         values.check_ending(out)
-    answer = ask(session, ref, text, session.cut_around(ref, "shown"))
+    around = session.cut_around(ref, "shown")
+    found, moments = ask(session, ref, text, around)
     if out is None:
-        show(session, answer, limit)
+        session.show(rows(found, around[0], moments, limit))
         return
-    values.write(answer.rows, out)
-    number = answer.rows.num_rows
-    written = {"file": str(out), "rows": number, "thinned_out": answer.cut.thinned}
+    values.write(found, out)
+    number = found.num_rows
+    written = {"file": str(out), "rows": number, "thinned_out": around[0].thinned}
     session.show(Result(written, f"{formats.plural(number, 'row')} in {out}"))
 
 
