@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from .document import Block
-from .html import notebook
 from .text import plain
 
 
@@ -20,4 +19,6 @@ class Shown:
         return "".join(map(plain, self._blocks())).removesuffix("\n")
 
     def _repr_html_(self) -> str:
+        from .html import notebook
+
         return notebook(self._blocks())
