@@ -77,8 +77,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_the_api_loads_no_words_for_a_terminal() -> None:
-    code = "import slackwater.client, sys; sys.exit(bool({'pyspark', 'typer', 'rich'} & sys.modules.keys()))"
+    code = "import slackwater.client.app, sys; sys.exit(bool({'pyspark', 'typer', 'rich'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_opening_a_store_waits_for_neither_arrow_nor_duckdb(tmp_path: Path) -> None:
+    code = (
+        "import slackwater, sys; slackwater.open(sys.argv[1]); sys.exit(bool({'pyarrow', 'duckdb'} & {*sys.modules}))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True)
 
 
 def test_an_app_that_is_not_there_is_an_error_that_tells_the_nearest(client: Client) -> None:
