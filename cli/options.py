@@ -1,16 +1,10 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import Usage
-
-if TYPE_CHECKING:
-    from ..pipeline.run.options import Options
-    from .session import Session
 
 Store = Annotated[
     str | None,
@@ -142,19 +136,3 @@ def key_values(key: list[str]) -> list[str | None]:
 def examples(*lines: str) -> str:
     """An epilog for a verb's help. The mark in its first line keeps the help formatter from refilling it."""
     return "\n".join(("\b", "Example:" if len(lines) == 1 else "Examples:", *(f"  {line}" for line in lines)))
-
-
-def with_spark(
-    session: "Session", options: "Options", master: str, conf: Iterable[str] | None, py_files: Iterable[str] | None
-) -> "Options":
-    """The options, with what was said to Spark. Notes secrets among it. Raises `Usage`, and `NotFound` for a file."""
-    from ..pipeline.spark.conf import check_py_files, secrets_in, settings_of
-
-    spark_conf = settings_of(conf or ())
-    if secrets := secrets_in(spark_conf):
-        session.note(
-            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
-            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
-        )
-    files = check_py_files(file for files in py_files or () for file in files.split(","))
-    return replace(options, master=master, spark_conf=spark_conf, py_files=files)

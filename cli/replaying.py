@@ -1,7 +1,5 @@
 """Replays as verbs start them: with which program, and what is said while they go on."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +8,9 @@ from .output import Progress
 from .session import Session
 
 if TYPE_CHECKING:
-    from ..pipeline.replay.program import Program
     from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
-    from ..store.read.cache import SstCache
+
+STARTING = "starting Spark for the replay"
 
 
 def program_file(session: Session, app_name: str, code: Path | None) -> str | None:
@@ -35,24 +33,7 @@ def needed_program(session: Session, app_name: str, code: Path | None, what_for:
     return file
 
 
-@contextmanager
-def program_here(
-    session: Session, app_name: str, file: str, cache: "SstCache", progress: Progress
-) -> "Iterator[Program]":
-    """A program with Spark for it, which ends with the context. Raises as `load_app` and `open_program` do."""
-    progress("starting Spark for the replay")
-    # Spark's Python side takes a second or two.
-    from ..pipeline.replay.program import open_program
-    from ..pipeline.run.program import load_app
-
-    app = load_app(file, name=app_name)
-    with open_program(app, session.store, cache, session.settings.open_kafka()) as program:
-        yield program
-
-
-def replayed(
-    session: Session, verdict: "Verdict", cache: "SstCache", code: Path | None, progress: Progress
-) -> "Guilty | None":
+def replayed(session: Session, verdict: "Verdict", code: Path | None, progress: Progress) -> "Guilty | None":
     """The record behind a verdict; None, and a note why, where nothing can be replayed here."""
     settings = session.settings
     if verdict.candidates:
@@ -69,14 +50,14 @@ def replayed(
         session.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
         return None
 
+    from ..client.programs import record_behind
+
     def on_hop(hop: "Hop") -> None:
         progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays")
 
     try:
-        with program_here(session, verdict.app, file, cache, progress) as program:
-            from ..pipeline.replay.record import find_record
-
-            return find_record(program, verdict, verdict.predicate, on_hop)
+        progress(STARTING)
+        return record_behind(session.client, verdict.app, verdict, file, on_hop)
     except SlackwaterError as error:
         # What is found already is not lost.
         more = f"; {error.hint}" if error.hint else ""

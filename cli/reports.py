@@ -1,6 +1,5 @@
 """Writing reports to files, when they are asked for."""
 
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,10 +63,8 @@ class Reports:
         from ..snapshot.bisect.evidence import collect
         from ..store.versions.apps import free_name
 
-        settings = session.settings
-        reader = settings.open_channels() if verdict.predicate.channels else None
-        with closing(settings.open_cache()) as cache:
-            evidence = collect(session.store, cache, verdict, reader)
+        reader = session.client.channels() if verdict.predicate.channels else None
+        evidence = collect(session.store, session.cache, verdict, reader)
         clone = free_name(session.store, f"{verdict.app}-staging")
         made = document(Case(verdict, guilty, evidence, clone, session.flags, now_ms()), Mask(self.show_values))
         for path, option, render in wanted:

@@ -3,6 +3,7 @@
 import inspect
 import shlex
 from collections.abc import Callable
+from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from . import options
 from .output import Output, output_for
 
 if TYPE_CHECKING:
+    from ..client import Client
     from ..settings import Settings
     from ..snapshot.cut.graph import Cut, Thinned
     from ..store.objects.protocol import ObjectStore
+    from ..store.read.cache import SstCache
 
 
 class Session:
@@ -38,9 +41,26 @@ class Session:
         return load(store=self.said_store, kafka=self._kafka)
 
     @cached_property
+    def client(self) -> "Client":
+        """The Python API over the store that the settings name. Raises `Usage`."""
+        from ..client import Client
+
+        return Client(self.settings)
+
+    @property
     def store(self) -> "ObjectStore":
         """The store that the settings name. Raises `Usage`."""
-        return self.settings.open_store()
+        return self.client.store
+
+    @property
+    def cache(self) -> "SstCache":
+        """The local cache of SSTs, which is closed with the session."""
+        return self.client.cache
+
+    def close(self) -> None:
+        """Give back open files."""
+        if "client" in self.__dict__:
+            self.client.close()
 
     @property
     def flags(self) -> str:
@@ -153,7 +173,8 @@ def verb(
         wanted = {"store": store, "kafka": kafka, "as_json": True}
 
         def command(*, store: str | None = None, kafka: str | None = None, as_json: bool = False, **given: Any) -> None:
-            body(Session(output_for(json=as_json), store, kafka, as_json), **given)
+            with closing(Session(output_for(json=as_json), store, kafka, as_json)) as session:
+                body(session, **given)
 
         own = inspect.signature(body).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY

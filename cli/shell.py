@@ -1,7 +1,6 @@
 """SQL as it is typed: asking a statement at a moment, and the shell of `slackwater sql`, which moves in time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import instants
@@ -13,39 +12,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..snapshot.cut.graph import Cut
-    from ..store.read.cache import SstCache
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a statement returned, and where."""
+def ask(session: Session, ref: str, sql: str, around: "tuple[Cut, bool]") -> "tuple[pa.Table, Mapping[str, Cut]]":
+    """The rows that a statement returns, and the other moments that it names, by their refs. Notes say what is missing.
 
-    cut: "Cut"
-    rows: "pa.Table"
-    others: "Mapping[str, Cut]"
-    """The other moments that the statement names, by their refs."""
-
-
-def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[Cut, bool]") -> Answer:
-    """Ask at the moment of a ref, which `around` is, as `Session.cut_around` gives it; notes say what is not there."""
+    `around` is the moment of the ref, as `Session.cut_around` gives it.
+    """
+    from ..client.moment import rows_of
     from ..snapshot.cut.moments import later_stages
-    from ..snapshot.query.answers import answer, names_channels
 
     cut, is_whole = around
     others: dict[str, Cut] = {}
     # A stage that could not be read is none that has not begun.
     later = later_stages(session.store, cut) if is_whole else {}
-    reader = session.settings.open_channels() if names_channels(sql) else None
-    rows = answer(
-        session.store,
-        cache,
-        cut,
-        sql,
-        later=later,
-        reader=reader,
-        now_ms=instants.now_ms(),
-        on_moment=others.__setitem__,
-    )
+    rows = rows_of(session.client, cut, sql, later, others.__setitem__)
     named = cut.under_names_of(later).stages
     for name, head in later.items():
         if head.table is None or name.casefold() not in sql.casefold():
@@ -56,14 +37,7 @@ def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[
             session.note(f"note: {name} had no version yet at {ref}: it has no rows there")
     for name, each in others.items():
         session.note_thinned(name, each.thinned)
-    return Answer(cut, rows, others)
-
-
-def show(session: Session, answer: Answer, limit: int) -> None:
-    """Show the rows, for people the first `limit` (0 for all); for machines also what they were read from."""
-    from ..results.rows import rows
-
-    session.show(rows(answer.rows, answer.cut, answer.others, limit))
+    return rows, others
 
 
 _HELP = (
@@ -81,7 +55,6 @@ class Shell:
 
     Args:
         session: where results go.
-        cache: where SSTs of a remote store come to lie.
         ref: the moment to begin at.
         limit: how many rows are printed for people; 0 for all.
 
@@ -90,9 +63,8 @@ class Shell:
         NotFound: there is no such app or moment.
     """
 
-    def __init__(self, session: Session, cache: "SstCache", ref: str, limit: int) -> None:
+    def __init__(self, session: Session, ref: str, limit: int) -> None:
         self._session = session
-        self._cache = cache
         self._limit = limit
         self._ref = ref
         self._pinned: tuple[Cut, bool] | None = None
@@ -149,8 +121,11 @@ class Shell:
         elif not others and (first.says("exit") or first.says("quit")):
             return False
         else:
-            found = ask(self._session, self._cache, self._ref, text, self._around())
-            show(self._session, found, self._limit)
+            from ..results.rows import rows
+
+            around = self._around()
+            found, moments = ask(self._session, self._ref, text, around)
+            self._session.show(rows(found, around[0], moments, self._limit))
         return True
 
     def _at(self, said: str) -> None:

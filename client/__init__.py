@@ -5,11 +5,17 @@ arguments and give values that show themselves well. What may not live here: wor
 any second way to do something. Errors are those of `slackwater.errors`.
 """
 
-from ..snapshot.query.columns import TableColumn
-from .app import StoredApp
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .client import Client, open
-from .moment import Moment, Tables
-from .results import Bisection, Difference, KeyHistory, Log, TableDifference, Verification
+
+if TYPE_CHECKING:
+    from ..snapshot.query.columns import TableColumn
+    from .app import StoredApp
+    from .history import Bisection
+    from .moment import Moment, Tables
+    from .results import Difference, KeyHistory, Log, TableDifference, Verification
 
 __all__ = [
     "Bisection",
@@ -25,3 +31,20 @@ __all__ = [
     "Verification",
     "open",
 ]
+
+
+_HOMES = {
+    "Bisection": ".history",
+    "Moment": ".moment",
+    "StoredApp": ".app",
+    "TableColumn": "..snapshot.query.columns",
+    "Tables": ".moment",
+    **dict.fromkeys(("Difference", "KeyHistory", "Log", "TableDifference", "Verification"), ".results"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The command line imports this package too, and must not wait for Arrow and DuckDB.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)

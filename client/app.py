@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from ..snapshot.clone.clone import clone as make_clone
 from ..snapshot.migrate.migrate import Migrated
-from ..snapshot.take.audit_log import whoami
 from ..snapshot.take.waiting import take
 from .history import AppHistory
 from .moment import Moment
-from .programs import program_of, run_options
+from .programs import run_options
 
 if TYPE_CHECKING:
     from ..pipeline.migrate.backfilled import Backfilled
@@ -34,12 +33,9 @@ class StoredApp(AppHistory):
             Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
             Unavailable: a stage did not answer in time and is named; or the store, or Kafka, did not.
         """
-        client = self._client
-        reader = client.channels()
-        taken = take(
-            client.store, self._name, name, by=whoami(), reader=reader, instant=instant, timeout_s=timeout_s
-        ).snapshot
-        return self.at(taken.name)
+        store, reader = self._client.store, self._client.channels()
+        taken = take(store, self._name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
+        return self.at(taken.snapshot.name)
 
     def migrate(
         self,
@@ -77,13 +73,12 @@ class StoredApp(AppHistory):
             Unavailable: the store or Kafka did not answer; the same call again finishes what was begun.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.migrate.program import migrate_app
+        from ..pipeline.migrate.program import migrate_file
 
-        options = run_options(self._client, master, spark_conf, py_files)
-        return migrate_app(
-            program_of(code, self._name, options),
-            self._client.store,
-            options,
+        return migrate_file(
+            str(code),
+            app=self._name,
+            options=run_options(self._client, master, spark_conf, py_files),
             renames=rename or {},
             stages=rename_stage or {},
             dry_run=dry_run,
@@ -186,6 +181,6 @@ class StoredApp(AppHistory):
             sinks=sinks,
             channels=channels,
             target_store=target.store,
-            by=whoami(),
+            by=self._client.by,
         )
-        return target.app(to)
+        return StoredApp(target, to)

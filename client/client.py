@@ -3,36 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import Usage
-from ..results.document import Block, Shown, Title
+from ..results.document import Block, Title
+from ..results.shown import Shown
 from ..settings import load
-from ..snapshot.clone.first_versions import Channels
-from ..snapshot.init.initialise import Initialised, initialise
-from ..snapshot.init.load import Loaded
-from ..snapshot.init.source import Source
-from ..snapshot.take.audit_log import whoami
-from ..snapshot.verify.verify import Rereader
-from ..store.objects.protocol import ObjectStore
-from ..store.read.cache import SstCache
 from ..store.versions.apps import list_apps, read_app
-from .app import StoredApp
+from .connection import Connection
 
 if TYPE_CHECKING:
-    from ..pipeline.kafka.protocol import Kafka as Opened
-
-
-class Kafka(Channels, Rereader, Protocol):
-    """What a client needs of Kafka; `pipeline` implements it."""
-
-    @property
-    def kafka(self) -> "Opened":
-        """Kafka, opened."""
-        ...
+    from ..snapshot.init.initialise import Initialised
+    from ..snapshot.init.load import Loaded
+    from .app import StoredApp
 
 
 def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noqa: A001  said as sw.open()
@@ -48,36 +33,11 @@ def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noq
         Usage: nothing says where the store is, or the file is not understood.
         Unavailable: the store did not answer.
     """
-    settings = load(store=store, kafka=kafka)
-    return Client(settings.open_store(), settings.open_cache(), settings.open_channels)
+    return Client(load(store=store, kafka=kafka))
 
 
-class Client(Shown):
-    """A store and its apps. Threads may share it. `close` it, or use it in a `with`, to give back its open files.
-
-    Args:
-        store: the objects under the store root.
-        cache: where SSTs of a remote store come to lie on this machine.
-        channels: the topics between stages; gives None when nothing says where Kafka is.
-        closed: set once it is closed; clients that share a cache share it.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: SstCache,
-        channels: Callable[[], Kafka | None],
-        closed: Event | None = None,
-    ) -> None:
-        self._store = store
-        self._cache = cache
-        self._channels = channels
-        self._closed = closed or Event()
-
-    @property
-    def root(self) -> str:
-        """The store root."""
-        return self._store.url
+class Client(Connection, Shown):
+    """A store and its apps. Threads may share it. `close` it, or use it in a `with`, to give back its open files."""
 
     @property
     def apps(self) -> tuple[str, ...]:
@@ -89,7 +49,7 @@ class Client(Shown):
         """
         return tuple(sorted(list_apps(self.store)))
 
-    def app(self, name: str) -> StoredApp:
+    def app(self, name: str) -> "StoredApp":
         """An app of the store.
 
         Raises:
@@ -97,6 +57,9 @@ class Client(Shown):
             Usage: no app can have that name, or the client is closed.
             Unavailable: the store did not answer.
         """
+        # It knows Arrow and DuckDB, which whoever only opens a store shall not wait for.
+        from .app import StoredApp
+
         read_app(self.store, name)
         return StoredApp(self, name)
 
@@ -110,8 +73,8 @@ class Client(Shown):
         offsets: Mapping[str, str | Sequence[int]] | None = None,
         at: str | datetime = "",
         dry_run: bool = False,
-        on_progress: Callable[[Loaded], None] = lambda _so_far: None,
-    ) -> Initialised:
+        on_progress: "Callable[[Loaded], None]" = lambda _so_far: None,
+    ) -> "Initialised":
         """Begin a stage's table with rows from elsewhere: they become its version 1, and the first run goes on from it.
 
         One commit: before it nobody sees anything, and a call that was interrupted is finished by the same call. The
@@ -135,7 +98,9 @@ class Client(Shown):
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.migrate.first_version import first_version_of
+        from ..pipeline.maintain.first_version import first_version_of
+        from ..snapshot.init.initialise import initialise
+        from ..snapshot.init.source import Source
 
         channels = self.known_channels("from which the app goes on")
         app, _, name = stage.partition("/")
@@ -143,7 +108,7 @@ class Client(Shown):
             raise Usage(f"{stage!r} names no stage; expected 'app/stage'")
         text = at.isoformat() if isinstance(at, datetime) else at
         words = [f"{topic}={_said(where)}" for topic, where in (offsets or {}).items()]
-        first = first_version_of(str(code), app, name, self.store, channels.kafka, offsets=words, at=text, by=whoami())
+        first = first_version_of(str(code), app, name, self.store, channels.kafka, offsets=words, at=text, by=self.by)
         return initialise(
             self.store,
             first.manifest,
@@ -153,47 +118,6 @@ class Client(Shown):
             dry_run=dry_run,
             on_progress=on_progress,
         )
-
-    def close(self) -> None:
-        """Close the local cache's files. Results that were given out stay; asking for more raises `Usage`."""
-        self._closed.set()
-        self._cache.close()
-
-    @property
-    def store(self) -> ObjectStore:
-        """The objects under the root. Raises `Usage` once the client is closed."""
-        if self._closed.is_set():
-            raise Usage("this client is closed", hint="sw.open() opens another")
-        return self._store
-
-    @property
-    def cache(self) -> SstCache:
-        """Where SSTs of a remote store come to lie on this machine."""
-        return self._cache
-
-    def channels(self) -> Kafka | None:
-        """The topics between stages; None when nothing says where Kafka is."""
-        return self._channels()
-
-    def known_channels(self, what_for: str) -> Kafka:
-        """The same; raises `Usage` when nothing says where Kafka is, and what it is needed for."""
-        channels = self.channels()
-        if channels is None:
-            raise Usage(
-                f"nothing says where the Kafka brokers are, {what_for}",
-                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
-            )
-        return channels
-
-    def beside(self, store: ObjectStore) -> "Client":
-        """A client of another store, which is closed with this one."""
-        return Client(store, self._cache, self._channels, self._closed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)

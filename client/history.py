@@ -1,36 +1,38 @@
 """What an app has been: its moments, what changed from one to the next, and where something went wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import duckdb
 
 from .. import instants
 from ..errors import Usage
-from ..results.document import Block, Shown, Title
+from ..results import verdict
+from ..results.document import Block, Title
+from ..results.shown import Shown
 from ..snapshot.bisect.flips import Flips, scan
 from ..snapshot.bisect.programs import Function
-from ..snapshot.bisect.search import Edge
-from ..snapshot.bisect.search import bisect as search
-from ..snapshot.bisect.verdict import Step
+from ..snapshot.bisect.search import Edge, bisect
+from ..snapshot.bisect.verdict import Guilty, Step, Verdict
+from ..snapshot.cut.lineage import Window
 from ..snapshot.cut.resolve import resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots
 from ..snapshot.diff.key_history import key_history
+from ..snapshot.query.answers import as_relation
 from ..snapshot.query.log import entries
-from ..snapshot.rejected.listing import RejectedRecords
-from ..snapshot.rejected.listing import rejected as list_rejected
+from ..snapshot.rejected.listing import RejectedRecords, rejected
+from .connection import Connection
 from .moment import Moment
 from .programs import predicate_of, record_behind
-from .results import Bisection, Difference, KeyHistory, Log
-
-if TYPE_CHECKING:
-    from .client import Client
+from .results import Difference, KeyHistory, Log
 
 
 class AppHistory(Shown):
     """The history of an app, which is only read here: `StoredApp` has what changes an app."""
 
-    def __init__(self, client: "Client", name: str) -> None:
+    def __init__(self, client: Connection, name: str) -> None:
         self._client = client
         self._name = name
 
@@ -125,7 +127,7 @@ class AppHistory(Shown):
             Unavailable: the store did not answer.
         """
         client, cut = self._client, resolve(self._client.store, self._name, now_ms=instants.now_ms())
-        return list_rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
+        return rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
 
     def bisect(
         self,
@@ -140,7 +142,7 @@ class AppHistory(Shown):
         edge: Edge = "",
         code: str | Path | None = None,
         on_step: Callable[[Step], None] | None = None,
-    ) -> Bisection:
+    ) -> "Bisection":
         """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
 
         Args:
@@ -170,7 +172,7 @@ class AppHistory(Shown):
         """
         client = self._client
         predicate = predicate_of(client.store, self._name, where, check, table, python, run)
-        verdict = search(
+        verdict = bisect(
             client.store,
             client.cache,
             self._name,
@@ -231,3 +233,45 @@ class AppHistory(Shown):
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"app {self._name} in {self._client.root}"),)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Bisection(Shown):
+    """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
+
+    verdict: Verdict
+    """All that was found out."""
+    good: Moment | None
+    """The moment right before it; None when it is the first commit."""
+    bad: Moment
+    """The moment that ends with it."""
+    record: Guilty | None = None
+    """The input record behind it, and how it was found; None where nothing was replayed."""
+
+    @property
+    def stage(self) -> str:
+        """The stage whose commit it is."""
+        return self.verdict.stage
+
+    @property
+    def version(self) -> int:
+        """The commit's version."""
+        return self.verdict.bad_version
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The offsets behind the commit, on users' topics."""
+        return self.verdict.lineage.sources
+
+    @property
+    def rows(self) -> duckdb.DuckDBPyRelation:
+        """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
+        return as_relation(self.verdict.rows)
+
+    @property
+    def keys(self) -> duckdb.DuckDBPyRelation | None:
+        """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
+        return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
+
+    def _blocks(self) -> Iterable[Block]:
+        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)

@@ -1,17 +1,18 @@
 """A moment of an app: one version of each stage, which can be queried, and which never changes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
+import pyarrow as pa
 
 from .. import instants
 from ..errors import NotFound
-from ..results.document import Block, Shown, Table, Time, Title
+from ..results.document import Block, Table, Time, Title
 from ..results.rows import columns_table
+from ..results.shown import Shown
 from ..snapshot.cut.graph import Cut, Thinned, channels
 from ..snapshot.cut.moments import later_stages
 from ..snapshot.cut.resolve import telling_if_collected
@@ -20,11 +21,25 @@ from ..snapshot.query.answers import answer, as_relation, channel_tables, names_
 from ..snapshot.query.columns import TableColumn, columns, get
 from ..snapshot.query.export import export
 from ..snapshot.verify.verify import verify
-from ..store.sst.arrow_types import python_rows
+from ..store.sst.python_values import python_rows
+from ..store.versions.manifest import Manifest
+from .connection import Connection
 from .results import Difference, Verification
 
-if TYPE_CHECKING:
-    from .client import Client
+
+def rows_of(
+    client: Connection,
+    cut: Cut,
+    sql: str,
+    later: Mapping[str, Manifest],
+    on_moment: Callable[[str, Cut], None] = lambda _ref, _cut: None,
+) -> pa.Table:
+    """What a query returns at a cut. Relative times count from now, and Kafka is asked for records in flight alone.
+
+    `later` are later versions of stages; `on_moment` gets each other moment that is named. Raises as `Moment.query`.
+    """
+    reader, now_ms = client.channels() if names_channels(sql) else None, instants.now_ms()
+    return answer(client.store, client.cache, cut, sql, later=later, reader=reader, now_ms=now_ms, on_moment=on_moment)
 
 
 class Tables(Shown, Mapping[str, tuple[TableColumn, ...]]):
@@ -51,7 +66,7 @@ class Tables(Shown, Mapping[str, tuple[TableColumn, ...]]):
 class Moment(Shown):
     """What all stages of an app had committed at one moment. It changes nothing, and nothing changes it."""
 
-    def __init__(self, client: "Client", ref: str, cut: Cut) -> None:
+    def __init__(self, client: Connection, ref: str, cut: Cut) -> None:
         self._client = client
         self._ref = ref
         self._cut = cut
@@ -96,12 +111,7 @@ class Moment(Shown):
             Corruption: an SST is not what its manifest promises.
             Unavailable: the store or Kafka did not answer.
         """
-        client = self._client
-        store = client.store
-        reader = client.channels() if names_channels(sql) else None
-        now_ms, later = instants.now_ms(), later_stages(store, self._cut)
-        rows = answer(store, client.cache, self._cut, sql, later=later, reader=reader, now_ms=now_ms)
-        return as_relation(rows)
+        return as_relation(rows_of(self._client, self._cut, sql, later_stages(self._client.store, self._cut)))
 
     def export(self, path: str | PathLike[str], *, force: bool = False) -> Path:
         """Write the tables to a DuckDB file that any DuckDB client opens, and give its path.

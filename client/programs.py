@@ -1,48 +1,40 @@
 """Programs and conditions that methods take: a changed program and its Spark, and what bisect is asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Usage
-from ..settings import load
 from ..snapshot.bisect.predicate import Predicate
 from ..snapshot.bisect.programs import Function, Python
 from ..snapshot.bisect.session import Asked
-from ..snapshot.bisect.verdict import Guilty, Verdict
+from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
 from ..store.objects.protocol import ObjectStore
+from .connection import Connection
 
 if TYPE_CHECKING:
-    from ..pipeline.api.app import App
+    from ..pipeline.kafka.protocol import Kafka
+    from ..pipeline.replay.program import Program
     from ..pipeline.run.options import Options
-    from .client import Client
 
 
 def run_options(
-    client: "Client", master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
+    client: Connection, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
 ) -> "Options":
     """How Spark is started; with Kafka where the client knows it. Raises `Usage`."""
     # Spark's Python side takes a second or two.
     from ..pipeline.spark.conf import check_py_files, check_settings
 
     channels = client.channels()
-    settings = load(store=client.root)
     return replace(
-        settings.run_options(channels.kafka.properties if channels is not None else {}),
+        client.settings.run_options(channels.kafka.properties if channels is not None else {}),
+        store=client.root,
         master=master,
         spark_conf=check_settings(spark_conf or {}, "spark_conf"),
         py_files=check_py_files(py_files, "py_files"),
     )
-
-
-def program_of(code: str | Path, app: str, options: "Options") -> "App":
-    """The program of a file, as this app. Raises as `load_app`."""
-    from ..pipeline.run.program import load_app
-    from ..pipeline.spark.shipping import on_path
-
-    on_path(options.py_files)
-    return load_app(str(code), name=app)
 
 
 def predicate_of(
@@ -63,13 +55,25 @@ def predicate_of(
     raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
 
-def record_behind(client: "Client", app: str, verdict: Verdict, code: str | Path) -> Guilty:
-    """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`."""
-    # Spark's Python side takes a second or two.
+def opened_program(client: Connection, app: str, code: str | Path, kafka: "Kafka") -> "AbstractContextManager[Program]":
+    """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
     from ..pipeline.replay.program import open_program
-    from ..pipeline.replay.record import find_record
     from ..pipeline.run.program import load_app
 
+    return open_program(load_app(str(code), name=app), client.store, client.cache, kafka)
+
+
+def record_behind(
+    client: Connection,
+    app: str,
+    verdict: Verdict,
+    code: str | Path,
+    on_hop: Callable[[Hop], None] = lambda _hop: None,
+) -> Guilty:
+    """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`."""
+    # Spark's Python side takes a second or two.
+    from ..pipeline.replay.record import find_record
+
     channels = client.known_channels("which have the records to replay")
-    with open_program(load_app(str(code), name=app), client.store, client.cache, channels.kafka) as program:
-        return find_record(program, verdict, verdict.predicate)
+    with opened_program(client, app, code, channels.kafka) as program:
+        return find_record(program, verdict, verdict.predicate, on_hop)

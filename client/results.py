@@ -1,28 +1,23 @@
-"""What methods give: the log, a verdict of bisect, a verification, what changed between moments or of a key."""
+"""What methods give: the log, a verification, what changed between moments or of a key."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import duckdb
 
-from ..results import verdict
-from ..results.document import Block, Shown, Table, Title
+from ..results.document import Block, Table, Title
 from ..results.history import changes_table, commits_table, table_diff
+from ..results.shown import Shown
 from ..results.snapshots import verified
-from ..snapshot.bisect.verdict import Guilty, Verdict
-from ..snapshot.cut.lineage import Window
 from ..snapshot.diff import key_history as history
 from ..snapshot.diff.moments import TableDiff
 from ..snapshot.query.answers import as_relation
 from ..snapshot.query.log import Entry
-from ..snapshot.verify import report as verify_report
+from ..snapshot.verify.report import Difference as Finding
 from ..snapshot.verify.verify import Report
 from ..store.sst.arrow_types import python_rows
-
-if TYPE_CHECKING:
-    from .moment import Moment
 
 
 class Log(Shown, tuple[Entry, ...]):
@@ -32,48 +27,6 @@ class Log(Shown, tuple[Entry, ...]):
 
     def _blocks(self) -> tuple[Block, ...]:
         return Title(f"{len(self)} commits, newest first"), commits_table(self)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Bisection(Shown):
-    """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
-
-    verdict: Verdict
-    """All that was found out."""
-    good: "Moment | None"
-    """The moment right before it; None when it is the first commit."""
-    bad: "Moment"
-    """The moment that ends with it."""
-    record: Guilty | None = None
-    """The input record behind it, and how it was found; None where nothing was replayed."""
-
-    @property
-    def stage(self) -> str:
-        """The stage whose commit it is."""
-        return self.verdict.stage
-
-    @property
-    def version(self) -> int:
-        """The commit's version."""
-        return self.verdict.bad_version
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """The offsets behind the commit, on users' topics."""
-        return self.verdict.lineage.sources
-
-    @property
-    def rows(self) -> duckdb.DuckDBPyRelation:
-        """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
-        return as_relation(self.verdict.rows)
-
-    @property
-    def keys(self) -> duckdb.DuckDBPyRelation | None:
-        """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
-        return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
-
-    def _blocks(self) -> Iterable[Block]:
-        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -89,7 +42,7 @@ class Verification(Shown):
         return self.report.consistent
 
     @property
-    def differences(self) -> tuple[verify_report.Difference, ...]:
+    def differences(self) -> tuple[Finding, ...]:
         """What is not as it must be."""
         return self.report.differences
 

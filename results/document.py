@@ -153,26 +153,6 @@ class Result:
         self.failed = failed
 
 
-class Shown:
-    """A value of the Python API: a readable `repr`, and a table in notebooks. Whatever it holds, it stays text."""
-
-    __slots__ = ()
-
-    def _blocks(self) -> Iterable[Block]:
-        """What is shown of it, a title first."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        from .text import plain
-
-        return "".join(map(plain, self._blocks())).removesuffix("\n")
-
-    def _repr_html_(self) -> str:
-        from .html import notebook
-
-        return notebook(self._blocks())
-
-
 def spans(cell: Cell) -> Line:
     """The pieces of a cell or line."""
     return cell if isinstance(cell, tuple) else (cell,)

@@ -44,6 +44,11 @@ def windows(texts: Iterable[str]) -> str:
     return ", ".join(shown)
 
 
+def places(offsets: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """An offset of each partition of topics, as `windows`: `flights[0] 120, [1] 98`."""
+    return windows(f"{topic}[{partition}] {at}" for topic, each in offsets for partition, at in enumerate(each))
+
+
 def between(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
     """What lies between two offsets of each partition, as `windows`; partitions without anything are left out."""
     offsets = enumerate(zip(starts, ends, strict=False))

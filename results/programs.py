@@ -1,6 +1,6 @@
 """What a program makes of stored state: migrations and backfills, first versions, batches that are replayed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from ..snapshot.init.initialise import Initialised
 from ..snapshot.migrate.migrate import Migrated, lines
 from . import formats, values
 from .document import Block, Cell, Result, Table, Title
-from .verdict import changes
 
 
 def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, dry_run: bool) -> Result:
@@ -120,17 +119,13 @@ def _initialised(done: Initialised, first: FirstVersion, program: str, dry_run: 
         yield f"done already: {where} v{done.version} has these {held}"
     else:
         yield f"{f'would begin {where}' if dry_run else f'{where} begins'} with v{done.version}: {held}"
-    yield f"it reads on from {formats.windows(_places(done.offsets))}"
+    yield f"it reads on from {formats.places(done.offsets.items())}"
     if first.others:
-        starts = formats.windows(_places(first.info.starts))
+        starts = formats.places(first.info.starts.items())
         begins = f"at {starts}" if starts else "where the program says"
         yield f"{', '.join(first.others)} {'begins' if len(first.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
         yield f"the first run goes on from here: slackwater run {program} --app {done.app}"
-
-
-def _places(offsets: Mapping[str, tuple[int, ...]]) -> list[str]:
-    return [f"{topic}[{number}] {at}" for topic, each in offsets.items() for number, at in enumerate(each)]
 
 
 def replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Result:
@@ -146,7 +141,7 @@ def _replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Iter
     yield Table.of(("it wrote", "", ">committed", ">replayed", ">different"), _written(found))
     if found.different:
         yield ""
-        yield changes(found.different, "committed", "replayed")
+        yield values.changes(found.different, "committed", "replayed")
         yield from _more(len(found.different), "key")
     if found.hidden:
         yield ""

@@ -122,9 +122,7 @@ def _shown(snapshot: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Iterato
             ">version": lambda m: f"v{m.version}",
             "committed": lambda m: instants.iso(m.time_ms),
             "table": lambda m: m.stage if m.table else "-",
-            "read up to": lambda m: formats.windows(
-                f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)
-            ),
+            "read up to": lambda m: formats.places((i.topic, i.offsets) for i in m.inputs.values()),
         },
     )
     if not flights:
@@ -205,11 +203,8 @@ def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator
             ">version": lambda at: f"v{at.version}",
             "committed": lambda at: instants.iso(at.time_ms),
             ">state shared": lambda at: formats.size(sum(sst.bytes for sst in at.ssts)) if at.table else "-",
-            "goes on at": lambda at: formats.windows(
-                f"{plan.topics[name]}[{partition}] {offset}"
-                for name, read in at.inputs.items()
-                if not read.upstream
-                for partition, offset in enumerate(read.offsets)
+            "goes on at": lambda at: formats.places(
+                (plan.topics[name], read.offsets) for name, read in at.inputs.items() if not read.upstream
             ),
         },
     )

@@ -14,13 +14,14 @@ import duckdb
 import pytest
 import slackwater as sw
 from slackwater.client import Client, StoredApp
-from slackwater.results.document import Block, Shown, Table, Title
+from slackwater.results.document import Block, Table, Title
+from slackwater.results.shown import Shown
+from slackwater.settings import Settings
 from slackwater.snapshot.bisect.verdict import Step
 from slackwater.snapshot.take.audit_log import list_operations, record, record_once
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
 
 from .support.histories import START_MS, Clock, Flight, FlightsApp, Kafka, flights
@@ -40,9 +41,14 @@ def history(tmp_path: Path) -> FlightsApp:
     return app
 
 
+def client_of(history: FlightsApp, tmp_path: Path, kafka: Kafka | None = None) -> Client:
+    settings = Settings(store=history.store.url, cache=str(tmp_path / "cache"), cache_max_bytes=1 << 20)
+    return Client(settings, lambda: kafka)
+
+
 @pytest.fixture
 def client(history: FlightsApp, tmp_path: Path) -> Iterator[Client]:
-    with Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: history.kafka) as opened:
+    with client_of(history, tmp_path, history.kafka) as opened:
         yield opened
 
 
@@ -71,8 +77,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_the_api_loads_no_words_for_a_terminal() -> None:
-    code = "import slackwater.client, sys; sys.exit(bool({'pyspark', 'typer', 'rich'} & sys.modules.keys()))"
+    code = "import slackwater.client.app, sys; sys.exit(bool({'pyspark', 'typer', 'rich'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_opening_a_store_waits_for_neither_arrow_nor_duckdb(tmp_path: Path) -> None:
+    code = (
+        "import slackwater, sys; slackwater.open(sys.argv[1]); sys.exit(bool({'pyarrow', 'duckdb'} & {*sys.modules}))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True)
 
 
 def test_an_app_that_is_not_there_is_an_error_that_tells_the_nearest(client: Client) -> None:
@@ -241,7 +254,7 @@ def test_records_in_flight_are_rows(app: StoredApp) -> None:
 
 def test_records_in_flight_that_only_kafka_has_need_to_know_where_it_is(history: FlightsApp, tmp_path: Path) -> None:
     with (
-        Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client,
+        client_of(history, tmp_path) as client,
         pytest.raises(sw.errors.Usage, match="nothing says where Kafka is"),
     ):
         client.app("flights").at().inflight("by-carrier")
@@ -401,7 +414,7 @@ def test_a_clone_may_lie_in_another_store(app: StoredApp, client: Client, tmp_pa
 
 def test_a_clone_needs_to_know_where_kafka_is(history: FlightsApp, tmp_path: Path) -> None:
     with (
-        Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client,
+        client_of(history, tmp_path) as client,
         pytest.raises(sw.errors.Usage, match="nothing says where the Kafka brokers are"),
     ):
         client.app("flights").clone("staging")
@@ -456,7 +469,7 @@ def test_hostile_values_of_an_app_stay_text_in_a_notebook(tmp_path: Path) -> Non
     history = FlightsApp(LocalStore(tmp_path / "store"), Kafka(), clock=Clock(START_MS))
     history.run(flights(5))
     history.run([Flight("N666", evil, -1_000_000)])
-    with Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client:
+    with client_of(history, tmp_path) as client:
         app = client.app("flights")
         found = app.bisect(where="SELECT carrier FROM carriers WHERE delay < 0")
         assert evil not in found._repr_html_()

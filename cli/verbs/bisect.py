@@ -1,7 +1,6 @@
 """`slackwater bisect`: find the commit, and its input, that made the state wrong."""
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,9 +105,9 @@ def bisect(
             hint=f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`",
         )
     if scan:
-        with closing(session.settings.open_cache()) as cache:
-            said, ends = asked.predicate(session.store), (asked.good or None, asked.bad or None)
-            session.show(verdict.scan(find_all(session.store, cache, app_name, said, good=ends[0], bad=ends[1])))
+        said, ends = asked.predicate(session.store), (asked.good or None, asked.bad or None)
+        found = find_all(session.store, session.cache, app_name, said, good=ends[0], bad=ends[1])
+        session.show(verdict.scan(found))
         return
     _check_none_open(app_name)
     _note_input_gone(session, app_name)
@@ -224,7 +223,7 @@ def _go_on(
 
     asked, kept = search.asked, search
     predicate = asked.predicate(session.store)
-    with closing(session.settings.open_cache()) as cache, session.output.progress() as progress:
+    with session.output.progress() as progress:
         show_step = _steps(progress, asked.app)
 
         def on_step(step: "Step") -> None:
@@ -236,7 +235,7 @@ def _go_on(
         try:
             verdict = find(
                 session.store,
-                cache,
+                session.cache,
                 asked.app,
                 predicate,
                 good=asked.good or None,
@@ -244,7 +243,7 @@ def _go_on(
                 edge=asked.edge,
                 known=search.known,
                 on_step=on_step,
-                reader=session.settings.open_channels() if predicate.channels and not asked.by_hand else None,
+                reader=session.client.channels() if predicate.channels and not asked.by_hand else None,
             )
         except Wanted as wanted:
             kept = replace(kept, wanted=wanted.ref, asked=replace(asked, bad=asked.bad or wanted.ref))
@@ -252,7 +251,7 @@ def _go_on(
             session.show(shown.wanted(kept, wanted.cut, wanted.left, session.flags))
             return
         _keep(session, replace(kept, found=shown.sentence(verdict), wanted=None))
-        guilty = replayed(session, verdict, cache, code, progress) if replay else None
+        guilty = replayed(session, verdict, code, progress) if replay else None
     for ref, cut in verdict.asked.items():
         session.note_thinned(ref, cut.thinned)
     if verdict.begins:
@@ -319,7 +318,7 @@ def _note_input_gone(session: Session, app_name: str) -> None:
     """Say of which versions Kafka does not hold the input any more, where it is known where Kafka is."""
     from ...snapshot.query.log import unreplayable
 
-    topics = session.settings.open_channels()
+    topics = session.client.channels()
     if topics is None:
         return
     try:

@@ -51,7 +51,6 @@ def clone(
     from ...results.snapshots import cloned
     from ...snapshot.clone.clone import clone as make
     from ...snapshot.clone.first_versions import has_run
-    from ...snapshot.take.audit_log import whoami
 
     topics, target = _pairs("--topic", topic or ()), session.store.at(to or "")
     try:
@@ -63,7 +62,7 @@ def clone(
             sinks=_pairs("--sink", sink or ()),
             channels=KafkaChannels(session.settings.open_kafka()),
             target_store=target,
-            by=whoami(),
+            by=session.client.by,
             dry_run=dry_run,
         )
     except NotFound as error:
@@ -104,10 +103,9 @@ def rescale(
     """
     from ...results.kept import rescaled
     from ...snapshot.maintain.rescale import rescale as change
-    from ...snapshot.take.audit_log import whoami
 
     names, now_ms = options.names_of_stage(stage), instants.now_ms()
-    done = change(session.store, *names, partitions, by=whoami(), now_ms=now_ms, dry_run=dry_run)
+    done = change(session.store, *names, partitions, by=session.client.by, now_ms=now_ms, dry_run=dry_run)
     session.show(rescaled(done, stage, dry_run=dry_run))
 
 
@@ -121,10 +119,9 @@ def retire(session: Session, stage: options.Stage, dry_run: options.DryRun = Fal
     """
     from ...results.kept import retired
     from ...snapshot.maintain.retire import retire as change
-    from ...snapshot.take.audit_log import whoami
 
     names = options.names_of_stage(stage)
-    done = change(session.store, *names, by=whoami(), now_ms=instants.now_ms(), dry_run=dry_run)
+    done = change(session.store, *names, by=session.client.by, now_ms=instants.now_ms(), dry_run=dry_run)
     session.show(retired(done, session.flags, dry_run=dry_run))
     if not dry_run and (trouble := _forget_group(session.settings, *names)):
         session.note(trouble)
@@ -171,7 +168,6 @@ def compact(
     from ...pipeline.run.stopping import stop_signals
     from ...results.kept import to_compact
     from ...snapshot.maintain.compact import AppCompactor, plan
-    from ...snapshot.take.audit_log import whoami
 
     if watch and (full or dry_run):
         raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")
@@ -184,7 +180,7 @@ def compact(
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     # Only what watches ends in order; else these end the process as always.
     with stop_signals() if watch else nullcontext(threading.Event()) as stop:
-        cache, by = session.settings.open_cache(), whoami()
+        cache, by = session.cache, session.client.by
         compactor = AppCompactor(
             opened, cache, app_name, wanted, by=by, threads=threads, now_ms=instants.now_ms, stop=stop
         )
@@ -247,7 +243,6 @@ def gc(
     from ...results import kept
     from ...snapshot.gc.collect import MARGIN_MS, collect
     from ...snapshot.gc.explain import explain as why
-    from ...snapshot.take.audit_log import whoami
 
     rules = session.settings.retention_of(app_name, all_ms=all_, hourly_ms=hourly, daily_ms=daily, versions=versions)
     if margin < MARGIN_MS:
@@ -260,7 +255,7 @@ def gc(
         found = why(session.store, app_name, explain, rules, margin_ms=margin)
         session.show(kept.explained(found))
         return
-    done = collect(session.store, app_name, rules, by=whoami(), dry_run=dry_run, margin_ms=margin)
+    done = collect(session.store, app_name, rules, by=session.client.by, dry_run=dry_run, margin_ms=margin)
     session.show(kept.collected(done))
 
 
@@ -293,14 +288,13 @@ def rm(
     """
     from ...results.kept import removed
     from ...snapshot.maintain.removal import remove_app
-    from ...snapshot.take.audit_log import whoami
 
     if topics:
         session.settings.open_kafka()  # says what is missing before anything is done
     done = remove_app(
         session.store,
         app_name,
-        by=whoami(),
+        by=session.client.by,
         now_ms=instants.now_ms(),
         fence=fence,
         force=force,

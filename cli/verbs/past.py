@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Refused, Unavailable, Usage
 from .. import options
-from ..replaying import needed_program, program_here
+from ..replaying import STARTING, needed_program
 from ..session import Session, verb
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from ...snapshot.bisect.verdict import Guilty
     from ...snapshot.diff.key_history import Change, KeyHistory
     from ...snapshot.diff.moments import TableDiff
-    from ...store.read.cache import SstCache
 
 
 @verb(
@@ -50,7 +48,7 @@ def log(
         read_app(session.store, app_name)
         session.show(history.operations(list_operations(session.store, app_name, limit), app_name))
         return
-    topics = session.settings.open_channels()
+    topics = session.client.channels()
     try:
         commits = entries(session.store, app_name, limit, stage=stage, topics=topics)
     except (Unavailable, Refused) as error:
@@ -88,31 +86,30 @@ def history(
     from ...results.history import key_history as shown
     from ...snapshot.diff.key_history import key_history
 
-    with closing(session.settings.open_cache()) as cache:
-        found = key_history(
-            session.store, cache, app_name, table, options.key_values(key), limit=limit, now_ms=instants.now_ms()
-        )
-        behind = _behind(session, found, cache, code) if why and found.changes else None
+    values, now_ms = options.key_values(key), instants.now_ms()
+    found = key_history(session.store, session.cache, app_name, table, values, limit=limit, now_ms=now_ms)
+    behind = _behind(session, found, code) if why and found.changes else None
     session.show(shown(found, " ".join(key), behind, limit=limit, verbose=verbose))
 
 
-def _behind(session: Session, found: "KeyHistory", cache: "SstCache", code: Path | None) -> "tuple[Guilty | None, ...]":
+def _behind(session: Session, found: "KeyHistory", code: Path | None) -> "tuple[Guilty | None, ...]":
     """The record behind each change; None for a change that no batch made, or nobody knows which."""
     file = needed_program(session, found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
-    with (
-        session.output.progress() as progress,
-        program_here(session, found.app, file, cache, progress) as program,
-    ):
-        from ...pipeline.replay.why import why
+    from ...client.programs import opened_program
 
-        def record_of(change: "Change") -> "Guilty | None":
-            written = found.written(change)
-            if written is None:
-                return None
-            progress(f"replaying {written.stage} v{written.version}")
-            return why(program, written.stage, written.version, written.key)
+    with session.output.progress() as progress:
+        progress(STARTING)
+        with opened_program(session.client, found.app, file, session.settings.open_kafka()) as program:
+            from ...pipeline.replay.why import why
 
-        return tuple(map(record_of, found.changes))
+            def record_of(change: "Change") -> "Guilty | None":
+                written = found.written(change)
+                if written is None:
+                    return None
+                progress(f"replaying {written.stage} v{written.version}")
+                return why(program, written.stage, written.version, written.key)
+
+            return tuple(map(record_of, found.changes))
 
 
 @verb(
@@ -151,8 +148,7 @@ def diff(
         StoredCut(store, session.cut_around(ref, "compared", store)[0])
         for store, ref in zip(stores, (before, after), strict=True)
     ]
-    with closing(session.settings.open_cache()) as cache:
-        found = differences(cache, *sides, table=table)
+    found = differences(session.cache, *sides, table=table)
     if out is not None:
         values.write(_stacked(found), out)
     session.show(shown((before, after), sides, found, with_rows=not stat, with_values=not keys, out=out))
@@ -194,7 +190,7 @@ def verify(
     from ...results.snapshots import verification
     from ...snapshot.verify.verify import verify as prove
 
-    opened, reader = session.store, session.settings.open_channels() if deep else None
+    opened, reader = session.store, session.client.channels() if deep else None
     with session.output.progress() as progress:
         report = prove(opened, ref, now_ms=instants.now_ms(), deep=deep, reader=reader, on_progress=_seldom(progress))
     session.note_thinned(ref, report.thinned_out)

@@ -17,7 +17,6 @@ from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...pipeline.batch.batch_report import BatchReport
-    from ...pipeline.migrate.first_version import FirstVersion
     from ...pipeline.run.options import Options
     from ...snapshot.init.load import Loaded
 
@@ -79,7 +78,7 @@ def run(
     from ...pipeline.run.options import gc_every_ms
 
     chosen = replace(
-        options.with_spark(session, by_settings, master, conf, py_files),
+        _with_spark(session, by_settings, master, conf, py_files),
         stages=tuple(stage or ()),
         until_caught_up=until_caught_up,
         max_records=max_records,
@@ -91,6 +90,22 @@ def run(
         gc_every_ms=gc_every_ms("--gc", gc),
     )
     _run(session, str(file), app=app_name, options=chosen, metrics=metrics)
+
+
+def _with_spark(
+    session: Session, options: "Options", master: str, conf: list[str] | None, py_files: list[str] | None
+) -> "Options":
+    """The options, with what was said to Spark. Notes secrets among it. Raises `Usage`, and `NotFound` for a file."""
+    from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
+
+    spark_conf = settings_of(conf or ())
+    if secrets := secrets_in(spark_conf):
+        session.note(
+            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
+            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
+        )
+    files = check_py_files(file for files in py_files or () for file in files.split(","))
+    return replace(options, master=master, spark_conf=spark_conf, py_files=files)
 
 
 def _run(session: Session, file: str, *, app: str | None, options: "Options", metrics: int | None) -> None:
@@ -162,9 +177,14 @@ def init(
     source = Source(file, sql)
     program = needed_program(session, app, code, "declares the table")
     with session.output.progress() as progress:
-        first = _first_version(session, app, name, program, offsets, at, progress)
+        kafka, store, by = session.settings.open_kafka(), session.store, session.client.by
+        progress("starting Spark, which knows the program's columns")
+        # Spark's Python side takes a second or two.
+        from ...pipeline.maintain.first_version import first_version_of
+
+        first = first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=by)
         done = initialise(
-            session.store,
+            store,
             first.manifest,
             source,
             info=first.info,
@@ -173,18 +193,6 @@ def init(
             on_progress=_drawn(progress),
         )
     session.show(initialised(done, first, program, dry_run=dry_run))
-
-
-def _first_version(
-    session: Session, app: str, name: str, program: str, offsets: list[str], at: str, progress: Progress
-) -> "FirstVersion":
-    kafka, store = session.settings.open_kafka(), session.store
-    progress("starting Spark, which knows the program's columns")
-    # Spark's Python side takes a second or two.
-    from ...pipeline.migrate.first_version import first_version_of
-    from ...snapshot.take.audit_log import whoami
-
-    return first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=whoami())
 
 
 def _drawn(progress: Progress) -> "Callable[[Loaded], None]":
@@ -250,7 +258,7 @@ def migrate(
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
     spark = master or ("local[*]" if backfill else "local[1]")
-    run_options = options.with_spark(session, by_settings, spark, conf, py_files)
+    run_options = _with_spark(session, by_settings, spark, conf, py_files)
     with reporting(session.output, quiet=session.as_json) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.

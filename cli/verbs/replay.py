@@ -1,7 +1,7 @@
 """`slackwater replay`: run one batch of history again, here, and compare."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,7 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
     if key:
         if after.table is None:
             raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
-        only = parse_key(stage, after.table, [None if each == r"\N" else each for each in key])
+        only = parse_key(stage, after.table, options.key_values(key))
     ran = after.program.path if after.program is not None else "FILE"
     file = needed_program(session, app, code, "to replay with", f"{ran}, the program that ran")
     kafka = session.settings.open_kafka()
@@ -136,10 +136,7 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
     now, then = program_of(declared), after.program
     if now is not None and then is not None and now.checksum != then.checksum:
         session.note(f"note: {file} is not, byte for byte, the program that ran then, {then}")
-    with (
-        closing(session.settings.open_cache()) as cache,
-        open_program(declared, session.store, cache, kafka) as program,
-    ):
+    with open_program(declared, session.store, session.cache, kafka) as program:
         batch = StageReplay.of(program, after)
         yield batch, sent_rows(batch) if only is None else {}, only
 

@@ -1,9 +1,7 @@
 """Verbs that give rows of a moment: query, sql, get, export, rejected."""
 
-from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,9 +11,6 @@ from ...results import formats
 from ...results.document import Result
 from .. import options
 from ..session import Session, verb
-
-if TYPE_CHECKING:
-    pass
 
 
 @verb(
@@ -62,18 +57,19 @@ def query(
         session.show(tables(cut))
         return
     from ...results import values
-    from ..shell import ask, show
+    from ...results.rows import rows
+    from ..shell import ask
 
     if out is not None:
         values.check_ending(out)
-    with closing(session.settings.open_cache()) as cache:
-        answer = ask(session, cache, ref, text, session.cut_around(ref, "shown"))
+    around = session.cut_around(ref, "shown")
+    found, moments = ask(session, ref, text, around)
     if out is None:
-        show(session, answer, limit)
+        session.show(rows(found, around[0], moments, limit))
         return
-    values.write(answer.rows, out)
-    number = answer.rows.num_rows
-    written = {"file": str(out), "rows": number, "thinned_out": answer.cut.thinned}
+    values.write(found, out)
+    number = found.num_rows
+    written = {"file": str(out), "rows": number, "thinned_out": around[0].thinned}
     session.show(Result(written, f"{formats.plural(number, 'row')} in {out}"))
 
 
@@ -103,8 +99,7 @@ def _show_page(session: Session, ref: str) -> None:
     check_page()
     cut, _ = session.cut_around(ref, "shown")
     with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
-        with closing(session.settings.open_cache()) as cache:
-            written = export(session.store, cache, cut, ref, Path(folder) / f"{cut.app}.duckdb")
+        written = export(session.store, session.cache, cut, ref, Path(folder) / f"{cut.app}.duckdb")
         with page(written.path) as words:
             shown = {"page": words, "app": cut.app, "versions": cut.versions, "tables": written.rows}
             session.show(Result(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it"))
@@ -131,15 +126,14 @@ def sql(
     """
     from .. import shell, terminal
 
-    with closing(session.settings.open_cache()) as cache:
-        opened = shell.Shell(session, cache, ref, limit)
-        stream = typer.get_binary_stream("stdin")
-        if stream.isatty() and (terminal.is_terminal() or terminal.is_terminal(stderr=True)):
-            from ..prompt import prompter
+    opened = shell.Shell(session, ref, limit)
+    stream = typer.get_binary_stream("stdin")
+    if stream.isatty() and (terminal.is_terminal() or terminal.is_terminal(stderr=True)):
+        from ..prompt import prompter
 
-            opened.run(shell.typed(prompter(opened)))
-        elif opened.run(shell.read(stream)):
-            raise typer.Exit(1)
+        opened.run(shell.typed(prompter(opened)))
+    elif opened.run(shell.read(stream)):
+        raise typer.Exit(1)
 
 
 @verb(
@@ -203,8 +197,7 @@ def export(
 
     check_free(file, force=force)
     cut, _ = session.cut_around(ref, "exported")
-    with closing(session.settings.open_cache()) as cache:
-        written = write(session.store, cache, cut, ref, file, only=table or None, force=force)
+    written = write(session.store, session.cache, cut, ref, file, only=table or None, force=force)
     session.show(exported(written, cut, ref, file))
 
 
@@ -238,21 +231,19 @@ def rejected(
     from ...snapshot.rejected.listing import rejected as list_rejected
 
     cut, _ = session.cut_around(app_name, "read")
-    with closing(session.settings.open_cache()) as cache:
-        found = list_rejected(session.store, cache, cut, stage=stage or "", limit=limit, every=every)
+    found = list_rejected(session.store, session.cache, cut, stage=stage or "", limit=limit, every=every)
     session.show(shown(found, limit))
 
 
 def _ask(session: Session, app_name: str, stage: str, *, dry_run: bool) -> None:
     from ...results.rows import retries as shown
     from ...snapshot.rejected import retries
-    from ...snapshot.status import lag
-    from ...snapshot.take.audit_log import whoami
+    from ...snapshot.status import roster
 
     now_ms = instants.now_ms()
     waiting = retries.waiting(session.store, app_name, stage)
     running = {name for beat in lag.beats(session.store, app_name, now_ms) for name in beat.stages}
     if not dry_run:
         for name in waiting:
-            retries.ask(session.store, app_name, name, by=whoami(), now_ms=now_ms)
+            retries.ask(session.store, app_name, name, by=session.client.by, now_ms=now_ms)
     session.show(shown(app_name, waiting, running, dry_run=dry_run))

@@ -70,10 +70,9 @@ def take(
     from ...snapshot.cut.stored import own_request
     from ...snapshot.status import lag
     from ...snapshot.take import taking
-    from ...snapshot.take.audit_log import whoami
     from ...snapshot.take.waiting import take as take_and_wait
 
-    opened, reader, by = session.store, session.settings.open_channels(), whoami()
+    opened, reader, by = session.store, session.client.channels(), session.client.by
     name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", instants.now_ms()
 
     def is_new() -> bool:
@@ -144,11 +143,10 @@ def rm(
     The versions stay in the history; only the promise to keep them is gone.
     """
     from ...results import snapshots as shown
-    from ...snapshot.take.audit_log import whoami
     from ...snapshot.take.remove import remove_or_withdraw
 
     app_name, name = _which(app_name, name)
-    gone = remove_or_withdraw(session.store, app_name, name, by=whoami(), force=force, dry_run=dry_run)
+    gone = remove_or_withdraw(session.store, app_name, name, by=session.client.by, force=force, dry_run=dry_run)
     session.show(shown.unpinned(f"{app_name}@{name}", gone, dry_run=dry_run))
 
 

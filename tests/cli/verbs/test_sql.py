@@ -15,7 +15,6 @@ from slackwater.cli.prompt import Names, prompter
 from slackwater.cli.session import Session
 from slackwater.cli.shell import Shell, is_finished, read, typed
 from slackwater.errors import Usage
-from slackwater.store.read.cache import SstCache
 
 from tests.cli.verbs.calling import done, slackwater
 from tests.support.histories import FlightsApp, flights
@@ -27,9 +26,8 @@ WORST = "SELECT max(delay) AS worst FROM carriers"
 
 @pytest.fixture
 def shell(app: FlightsApp, tmp_path: Path) -> Iterator[Shell]:
-    session = Session(output_for(json=False), str(tmp_path / "store"), None, as_json=False)
-    with closing(SstCache(tmp_path / "cache", 1 << 20)) as cache:
-        yield Shell(session, cache, app.name, 50)
+    with closing(Session(output_for(json=False), str(tmp_path / "store"), None, as_json=False)) as session:
+        yield Shell(session, app.name, 50)
 
 
 @pytest.fixture
