@@ -98,7 +98,7 @@ class Client(Connection, Shown):
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.maintain.first_version import first_version_of
+        from ..pipeline.migrate.first_version import first_version_of
         from ..snapshot.init.initialise import initialise
         from ..snapshot.init.source import Source
 

@@ -11,7 +11,7 @@ from ..settings import Settings
 
 if TYPE_CHECKING:
     from ..pipeline.kafka.protocol import Kafka as Opened
-    from ..snapshot.clone.channels import Channels
+    from ..snapshot.clone.first_versions import Channels
     from ..snapshot.query.log import Topics
     from ..snapshot.verify.verify import Rereader
     from ..store.objects.protocol import ObjectStore

@@ -21,7 +21,7 @@ from ..snapshot.query.answers import answer, as_relation, channel_tables, names_
 from ..snapshot.query.columns import TableColumn, columns, get
 from ..snapshot.query.export import export
 from ..snapshot.verify.verify import verify
-from ..store.sst.python_values import python_rows
+from ..store.sst.arrow_types import python_rows
 from ..store.versions.manifest import Manifest
 from .connection import Connection
 from .results import Difference, Verification

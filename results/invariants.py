@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from .. import instants
-from ..snapshot.bisect.invariants import Invariant
 from ..snapshot.bisect.verdict import Verdict
-from ..snapshot.bisect.watcher import Look, State
+from ..snapshot.bisect.watcher import Invariant, Look, State
 from ..snapshot.bisect.watcher import Result as Evaluated
 from . import formats, values
 from .document import Block, Title

@@ -180,7 +180,7 @@ def init(
         kafka, store, by = session.settings.open_kafka(), session.store, session.client.by
         progress("starting Spark, which knows the program's columns")
         # Spark's Python side takes a second or two.
-        from ...pipeline.maintain.first_version import first_version_of
+        from ...pipeline.migrate.first_version import first_version_of
 
         first = first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=by)
         done = initialise(

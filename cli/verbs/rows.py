@@ -238,7 +238,7 @@ def rejected(
 def _ask(session: Session, app_name: str, stage: str, *, dry_run: bool) -> None:
     from ...results.rows import retries as shown
     from ...snapshot.rejected import retries
-    from ...snapshot.status import roster
+    from ...snapshot.status import lag
 
     now_ms = instants.now_ms()
     waiting = retries.waiting(session.store, app_name, stage)

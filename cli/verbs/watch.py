@@ -17,7 +17,7 @@ from ..session import Session, verb
 if TYPE_CHECKING:
     from ...pipeline.run.stopping import Stop
     from ...snapshot.bisect.verdict import Step, Verdict
-    from ...snapshot.bisect.watcher import Look, Watcher
+    from ...snapshot.bisect.watcher import Invariant, Look, Watcher
 
 _AGAIN_S = 5.0
 """After so long storage that did not answer is asked again."""
@@ -45,7 +45,7 @@ def watch(
     """
     from ...pipeline.run.stopping import stop_signals
     from ...snapshot.bisect.watcher import Watcher
-    from ...snapshot.query.channel_tables import names_channels
+    from ...snapshot.query.answers import names_channels
     from ...snapshot.take.audit_log import record
 
     invariants = [each for each in session.settings.invariants.values() if each.app in ("", app_name)]
