@@ -29,7 +29,7 @@ test-with-servers: $(READY)
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@MYPYPATH=.types $(BIN)/mypy -m slackwater -m slackwater.testing $(addprefix -p slackwater.,chandy_lamport store fold snapshot pipeline results client cli)
+	@MYPYPATH=.types $(BIN)/mypy -m slackwater -m slackwater.testing $(addprefix -p slackwater.,chandy_lamport store fold moments keep search pipeline results client cli)
 	@$(BIN)/lint-imports
 
 format: $(READY) ## format the code and fix what ruff can fix

@@ -19,11 +19,11 @@ from .store.objects.stats import Prices
 from .validation import nearest
 
 if TYPE_CHECKING:
+    from .keep.gc.retention import Retention
     from .pipeline.kafka.channels import KafkaChannels
     from .pipeline.kafka.protocol import Kafka
     from .pipeline.run.options import Options
-    from .snapshot.bisect.watcher import Invariant
-    from .snapshot.gc.retention import Retention
+    from .search.watcher import Invariant
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
 
@@ -89,7 +89,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         """
         from dataclasses import replace
 
-        from .snapshot.gc.retention import Retention
+        from .keep.gc.retention import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
         return replace(rules, **{rule: value for rule, value in said.items() if value is not None})
@@ -240,7 +240,7 @@ def _checked(path: Path, name: str, table: object, kind: type[Struct], what: str
 
 def _retention(path: Path, table: object) -> "dict[str, Retention]":
     """`[retention]`: the common rules, and a table for each app that has rules of its own."""
-    from .snapshot.gc.retention import Retention
+    from .keep.gc.retention import Retention
 
     common = {rule: value for rule, value in _table(path, "retention", table).items() if not isinstance(value, dict)}
     own = {app: rules for app, rules in _table(path, "retention", table).items() if isinstance(rules, dict)}
@@ -256,7 +256,7 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
 
 
 def _invariant(path: Path, name: str, table: object) -> "Invariant":
-    from .snapshot.bisect.watcher import Invariant
+    from .search.watcher import Invariant
 
     called = f"invariants.{name}"
     given = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))

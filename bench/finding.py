@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.fold.culprit import smallest
-from slackwater.snapshot.bisect.predicate import At, Where
-from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.sql import connect
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.query.sql import connect
+from slackwater.search.predicate import At, Where
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 

@@ -64,8 +64,8 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 def _ours(source: Path, folder: Path) -> None:
-    from slackwater.snapshot.init.initialise import initialise
-    from slackwater.snapshot.init.source import Source
+    from slackwater.keep.init.initialise import initialise
+    from slackwater.keep.init.source import Source
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions.manifest import Input, Manifest
 

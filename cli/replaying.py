@@ -8,7 +8,7 @@ from .output import Progress
 from .session import Session
 
 if TYPE_CHECKING:
-    from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
+    from ..search.verdict import Guilty, Hop, Verdict
 
 STARTING = "starting Spark for the replay"
 

@@ -18,9 +18,9 @@ from . import terminal
 from .output import Output
 
 if TYPE_CHECKING:
+    from ..keep.gc.collect import Collected
+    from ..moments.status.lag import StageLag
     from ..pipeline.run.stopping import Stop
-    from ..snapshot.gc.collect import Collected
-    from ..snapshot.status.lag import StageLag
 
 _TICK_S = 0.2
 _WORTH_A_LINE_S = 1.0

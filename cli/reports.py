@@ -10,7 +10,7 @@ from ..whole_file import check_folder, whole_file
 from .session import Session
 
 if TYPE_CHECKING:
-    from ..snapshot.bisect.verdict import Guilty, Verdict
+    from ..search.verdict import Guilty, Verdict
 
 _ENDINGS = {"--report": (".html", ".htm"), "--md": (".md", ".markdown")}
 
@@ -60,7 +60,7 @@ class Reports:
         wanted = [(path, option, render) for path, option, render in formats if path is not None]
         if not wanted:
             return
-        from ..snapshot.bisect.evidence import collect
+        from ..search.evidence import collect
         from ..store.versions.apps import free_name
 
         reader = session.client.channels() if verdict.predicate.channels else None

@@ -18,8 +18,8 @@ from .output import Output, output_for
 
 if TYPE_CHECKING:
     from ..client import Client
+    from ..moments.cut.graph import Cut, Thinned
     from ..settings import Settings
-    from ..snapshot.cut.graph import Cut, Thinned
     from ..store.objects.protocol import ObjectStore
     from ..store.read.cache import SstCache
 
@@ -99,7 +99,7 @@ class Session:
         `done` is what happens to the one stage that is left where others cannot be read; `store` is where to look, by
         default in the session's.
         """
-        from ..snapshot.cut.resolve import resolve_around
+        from ..moments.cut.resolve import resolve_around
 
         cut, damage = resolve_around(store or self.store, ref, now_ms=instants.now_ms())
         if damage is not None:

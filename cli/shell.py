@@ -11,7 +11,7 @@ from .session import Session
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..snapshot.cut.graph import Cut
+    from ..moments.cut.graph import Cut
 
 
 def ask(session: Session, ref: str, sql: str, around: "tuple[Cut, bool]") -> "tuple[pa.Table, Mapping[str, Cut]]":
@@ -20,7 +20,7 @@ def ask(session: Session, ref: str, sql: str, around: "tuple[Cut, bool]") -> "tu
     `around` is the moment of the ref, as `Session.cut_around` gives it.
     """
     from ..client.moment import rows_of
-    from ..snapshot.cut.moments import later_stages
+    from ..moments.cut.moments import later_stages
 
     cut, is_whole = around
     others: dict[str, Cut] = {}
@@ -92,7 +92,7 @@ class Shell:
 
     def names(self) -> list[tuple[str, str]]:
         """What may stand in a statement, each with what it is: the tables and columns of the moment."""
-        from ..snapshot.query.columns import columns
+        from ..moments.query.columns import columns
 
         cut, _ = self._around()
         found = [(name, "table") for name in cut.tables]
@@ -102,7 +102,7 @@ class Shell:
 
     def moments(self) -> list[tuple[str, str]]:
         """What may stand behind AT, each with what it is: the app's snapshots."""
-        from ..snapshot.cut.stored import list_snapshots
+        from ..moments.cut.stored import list_snapshots
 
         app = self._ref.partition("@")[0].partition("/")[0]
         found = [(each.name, instants.when(each.completed_ms)) for each in list_snapshots(self._session.store, app)]
@@ -110,7 +110,7 @@ class Shell:
 
     def _carry_out(self, text: str) -> bool:
         """Whether to go on after it."""
-        from ..snapshot.query.clauses import words
+        from ..moments.query.clauses import words
 
         first, *others = words(text)
         if first.says("at"):
@@ -129,7 +129,7 @@ class Shell:
         return True
 
     def _at(self, said: str) -> None:
-        from ..snapshot.query.moments import ref_of_words
+        from ..moments.query.moments import ref_of_words
 
         if said:
             app = self._ref.partition("@")[0].partition("/")[0]
@@ -143,7 +143,7 @@ class Shell:
 
     def _move(self, ref: str) -> None:
         """Go to a moment. But for the newest, which goes on, it is always the same from here on."""
-        from ..snapshot.cut.refs import AtTime, Latest, parse
+        from ..moments.cut.refs import AtTime, Latest, parse
 
         parsed = parse(ref, now_ms=instants.now_ms())
         found = self._session.cut_around(ref, "shown")
@@ -162,7 +162,7 @@ def read(lines: Iterable[bytes]) -> Iterator[str]:
     Raises:
         Usage: a line is not UTF-8.
     """
-    from ..snapshot.query.clauses import split, words
+    from ..moments.query.clauses import split, words
 
     rest = ""
     for number, line in enumerate(lines, 1):
@@ -181,7 +181,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
     `ask` gives a text that `is_finished`, and raises `KeyboardInterrupt` and `EOFError` for these keys.
     """
-    from ..snapshot.query.clauses import split, words
+    from ..moments.query.clauses import split, words
 
     while True:
         try:
@@ -198,7 +198,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
 def is_finished(text: str) -> bool:
     """Whether a text that is typed can be carried out: nothing comes after its last `;`, but a word that needs none."""
-    from ..snapshot.query.clauses import split, words
+    from ..moments.query.clauses import split, words
 
     _, rest = split(text)
     left = words(rest)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .client import Client, open
 
 if TYPE_CHECKING:
-    from ..snapshot.query.columns import TableColumn
+    from ..moments.query.columns import TableColumn
     from .app import StoredApp
     from .history import Bisection
     from .moment import Moment, Tables

@@ -5,9 +5,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..snapshot.clone.clone import clone as make_clone
-from ..snapshot.migrate.migrate import Migrated
-from ..snapshot.take.waiting import take
+from ..keep.clone.clone import clone as make_clone
+from ..keep.migrate.migrate import Migrated
+from ..moments.take.waiting import take
 from .history import AppHistory
 from .moment import Moment
 from .programs import run_options

@@ -15,8 +15,8 @@ from ..store.versions.apps import list_apps, read_app
 from .connection import Connection
 
 if TYPE_CHECKING:
-    from ..snapshot.init.initialise import Initialised
-    from ..snapshot.init.load import Loaded
+    from ..keep.init.initialise import Initialised
+    from ..keep.init.load import Loaded
     from .app import StoredApp
 
 
@@ -98,9 +98,9 @@ class Client(Connection, Shown):
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
         # Spark's Python side takes a second or two.
+        from ..keep.init.initialise import initialise
+        from ..keep.init.source import Source
         from ..pipeline.migrate.first_version import first_version_of
-        from ..snapshot.init.initialise import initialise
-        from ..snapshot.init.source import Source
 
         channels = self.known_channels("from which the app goes on")
         app, _, name = stage.partition("/")

@@ -10,10 +10,10 @@ from ..errors import Usage
 from ..settings import Settings
 
 if TYPE_CHECKING:
+    from ..keep.clone.first_versions import Channels
+    from ..keep.verify.verify import Rereader
+    from ..moments.query.log import Topics
     from ..pipeline.kafka.protocol import Kafka as Opened
-    from ..snapshot.clone.first_versions import Channels
-    from ..snapshot.query.log import Topics
-    from ..snapshot.verify.verify import Rereader
     from ..store.objects.protocol import ObjectStore
     from ..store.read.cache import SstCache
 
@@ -63,7 +63,7 @@ class Connection:
     @property
     def by(self) -> str:
         """Who works with it, as an app's log has it: user@host."""
-        from ..snapshot.take.audit_log import whoami
+        from ..moments.take.audit_log import whoami
 
         return whoami()
 

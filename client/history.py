@@ -9,20 +9,20 @@ import duckdb
 
 from .. import instants
 from ..errors import Usage
+from ..keep.rejected.listing import RejectedRecords, rejected
+from ..moments.cut.lineage import Window
+from ..moments.cut.resolve import resolve
+from ..moments.cut.stored import Snapshot, list_snapshots
+from ..moments.diff.key_history import key_history
+from ..moments.query.answers import as_relation
+from ..moments.query.log import entries
 from ..results import verdict
 from ..results.document import Block, Title
 from ..results.shown import Shown
-from ..snapshot.bisect.flips import Flips, scan
-from ..snapshot.bisect.programs import Function
-from ..snapshot.bisect.search import Edge, bisect
-from ..snapshot.bisect.verdict import Guilty, Step, Verdict
-from ..snapshot.cut.lineage import Window
-from ..snapshot.cut.resolve import resolve
-from ..snapshot.cut.stored import Snapshot, list_snapshots
-from ..snapshot.diff.key_history import key_history
-from ..snapshot.query.answers import as_relation
-from ..snapshot.query.log import entries
-from ..snapshot.rejected.listing import RejectedRecords, rejected
+from ..search.flips import Flips, scan
+from ..search.programs import Function
+from ..search.search import Edge, bisect
+from ..search.verdict import Guilty, Step, Verdict
 from .connection import Connection
 from .moment import Moment
 from .programs import predicate_of, record_behind

@@ -10,17 +10,17 @@ import pyarrow as pa
 
 from .. import instants
 from ..errors import NotFound
+from ..keep.verify.verify import verify
+from ..moments.cut.graph import Cut, Thinned, channels
+from ..moments.cut.moments import later_stages
+from ..moments.cut.resolve import telling_if_collected
+from ..moments.diff.moments import StoredCut, diff
+from ..moments.query.answers import answer, as_relation, channel_tables, names_channels
+from ..moments.query.columns import TableColumn, columns, get
+from ..moments.query.export import export
 from ..results.document import Block, Table, Time, Title
 from ..results.rows import columns_table
 from ..results.shown import Shown
-from ..snapshot.cut.graph import Cut, Thinned, channels
-from ..snapshot.cut.moments import later_stages
-from ..snapshot.cut.resolve import telling_if_collected
-from ..snapshot.diff.moments import StoredCut, diff
-from ..snapshot.query.answers import answer, as_relation, channel_tables, names_channels
-from ..snapshot.query.columns import TableColumn, columns, get
-from ..snapshot.query.export import export
-from ..snapshot.verify.verify import verify
 from ..store.sst.arrow_types import python_rows
 from ..store.versions.manifest import Manifest
 from .connection import Connection

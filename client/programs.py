@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Usage
-from ..snapshot.bisect.predicate import Predicate
-from ..snapshot.bisect.programs import Function, Python
-from ..snapshot.bisect.session import Asked
-from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
+from ..search.predicate import Predicate
+from ..search.programs import Function, Python
+from ..search.session import Asked
+from ..search.verdict import Guilty, Hop, Verdict
 from ..store.objects.protocol import ObjectStore
 from .connection import Connection
 

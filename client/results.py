@@ -7,16 +7,16 @@ from typing import overload
 
 import duckdb
 
+from ..keep.verify.report import Difference as Finding
+from ..keep.verify.verify import Report
+from ..moments.diff import key_history as history
+from ..moments.diff.moments import TableDiff
+from ..moments.query.answers import as_relation
+from ..moments.query.log import Entry
 from ..results.document import Block, Table, Title
 from ..results.history import changes_table, commits_table, table_diff
 from ..results.shown import Shown
 from ..results.snapshots import verified
-from ..snapshot.diff import key_history as history
-from ..snapshot.diff.moments import TableDiff
-from ..snapshot.query.answers import as_relation
-from ..snapshot.query.log import Entry
-from ..snapshot.verify.report import Difference as Finding
-from ..snapshot.verify.verify import Report
 from ..store.sst.arrow_types import python_rows
 
 

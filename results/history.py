@@ -5,12 +5,12 @@ from itertools import chain
 from pathlib import Path
 
 from .. import instants
-from ..snapshot.bisect.verdict import Guilty
-from ..snapshot.diff.key_changes import KeyChange
-from ..snapshot.diff.key_history import Change, KeyHistory
-from ..snapshot.diff.moments import ColumnMatch, StoredCut, TableDiff
-from ..snapshot.query.log import Entry
-from ..snapshot.take.audit_log import Operation
+from ..moments.diff.key_changes import KeyChange
+from ..moments.diff.key_history import Change, KeyHistory
+from ..moments.diff.moments import ColumnMatch, StoredCut, TableDiff
+from ..moments.query.log import Entry
+from ..moments.take.audit_log import Operation
+from ..search.verdict import Guilty
 from . import formats, values
 from .document import Block, Cell, Name, Result, Table, Title
 from .values import value_lines, word

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from .. import instants
-from ..snapshot.bisect.verdict import Verdict
-from ..snapshot.bisect.watcher import Invariant, Look, State
-from ..snapshot.bisect.watcher import Result as Evaluated
+from ..search.verdict import Verdict
+from ..search.watcher import Invariant, Look, State
+from ..search.watcher import Result as Evaluated
 from . import formats, values
 from .document import Block, Title
 

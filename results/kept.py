@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from .. import instants
-from ..snapshot.gc.collect import Collected
-from ..snapshot.gc.explain import Explanation
-from ..snapshot.maintain.compact import Merge
-from ..snapshot.maintain.removal import Removed
-from ..snapshot.maintain.rescale import Rescaled
-from ..snapshot.maintain.retire import Retired
-from ..snapshot.maintain.stage_compactor import Compacted
-from ..snapshot.take.waiting import ask_whether_gone
+from ..keep.gc.collect import Collected
+from ..keep.gc.explain import Explanation
+from ..keep.maintain.compact import Merge
+from ..keep.maintain.removal import Removed
+from ..keep.maintain.rescale import Rescaled
+from ..keep.maintain.retire import Retired
+from ..keep.maintain.stage_compactor import Compacted
+from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from . import formats
 from .document import Block, Result, Table, Title

@@ -5,12 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .. import instants
+from ..keep.init.initialise import Initialised
+from ..keep.migrate.migrate import Migrated, lines
 from ..pipeline.batch.batch_report import BatchReport
 from ..pipeline.migrate.backfilled import Backfilled, Filled
 from ..pipeline.migrate.first_version import FirstVersion
 from ..pipeline.replay.compare import ChannelComparison, Comparison
-from ..snapshot.init.initialise import Initialised
-from ..snapshot.migrate.migrate import Migrated, lines
 from . import formats, values
 from .document import Block, Cell, Result, Table, Title
 

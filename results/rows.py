@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from .. import instants
-from ..snapshot.cut.graph import Cut
-from ..snapshot.query.columns import TableColumn, columns
-from ..snapshot.query.export import ABOUT, Exported
-from ..snapshot.rejected.listing import RejectedRecord, RejectedRecords
+from ..keep.rejected.listing import RejectedRecord, RejectedRecords
+from ..moments.cut.graph import Cut
+from ..moments.query.columns import TableColumn, columns
+from ..moments.query.export import ABOUT, Exported
 from . import formats, values
 from .document import Block, Cell, Result, Table, Title
 

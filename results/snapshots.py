@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from .. import instants
-from ..snapshot.clone.plan import ClonePlan
-from ..snapshot.cut.graph import Cut
-from ..snapshot.cut.in_flight import InFlight
-from ..snapshot.cut.stored import Request, Snapshot
-from ..snapshot.take.audit_log import Operation
-from ..snapshot.take.waiting import Taken
-from ..snapshot.verify.ledger import Entry
-from ..snapshot.verify.report import CHECKS
-from ..snapshot.verify.verify import Report
+from ..keep.clone.plan import ClonePlan
+from ..keep.verify.ledger import Entry
+from ..keep.verify.report import CHECKS
+from ..keep.verify.verify import Report
+from ..moments.cut.graph import Cut
+from ..moments.cut.in_flight import InFlight
+from ..moments.cut.stored import Request, Snapshot
+from ..moments.take.audit_log import Operation
+from ..moments.take.waiting import Taken
 from . import formats
 from .document import Block, Cell, Result, Table, Title
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from .. import instants
-from ..snapshot.status.cost import AppCost, StageCost
-from ..snapshot.status.lag import InputLag
-from ..snapshot.status.overview import AppOverview, StageOverview, TableFigures
+from ..moments.status.cost import AppCost, StageCost
+from ..moments.status.lag import InputLag
+from ..moments.status.overview import AppOverview, StageOverview, TableFigures
 from . import formats
 from .document import Block, Cell, Result, Table, Title
 

@@ -17,7 +17,7 @@ from . import formats
 from .document import Cell, Name, Table
 
 if TYPE_CHECKING:
-    from ..snapshot.diff.key_changes import KeyChanges
+    from ..moments.diff.key_changes import KeyChanges
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)

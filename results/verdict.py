@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import instants
-from ..snapshot.bisect.flips import Flips
-from ..snapshot.bisect.session import Session as Search
-from ..snapshot.bisect.verdict import MAX_ROWS, Guilty, Message, Step, Verdict
-from ..snapshot.cut.graph import Cut
-from ..snapshot.cut.lineage import Lineage, Window
-from ..snapshot.diff.candidates import ChangedKeys
-from ..snapshot.diff.key_changes import KeyChanges
+from ..moments.cut.graph import Cut
+from ..moments.cut.lineage import Lineage, Window
+from ..moments.diff.candidates import ChangedKeys
+from ..moments.diff.key_changes import KeyChanges
+from ..search.flips import Flips
+from ..search.session import Session as Search
+from ..search.verdict import MAX_ROWS, Guilty, Message, Step, Verdict
 from . import formats
 from .document import Block, Cell, Result, Table, Title
 from .report.masking import readable

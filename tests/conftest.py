@@ -6,7 +6,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
@@ -20,6 +20,7 @@ from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
 
 from tests.models.profiles import PROFILE
 from tests.support.registries import EmbeddedRegistry
@@ -217,3 +218,10 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
     monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue(fixture))
     return open_store(f"s3://{BUCKET}/{uuid4().hex}")
+
+
+@pytest.fixture(scope="module", name="cache")
+def sst_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
+    """The local cache of SSTs of one test file."""
+    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as found:
+        yield found

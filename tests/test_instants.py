@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater import instants
 from slackwater.errors import Usage
-from slackwater.snapshot.cut.refs import AtTime, parse
+from slackwater.moments.cut.refs import AtTime, parse
 
 
 def test_the_present_is_in_milliseconds() -> None:

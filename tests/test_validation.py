@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
 from slackwater.errors import Usage
+from slackwater.keep.gc.retention import Retention
 from slackwater.pipeline.run.options import Options
-from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.versions import codec
 from slackwater.store.versions.manifest import Policy
 from slackwater.validation import finite, whole

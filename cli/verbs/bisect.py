@@ -17,8 +17,8 @@ from ..reports import Reports
 from ..session import Session, either, verb
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.session import Session as Search
-    from ...snapshot.bisect.verdict import Answer, Step, Verdict
+    from ...search.session import Session as Search
+    from ...search.verdict import Answer, Step, Verdict
 
 FOLDER = Path(".slackwater")
 """Where sessions are kept, beside what `dev` keeps."""
@@ -82,9 +82,9 @@ def bisect(
     is found that turned it bad.
     """
     from ...results import values, verdict
-    from ...snapshot.bisect.flips import scan as find_all
-    from ...snapshot.bisect.session import Asked
-    from ...snapshot.bisect.session import Session as Search
+    from ...search.flips import scan as find_all
+    from ...search.session import Asked
+    from ...search.session import Session as Search
 
     if "@" in app_name or "/" in app_name:
         name = app_name.partition("@")[0].partition("/")[0]
@@ -125,9 +125,9 @@ def start(
 
     Each answer, `bisect good`, `bad` or `skip`, is followed by the next moment to look at, until one commit is left.
     """
-    from ...snapshot.bisect.ends import pinned
-    from ...snapshot.bisect.session import Asked, Mark
-    from ...snapshot.bisect.session import Session as Search
+    from ...search.ends import pinned
+    from ...search.session import Asked, Mark
+    from ...search.session import Session as Search
 
     _check_none_open(app_name)
     now_ms = instants.now_ms()
@@ -166,7 +166,7 @@ def skip(session: Session, app_name: options.App, refs: Refs = None) -> None:
 @verb("slackwater bisect log flights > search.log", of=words)
 def log(session: Session, app_name: options.App) -> None:
     """Print the search so far, as commands that `bisect replay` reads."""
-    from ...snapshot.bisect.session import log_of
+    from ...search.session import log_of
 
     lines = tuple(log_of(_of(session, app_name)))
     session.show(Result({"app": app_name, "lines": lines}, *lines))
@@ -175,7 +175,7 @@ def log(session: Session, app_name: options.App) -> None:
 @verb("slackwater bisect replay search.log", of=words, kafka=True)
 def replay(session: Session, file: LogFile) -> None:
     """Take the answers of a log for given, and go on from there, in the place of the app's session."""
-    from ...snapshot.bisect.session import of_log
+    from ...search.session import of_log
 
     try:
         text = file.read_text(encoding="utf-8")
@@ -195,7 +195,7 @@ def explain(session: Session, app_name: options.App) -> None:
 @verb("slackwater bisect reset flights", of=words)
 def reset(session: Session, app_name: options.App) -> None:
     """Forget the app's search."""
-    from ...snapshot.bisect.session import path_of
+    from ...search.session import path_of
 
     path = path_of(FOLDER, app_name)
     was_there = path.exists()
@@ -217,8 +217,8 @@ def _go_on(
     from msgspec.structs import replace
 
     from ...results import verdict as shown
-    from ...snapshot.bisect.predicate import Wanted
-    from ...snapshot.bisect.search import bisect as find
+    from ...search.predicate import Wanted
+    from ...search.search import bisect as find
     from ...store.versions.apps import free_name
 
     asked, kept = search.asked, search
@@ -301,7 +301,7 @@ def _keep(session: Session, search: "Search") -> None:
 
 def _check_none_open(app_name: str) -> None:
     """Raise `Refused` when somebody is about to look for the first bad commit of an app."""
-    from ...snapshot.bisect.session import read
+    from ...search.session import read
 
     try:
         search = read(FOLDER, app_name)
@@ -316,7 +316,7 @@ def _check_none_open(app_name: str) -> None:
 
 def _note_input_gone(session: Session, app_name: str) -> None:
     """Say of which versions Kafka does not hold the input any more, where it is known where Kafka is."""
-    from ...snapshot.query.log import unreplayable
+    from ...moments.query.log import unreplayable
 
     topics = session.client.channels()
     if topics is None:
@@ -332,8 +332,8 @@ def _note_input_gone(session: Session, app_name: str) -> None:
 
 
 def _mark(session: Session, app_name: str, answer: "Answer", refs: list[str] | None) -> None:
-    from ...snapshot.bisect.ends import pinned
-    from ...snapshot.bisect.session import BEGINNING, Mark
+    from ...search.ends import pinned
+    from ...search.session import BEGINNING, Mark
 
     search, now_ms = _of(session, app_name), instants.now_ms()
     if not refs and search.wanted is None:
@@ -349,7 +349,7 @@ def _mark(session: Session, app_name: str, answer: "Answer", refs: list[str] | N
 
 def _of(session: Session, app_name: str) -> "Search":
     """The app's session. Raises `Refused` when it is one of another store."""
-    from ...snapshot.bisect.session import read
+    from ...search.session import read
 
     search = read(FOLDER, app_name)
     if search.store != session.store.url:

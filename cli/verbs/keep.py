@@ -14,10 +14,10 @@ from .. import options
 from ..session import Session, group, store_flag, verb
 
 if TYPE_CHECKING:
+    from ...keep.maintain.compact import AppCompactor
+    from ...keep.maintain.removal import Removal
     from ...pipeline.kafka.protocol import Kafka
     from ...settings import Settings
-    from ...snapshot.maintain.compact import AppCompactor
-    from ...snapshot.maintain.removal import Removal
 
 
 @verb(
@@ -47,10 +47,10 @@ def clone(
     nothing unless --sink says where to. An interrupted clone is finished by the same command. --store is where the
     source is, --to where the clone goes.
     """
+    from ...keep.clone.clone import clone as make
+    from ...keep.clone.first_versions import has_run
     from ...pipeline.kafka.channels import KafkaChannels
     from ...results.snapshots import cloned
-    from ...snapshot.clone.clone import clone as make
-    from ...snapshot.clone.first_versions import has_run
 
     topics, target = _pairs("--topic", topic or ()), session.store.at(to or "")
     try:
@@ -101,8 +101,8 @@ def rescale(
     compaction brings it to the new partitions as it merges. A runner of the stage stops; started again, it goes on with
     the new number, whatever partitions= says in the code.
     """
+    from ...keep.maintain.rescale import rescale as change
     from ...results.kept import rescaled
-    from ...snapshot.maintain.rescale import rescale as change
 
     names, now_ms = options.names_of_stage(stage), instants.now_ms()
     done = change(session.store, *names, partitions, by=session.client.by, now_ms=now_ms, dry_run=dry_run)
@@ -117,8 +117,8 @@ def retire(session: Session, stage: options.Stage, dry_run: options.DryRun = Fal
     for it to read. Its history and its table stay. A runner that has the stage stops; a program that has it brings it
     back, and it goes on where it stopped.
     """
+    from ...keep.maintain.retire import retire as change
     from ...results.kept import retired
-    from ...snapshot.maintain.retire import retire as change
 
     names = options.names_of_stage(stage)
     done = change(session.store, *names, by=session.client.by, now_ms=instants.now_ms(), dry_run=dry_run)
@@ -165,9 +165,9 @@ def compact(
     What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
+    from ...keep.maintain.compact import AppCompactor, plan
     from ...pipeline.run.stopping import stop_signals
     from ...results.kept import to_compact
-    from ...snapshot.maintain.compact import AppCompactor, plan
 
     if watch and (full or dry_run):
         raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")
@@ -208,8 +208,8 @@ def _watch(session: Session, compactor: "AppCompactor", every_s: float) -> None:
 
 
 def _once(session: Session, compactor: "AppCompactor", full: bool) -> None:
+    from ...keep.maintain.compact import merged_last
     from ...results.kept import compacted, compacted_line
-    from ...snapshot.maintain.compact import merged_last
 
     app_name = compactor.app
     with session.output.progress() as progress:
@@ -240,9 +240,9 @@ def gc(
     Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
     clones, and what a stage has not read yet always stay. The app may run meanwhile.
     """
+    from ...keep.gc.collect import MARGIN_MS, collect
+    from ...keep.gc.explain import explain as why
     from ...results import kept
-    from ...snapshot.gc.collect import MARGIN_MS, collect
-    from ...snapshot.gc.explain import explain as why
 
     rules = session.settings.retention_of(app_name, all_ms=all_, hourly_ms=hourly, daily_ms=daily, versions=versions)
     if margin < MARGIN_MS:
@@ -286,8 +286,8 @@ def rm(
     Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
     command finishes it; the name is free after that. Topics of yours are never touched.
     """
+    from ...keep.maintain.removal import remove_app
     from ...results.kept import removed
-    from ...snapshot.maintain.removal import remove_app
 
     if topics:
         session.settings.open_kafka()  # says what is missing before anything is done

@@ -14,9 +14,9 @@ from ..session import Session, verb
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...snapshot.bisect.verdict import Guilty
-    from ...snapshot.diff.key_history import Change, KeyHistory
-    from ...snapshot.diff.moments import TableDiff
+    from ...moments.diff.key_history import Change, KeyHistory
+    from ...moments.diff.moments import TableDiff
+    from ...search.verdict import Guilty
 
 
 @verb(
@@ -39,9 +39,9 @@ def log(
     still holds what each version read, so that it can be replayed. --operations shows instead who took, removed or
     cloned what.
     """
+    from ...moments.query.log import entries
+    from ...moments.take.audit_log import list_operations
     from ...results import history
-    from ...snapshot.query.log import entries
-    from ...snapshot.take.audit_log import list_operations
     from ...store.versions.apps import read_app
 
     if operations:
@@ -83,8 +83,8 @@ def history(
     With the version that made it, the offsets that this version read, and the values before and after. Rows that
     expired are among them. Versions that did not write the key are not read.
     """
+    from ...moments.diff.key_history import key_history
     from ...results.history import key_history as shown
-    from ...snapshot.diff.key_history import key_history
 
     values, now_ms = options.key_values(key), instants.now_ms()
     found = key_history(session.store, session.cache, app_name, table, values, limit=limit, now_ms=now_ms)
@@ -134,10 +134,10 @@ def diff(
     column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
     state. Exits with 1 when something differs.
     """
+    from ...moments.diff.moments import StoredCut
+    from ...moments.diff.moments import diff as differences
     from ...results import values
     from ...results.history import diff as shown
-    from ...snapshot.diff.moments import StoredCut
-    from ...snapshot.diff.moments import diff as differences
 
     if stat and keys:
         raise Usage("--stat shows no keys, so it does not go with --keys", hint="leave one of them out")
@@ -187,8 +187,8 @@ def verify(
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.
     """
+    from ...keep.verify.verify import verify as prove
     from ...results.snapshots import verification
-    from ...snapshot.verify.verify import verify as prove
 
     opened, reader = session.store, session.client.channels() if deep else None
     with session.output.progress() as progress:

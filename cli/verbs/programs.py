@@ -16,9 +16,9 @@ from ..reporter import reporting
 from ..session import Session, verb
 
 if TYPE_CHECKING:
+    from ...keep.init.load import Loaded
     from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.options import Options
-    from ...snapshot.init.load import Loaded
 
 
 class Compaction(StrEnum):
@@ -169,9 +169,9 @@ def init(
     commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
     `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
     """
+    from ...keep.init.initialise import initialise
+    from ...keep.init.source import Source
     from ...results.programs import initialised
-    from ...snapshot.init.initialise import initialise
-    from ...snapshot.init.source import Source
 
     app, name = options.names_of_stage(stage)
     source = Source(file, sql)

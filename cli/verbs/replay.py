@@ -113,7 +113,7 @@ def _bundled(given: Path, code: Path | None) -> "Iterator[_Opened]":
 @contextmanager
 def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -> "Iterator[_Opened]":
     """The batch that a ref names, what it sent, and the key that is asked for."""
-    from ...snapshot.query.columns import parse_key
+    from ...moments.query.columns import parse_key
 
     app, stage = options.names_of_stage(ref.partition("@")[0])
     cut, _ = session.cut_around(ref, "replayed")

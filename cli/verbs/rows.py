@@ -49,8 +49,8 @@ def query(
         return
     text = _sql(sql, file)
     if text is None:
+        from ...moments.cut.resolve import resolve
         from ...results.rows import tables
-        from ...snapshot.cut.resolve import resolve
 
         cut = resolve(session.store, ref, now_ms=instants.now_ms())
         session.note_thinned(ref, cut.thinned)
@@ -93,8 +93,8 @@ def _decoded(text: bytes, where: str) -> str:
 
 def _show_page(session: Session, ref: str) -> None:
     """Serve the page until Ctrl-C or SIGTERM."""
+    from ...moments.query.export import check_page, export, page
     from ...pipeline.run.stopping import stop_signals
-    from ...snapshot.query.export import check_page, export, page
 
     check_page()
     cut, _ = session.cut_around(ref, "shown")
@@ -152,11 +152,11 @@ def get(
 
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
+    from ...moments.cut.moments import having
+    from ...moments.cut.resolve import telling_if_collected
+    from ...moments.query import columns as lookup
     from ...results import values
     from ...results.rows import row as shown
-    from ...snapshot.cut.moments import having
-    from ...snapshot.cut.resolve import telling_if_collected
-    from ...snapshot.query import columns as lookup
     from ...store.objects.counting import CountingStore
 
     cut, _ = session.cut_around(ref, "read")
@@ -191,9 +191,9 @@ def export(
     They are tables, not views: any DuckDB client opens the file, without slackwater and without the store. The table
     _slackwater beside them names the moment, and the version of each stage. The file appears whole or not at all.
     """
+    from ...moments.query.export import check_free
+    from ...moments.query.export import export as write
     from ...results.rows import exported
-    from ...snapshot.query.export import check_free
-    from ...snapshot.query.export import export as write
 
     check_free(file, force=force)
     cut, _ = session.cut_around(ref, "exported")
@@ -227,8 +227,8 @@ def rejected(
     if retry:
         _ask(session, app_name, stage or "", dry_run=dry_run)
         return
+    from ...keep.rejected.listing import rejected as list_rejected
     from ...results.rows import rejected as shown
-    from ...snapshot.rejected.listing import rejected as list_rejected
 
     cut, _ = session.cut_around(app_name, "read")
     found = list_rejected(session.store, session.cache, cut, stage=stage or "", limit=limit, every=every)
@@ -236,9 +236,9 @@ def rejected(
 
 
 def _ask(session: Session, app_name: str, stage: str, *, dry_run: bool) -> None:
+    from ...keep.rejected import retries
+    from ...moments.status import lag
     from ...results.rows import retries as shown
-    from ...snapshot.rejected import retries
-    from ...snapshot.status import lag
 
     now_ms = instants.now_ms()
     waiting = retries.waiting(session.store, app_name, stage)

@@ -14,9 +14,9 @@ from ..output import Progress
 from ..session import Session, group, verb
 
 if TYPE_CHECKING:
-    from ...snapshot.cut.stored import Request
-    from ...snapshot.take.taking import Answer
-    from ...snapshot.take.waiting import Look
+    from ...moments.cut.stored import Request
+    from ...moments.take.taking import Answer
+    from ...moments.take.waiting import Look
     from ...store.objects.protocol import ObjectStore
 
 _ANSWERED_MS = 10_000
@@ -66,11 +66,11 @@ def take(
     Every stage answers between two of its batches; markers in the topics between them make the answers one
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
+    from ...moments.cut.stored import own_request
+    from ...moments.status import lag
+    from ...moments.take import taking
+    from ...moments.take.waiting import take as take_and_wait
     from ...results import snapshots as shown
-    from ...snapshot.cut.stored import own_request
-    from ...snapshot.status import lag
-    from ...snapshot.take import taking
-    from ...snapshot.take.waiting import take as take_and_wait
 
     opened, reader, by = session.store, session.client.channels(), session.client.by
     name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", instants.now_ms()
@@ -107,8 +107,8 @@ def take(
 @verb("slackwater snapshot list flights", of=snapshot, name="list")
 def list_(session: Session, app_name: options.App) -> None:
     """List the snapshots of an app, and those it was asked for."""
+    from ...moments.cut.stored import list_snapshots, open_requests
     from ...results import snapshots as shown
-    from ...snapshot.cut.stored import list_snapshots, open_requests
 
     taken, asked = list_snapshots(session.store, app_name), open_requests(session.store, app_name)
     session.show(shown.snapshots(app_name, taken, asked, waiting_for(session.store, app_name, asked)))
@@ -120,9 +120,9 @@ def show(session: Session, app_name: App, name: Name = None) -> None:
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
     """
+    from ...moments.cut.in_flight import in_flight
+    from ...moments.cut.stored import of_snapshot, read_snapshot
     from ...results import snapshots as shown
-    from ...snapshot.cut.in_flight import in_flight
-    from ...snapshot.cut.stored import of_snapshot, read_snapshot
 
     opened = session.store
     snapshot = read_snapshot(opened, *_which(app_name, name))
@@ -142,8 +142,8 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
+    from ...moments.take.remove import remove_or_withdraw
     from ...results import snapshots as shown
-    from ...snapshot.take.remove import remove_or_withdraw
 
     app_name, name = _which(app_name, name)
     gone = remove_or_withdraw(session.store, app_name, name, by=session.client.by, force=force, dry_run=dry_run)
@@ -174,8 +174,8 @@ def _progress_of_answers(progress: Progress, app_name: str, name: str) -> "Calla
 
 def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]") -> Iterator[str]:
     """A sentence for each snapshot under way that waits for stages which do nothing."""
-    from ...snapshot.take.taking import answers
-    from ...snapshot.take.waiting import ask_whether_gone, silent_stages
+    from ...moments.take.taking import answers
+    from ...moments.take.waiting import ask_whether_gone, silent_stages
 
     for request in asked:
         if instants.now_ms() - request.created_ms < _ANSWERED_MS:

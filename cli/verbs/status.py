@@ -39,9 +39,9 @@ def status(
 
     The lag of users' topics needs Kafka; without it everything else is shown.
     """
+    from ...moments.cut.stored import open_requests
+    from ...moments.status.overview import overviews
     from ...results.status import status as shown
-    from ...snapshot.cut.stored import open_requests
-    from ...snapshot.status.overview import overviews
 
     if cost and watch:
         raise Usage("--cost and --watch exclude each other")
@@ -69,8 +69,8 @@ def status(
 
 
 def _show_cost(session: Session, app_name: str | None, span_ms: int) -> None:
+    from ...moments.status.cost import cost_of
     from ...results.status import cost
-    from ...snapshot.status.cost import cost_of
     from ...store.versions.apps import list_apps
 
     names, since_ms = (app_name,) if app_name else list_apps(session.store), instants.now_ms() - span_ms

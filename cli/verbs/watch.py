@@ -16,8 +16,8 @@ from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...pipeline.run.stopping import Stop
-    from ...snapshot.bisect.verdict import Step, Verdict
-    from ...snapshot.bisect.watcher import Invariant, Look, Watcher
+    from ...search.verdict import Step, Verdict
+    from ...search.watcher import Invariant, Look, Watcher
 
 _AGAIN_S = 5.0
 """After so long storage that did not answer is asked again."""
@@ -43,10 +43,10 @@ def watch(
     to fail, its rows are printed, the commit that broke it is searched for and reported in a file, and its on_failure
     is called. Ctrl-C or SIGTERM ends it.
     """
+    from ...moments.query.answers import names_channels
+    from ...moments.take.audit_log import record
     from ...pipeline.run.stopping import stop_signals
-    from ...snapshot.bisect.watcher import Watcher
-    from ...snapshot.query.answers import names_channels
-    from ...snapshot.take.audit_log import record
+    from ...search.watcher import Watcher
 
     invariants = [each for each in session.settings.invariants.values() if each.app in ("", app_name)]
     if not invariants:
@@ -122,7 +122,7 @@ class _Report:
             self._session.show(Result(None, *parts))
 
     def _call(self, invariant: "Invariant", look: "Look", verdict: "Verdict | None", report: Path | None) -> None:
-        from ...snapshot.bisect.watcher import call
+        from ...search.watcher import call
 
         if not invariant.on_failure:
             return

@@ -15,7 +15,7 @@ from ... import instants
 from ...fold.event_time import BatchTimes
 from ...fold.next_version import Outcome, Written, has_rows, next_version
 from ...fold.records import Position
-from ...snapshot.backfill.fill import fill_changes
+from ...keep.backfill.fill import fill_changes
 from ...store.compaction import plan
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access

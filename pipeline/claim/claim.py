@@ -14,12 +14,12 @@ from ...errors import NotFound, Refused
 from ...fold.columns import ANOTHER_STAGE
 from ...fold.fits import fit_inputs, fit_table
 from ...fold.kinds.kind import key_of_table, kind_of
-from ...snapshot.clone.first_versions import channel_topic
-from ...snapshot.cut.in_flight import left_at
-from ...snapshot.cut.moments import heads_of
-from ...snapshot.maintain.retire import bring_back
-from ...snapshot.migrate.migrate import of_column
-from ...snapshot.rejected.retries import TABLE as REJECTED_RECORDS
+from ...keep.clone.first_versions import channel_topic
+from ...keep.maintain.retire import bring_back
+from ...keep.migrate.migrate import of_column
+from ...keep.rejected.retries import TABLE as REJECTED_RECORDS
+from ...moments.cut.in_flight import left_at
+from ...moments.cut.moments import heads_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import history

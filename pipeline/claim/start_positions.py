@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from ...errors import Gone, Refused
 from ...fold.records import windows
-from ...snapshot.cut import in_flight, stored
-from ...snapshot.take import audit_log
+from ...moments.cut import in_flight, stored
+from ...moments.take import audit_log
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Lost, Manifest

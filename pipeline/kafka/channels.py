@@ -15,8 +15,8 @@ import pyarrow as pa
 from ulid import ULID
 
 from ...errors import NotFound, Refused
-from ...snapshot.cut.in_flight import InFlight
-from ...snapshot.cut.stored import ADDRESS
+from ...moments.cut.in_flight import InFlight
+from ...moments.cut.stored import ADDRESS
 from .messages import decode_addressed, header_of, marker_of, read_rows, send, split
 from .open import end_offsets
 from .protocol import Kafka, Offsets

@@ -13,14 +13,14 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound, Refused
-from ...snapshot.backfill.swap import Swap, sweep
-from ...snapshot.backfill.targets import Left, backfillable, nothing
-from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.moments import heads_of, version_of
-from ...snapshot.cut.resolve import resolve
-from ...snapshot.migrate.migrate import Migrated, finish_earlier
-from ...snapshot.migrate.migration import planned
-from ...snapshot.take.audit_log import record, whoami
+from ...keep.backfill.swap import Swap, sweep
+from ...keep.backfill.targets import Left, backfillable, nothing
+from ...keep.migrate.migrate import Migrated, finish_earlier
+from ...keep.migrate.migration import planned
+from ...moments.cut.graph import Cut
+from ...moments.cut.moments import heads_of, version_of
+from ...moments.cut.resolve import resolve
+from ...moments.take.audit_log import record, whoami
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache

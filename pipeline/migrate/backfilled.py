@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ...snapshot.backfill.channels import left_in
-from ...snapshot.backfill.targets import Left, Target
-from ...snapshot.migrate.migrate import Migrated
+from ...keep.backfill.channels import left_in
+from ...keep.backfill.targets import Left, Target
+from ...keep.migrate.migrate import Migrated
 from ...store.objects.protocol import ObjectStore
 from ..kafka.protocol import Kafka
 

@@ -10,7 +10,7 @@ from ulid import ULID
 from ... import instants
 from ...errors import NotFound, Refused
 from ...fold.kinds.kind import Kind, kind_of
-from ...snapshot.init.initialise import begun_elsewhere, check_free
+from ...keep.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps

@@ -13,10 +13,10 @@ from ulid import ULID
 from ... import instants
 from ...errors import NotFound
 from ...fold.fits import Declared, DeclaredStage
-from ...snapshot.clone.first_versions import check_finished
-from ...snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
-from ...snapshot.migrate.plan import Plan
-from ...snapshot.take.audit_log import whoami
+from ...keep.clone.first_versions import check_finished
+from ...keep.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
+from ...keep.migrate.plan import Plan
+from ...moments.take.audit_log import whoami
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from ...snapshot.backfill.targets import Target
-from ...snapshot.backfill.windows import read_through
+from ...keep.backfill.targets import Target
+from ...keep.backfill.windows import read_through
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.aside import rejected_of

@@ -9,10 +9,10 @@ from itertools import zip_longest
 
 from ... import instants
 from ...errors import Refused
-from ...snapshot.backfill.channels import is_told, tell
-from ...snapshot.backfill.swap import discard
-from ...snapshot.backfill.targets import Target
-from ...snapshot.cut.moments import version_of
+from ...keep.backfill.channels import is_told, tell
+from ...keep.backfill.swap import discard
+from ...keep.backfill.targets import Target
+from ...moments.cut.moments import version_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history

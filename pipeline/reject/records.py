@@ -13,7 +13,7 @@ import pyarrow as pa
 from ...errors import Gone
 from ...fold.failing import Failure
 from ...fold.records import Position, Range, ranges
-from ...snapshot.cut.stored import ADDRESS
+from ...moments.cut.stored import ADDRESS
 from ...store.versions.manifest import Input
 from ..kafka.messages import check_count, decode, decode_addressed, encode, topic_columns
 from ..kafka.open import open_kafka

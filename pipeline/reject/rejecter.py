@@ -24,7 +24,7 @@ from ...fold.culprit import TooMany
 from ...fold.failing import RECORD, Failure
 from ...fold.next_version import Result
 from ...fold.records import sent
-from ...snapshot.rejected.retries import RETRIES
+from ...keep.rejected.retries import RETRIES
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of

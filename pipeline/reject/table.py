@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ...errors import Refused, Unavailable
 from ...fold.failing import RECORD
-from ...snapshot.rejected.retries import TABLE
+from ...keep.rejected.retries import TABLE
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
 from ...store.compaction.plan import apply, newest_first

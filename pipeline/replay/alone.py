@@ -8,8 +8,8 @@ import pyarrow as pa
 from ...errors import SlackwaterError
 from ...fold.failing import RECORD
 from ...fold.kinds.kind import Groups
-from ...snapshot.bisect.predicate import Predicate
-from ...snapshot.query.row_local import ROW, numbers_of, row_local
+from ...moments.query.row_local import ROW, numbers_of, row_local
+from ...search.predicate import Predicate
 from ...store.sst.hashing import normalise_keys
 from ..batch.rerun import Numbers
 from .stage_replay import StageReplay

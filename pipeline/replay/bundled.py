@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import Refused
-from ...snapshot.diff.side import distinct
+from ...moments.diff.side import distinct
 from ...store.objects.local import LocalStore
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache

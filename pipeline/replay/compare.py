@@ -14,9 +14,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from ...errors import Gone, Refused
 from ...fold.failing import RECORD
 from ...fold.records import behind
-from ...snapshot.diff.candidates import changed_keys
-from ...snapshot.diff.key_changes import KeyChanges
-from ...snapshot.query.row_local import differing, only_in
+from ...moments.diff.candidates import changed_keys
+from ...moments.diff.key_changes import KeyChanges
+from ...moments.query.row_local import differing, only_in
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Input, Manifest, Output

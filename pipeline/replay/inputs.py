@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ...errors import Refused
 from ...fold import records
 from ...fold.records import Range
-from ...snapshot.cut.stored import ADDRESS
+from ...moments.cut.stored import ADDRESS
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.aside import rejected_of

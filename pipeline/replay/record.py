@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from ...errors import Corruption, Gone, NotFound, Refused
 from ...fold.culprit import smallest, turning_point
-from ...snapshot.bisect.predicate import At, Predicate
-from ...snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
-from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.lineage import Window
-from ...snapshot.diff.candidates import ChangedKeys, changed_keys
-from ...snapshot.diff.versions import Ancestry
-from ...snapshot.query.row_local import differing, places_of
+from ...moments.cut.graph import Cut
+from ...moments.cut.lineage import Window
+from ...moments.diff.candidates import ChangedKeys, changed_keys
+from ...moments.diff.versions import Ancestry
+from ...moments.query.row_local import differing, places_of
+from ...search.predicate import At, Predicate
+from ...search.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions import history

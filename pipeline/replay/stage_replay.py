@@ -18,8 +18,8 @@ from ...errors import NotFound, Refused
 from ...fold.event_time import Due, Lateness, due_after
 from ...fold.failing import RECORD
 from ...fold.step import EVERY_HASH, Step
-from ...snapshot.bisect.verdict import Address
-from ...snapshot.diff.side import Side
+from ...moments.diff.side import Side
+from ...search.verdict import Address
 from ...store.read.table_rows import TableRows
 from ...store.sst import ttl
 from ...store.sst import writer as sst

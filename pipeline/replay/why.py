@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ...snapshot.bisect.predicate import At
-from ...snapshot.bisect.verdict import Guilty, Hop, Verdict
-from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.lineage import Lineage, direct, losses
-from ...snapshot.diff.candidates import changed_keys
-from ...snapshot.query.row_local import differing
+from ...moments.cut.graph import Cut
+from ...moments.cut.lineage import Lineage, direct, losses
+from ...moments.diff.candidates import changed_keys
+from ...moments.query.row_local import differing
+from ...search.predicate import At
+from ...search.verdict import Guilty, Hop, Verdict
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys
 from ...store.versions import history

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from ... import instants
 from ...errors import Refused, SlackwaterError, Unavailable
-from ...snapshot.cut.graph import order
-from ...snapshot.cut.moments import heads_of
-from ...snapshot.gc.collect import Collected, collect
-from ...snapshot.gc.inventory import last_collection
-from ...snapshot.gc.retention import Retention
-from ...snapshot.status import lag
+from ...keep.gc.collect import Collected, collect
+from ...keep.gc.inventory import last_collection
+from ...keep.gc.retention import Retention
+from ...moments.cut.graph import order
+from ...moments.cut.moments import heads_of
+from ...moments.status import lag
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ..batch.stage_runner import StageRunner

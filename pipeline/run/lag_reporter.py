@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from ... import instants
 from ...errors import Corruption, Refused, Unavailable
-from ...snapshot.status import lag
-from ...snapshot.status.lag import StageLag, input_lag, sink_lags
+from ...moments.status import lag
+from ...moments.status.lag import StageLag, input_lag, sink_lags
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest

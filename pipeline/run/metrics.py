@@ -11,7 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from ...errors import Refused
-from ...snapshot.status.lag import StageLag
+from ...moments.status.lag import StageLag
 from ..batch.batch_report import BatchReport
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...snapshot.gc.collect import Collected
-    from ...snapshot.status.lag import StageLag
+    from ...keep.gc.collect import Collected
+    from ...moments.status.lag import StageLag
 
 
 class News:

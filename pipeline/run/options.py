@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...durations import parse_ms
 from ...errors import Usage
-from ...snapshot.gc.retention import Retention
+from ...keep.gc.retention import Retention
 from ...store.objects.s3.settings import S3Settings
 from ...validation import finite, whole
 

@@ -16,11 +16,11 @@ from ... import instants
 from ...durations import parse_ms
 from ...errors import NotFound, Refused
 from ...fold.kinds.kind import key_of_table
-from ...snapshot.clone.first_versions import channel_topic, check_finished
-from ...snapshot.cut.moments import heads_of
-from ...snapshot.init.initialise import waits_for_rows
-from ...snapshot.maintain.retire import absent
-from ...snapshot.migrate.migration import finish_newest
+from ...keep.clone.first_versions import channel_topic, check_finished
+from ...keep.init.initialise import waits_for_rows
+from ...keep.maintain.retire import absent
+from ...keep.migrate.migration import finish_newest
+from ...moments.cut.moments import heads_of
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from ... import instants
 from ...errors import Refused
-from ...snapshot.cut.stored import notify
+from ...moments.cut.stored import notify
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.migrations import MIGRATIONS

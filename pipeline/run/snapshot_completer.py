@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from ...errors import Corruption, NotFound, Refused, Unavailable
-from ...snapshot.cut import stored
-from ...snapshot.cut.stored import Request, list_snapshots
-from ...snapshot.take import audit_log, taking
-from ...snapshot.take.capture import ChannelReader
+from ...moments.cut import stored
+from ...moments.cut.stored import Request, list_snapshots
+from ...moments.take import audit_log, taking
+from ...moments.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ...snapshot.cut.stored import newest_notice, open_requests
+from ...moments.cut.stored import newest_notice, open_requests
 from ...store.objects.protocol import ObjectStore
 from .wake import Asked
 

@@ -13,10 +13,10 @@ from . import surroundings
 from .masking import Mask
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.evidence import Evidence
-    from ...snapshot.bisect.verdict import Guilty, Hop, Message, Verdict
-    from ...snapshot.cut.lineage import Window
-    from ...snapshot.diff.candidates import ChangedKeys
+    from ...moments.cut.lineage import Window
+    from ...moments.diff.candidates import ChangedKeys
+    from ...search.evidence import Evidence
+    from ...search.verdict import Guilty, Hop, Message, Verdict
 
 
 @dataclass(frozen=True, slots=True)

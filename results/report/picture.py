@@ -14,8 +14,8 @@ from ...printable import printable
 from .. import formats
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.evidence import Evidence
-    from ...snapshot.bisect.verdict import Answer, Verdict
+    from ...search.evidence import Evidence
+    from ...search.verdict import Answer, Verdict
 
 _WIDTH, _LEFT, _RIGHT = 960, 130, 24
 _CURVE, _ROW, _LANE = 110, 40, 30
@@ -69,7 +69,7 @@ class Timeline:
 
 def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
     """What the picture shows of a search."""
-    from ...snapshot.bisect.evidence import distance
+    from ...search.evidence import distance
 
     bad = verdict.bad.versions
     probes = sorted(
@@ -96,7 +96,7 @@ def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
 
 
 def _lanes(verdict: "Verdict", evidence: "Evidence") -> tuple[tuple[str, tuple[Mark, ...]], ...]:
-    from ...snapshot.cut.graph import order
+    from ...moments.cut.graph import order
 
     here = evidence.commits.index(verdict.bad.stages[verdict.stage])
     stages = {commit.stage: commit for commit in evidence.commits}

@@ -8,11 +8,11 @@ from .masking import Mask
 from .picture import timeline
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.evidence import Evidence, Reached
-    from ...snapshot.bisect.verdict import Step, Verdict
-    from ...snapshot.cut.stored import Snapshot
-    from ...snapshot.diff.candidates import ChangedKeys
-    from ...snapshot.verify.ledger import Entry
+    from ...keep.verify.ledger import Entry
+    from ...moments.cut.stored import Snapshot
+    from ...moments.diff.candidates import ChangedKeys
+    from ...search.evidence import Evidence, Reached
+    from ...search.verdict import Step, Verdict
 
 _MAX_KEYS = 3
 """Keys that are named of each later stage."""
@@ -22,7 +22,7 @@ _MAX_SNAPSHOTS = 20
 
 def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
     """When it turned: the picture, and every evaluation in the order of the line."""
-    from ...snapshot.bisect.evidence import distance
+    from ...search.evidence import distance
 
     picture = timeline(verdict, evidence)
     caption = "Commits of the app's line, by how many lie between them and the turn; far away they stand closer."
@@ -52,7 +52,7 @@ def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
 
 
 def _count(rows: int) -> str:
-    from ...snapshot.bisect.evidence import MAX_COUNTED
+    from ...search.evidence import MAX_COUNTED
 
     return formats.count(rows) if rows < MAX_COUNTED else f"{formats.count(rows)} or more"
 
@@ -123,7 +123,7 @@ def _snapshot(verdict: "Verdict", snapshot: "Snapshot") -> tuple[Span | Line, ..
 
 def ledger(evidence: "Evidence") -> Section:
     """Whether the bad moment is whole, as `verify` says."""
-    from ...snapshot.verify.report import CHECKS
+    from ...keep.verify.report import CHECKS
 
     audit = evidence.audit
     checks = ", ".join(formats.plural(each.checked, CHECKS[each.check][0]) for each in audit.checks)

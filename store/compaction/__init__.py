@@ -1,6 +1,6 @@
 """Compaction: what to merge (pure), merging it out of core, and putting the result in place.
 
-Not here: when it runs. That is the runner's (`pipeline.batch`) or the verb's (`snapshot.maintain`).
+Not here: when it runs. That is the runner's (`pipeline.batch`) or the verb's (`keep.maintain`).
 """
 
 __all__ = ["leveled", "merge", "merge_cursor", "picker", "plan", "universal"]

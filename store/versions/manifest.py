@@ -318,7 +318,7 @@ class Backfill(Struct, frozen=True):
     """Their ids, internal ones included."""
     app: fits.Name
     """The app that computed the values, in its stage of the same name. It may be gone: nobody needs it but a batch that
-    was under way when they were brought in (`snapshot.backfill.fill`)."""
+    was under way when they were brought in (`keep.backfill.fill`)."""
     at: fits.Version
     """The version of that stage which has them."""
     writer: fits.Line

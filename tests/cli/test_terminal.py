@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.cli import main, output, terminal
 from slackwater.errors import Refused
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.cut.stored import Request
+from slackwater.moments.take.audit_log import record
+from slackwater.moments.take.snapshots import pin
 from slackwater.pipeline.spark.jvm import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
 from slackwater.results import values
 from slackwater.results.document import Result, Table, Title
-from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Request
-from slackwater.snapshot.take.audit_log import record
-from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history, keys
 from typer.testing import CliRunner

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from slackwater.errors import Refused
 from slackwater.fold.event_time import Watermark
+from slackwater.moments.status.overview import overview
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
@@ -27,7 +28,6 @@ from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.stage_replay import StageReplay
-from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Refused, Usage
+from slackwater.moments.cut.resolve import resolve
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

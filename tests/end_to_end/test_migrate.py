@@ -8,12 +8,12 @@ import duckdb
 import pytest
 import slackwater as sw
 from slackwater.errors import Fenced, Refused
+from slackwater.keep.migrate.migrate import Migrated, lines
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.migrate.backfill import backfill_file
 from slackwater.pipeline.migrate.backfilled import Backfilled
 from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.run.options import Options
-from slackwater.snapshot.migrate.migrate import Migrated, lines
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, history
 

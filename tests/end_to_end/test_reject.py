@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from slackwater.keep.rejected.retries import RETRIES, ask
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.reject import rejecter
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.stage_replay import StageReplay
 from slackwater.pipeline.run.program import load_app
-from slackwater.snapshot.rejected.retries import RETRIES, ask
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history

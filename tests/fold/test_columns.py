@@ -12,7 +12,7 @@ from slackwater.fold.kinds.aggregate import Aggregates
 from slackwater.fold.kinds.final import Final, Sessions
 from slackwater.fold.kinds.kind import Kind, kind_of
 from slackwater.fold.kinds.update import Update
-from slackwater.snapshot.migrate.migrate import of_column
+from slackwater.keep.migrate.migrate import of_column
 from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.sst.evolution import default_of
 from slackwater.store.versions.manifest import Column, Table, Ttl

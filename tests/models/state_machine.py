@@ -20,18 +20,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from msgspec.structs import replace
 from slackwater.errors import Fenced
 from slackwater.fold.fits import Declared, DeclaredStage
-from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Request, list_snapshots
-from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.init.initialise import initialise
-from slackwater.snapshot.init.source import Source
-from slackwater.snapshot.maintain.rescale import rescale
-from slackwater.snapshot.maintain.stage_compactor import StageCompactor
-from slackwater.snapshot.migrate.migrate import PREFIX, find_plan, migrate
-from slackwater.snapshot.migrate.migration import finish_newest
-from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.verify.version_chain import differences
+from slackwater.keep.gc.collect import collect
+from slackwater.keep.gc.retention import Retention
+from slackwater.keep.init.initialise import initialise
+from slackwater.keep.init.source import Source
+from slackwater.keep.maintain.rescale import rescale
+from slackwater.keep.maintain.stage_compactor import StageCompactor
+from slackwater.keep.migrate.migrate import PREFIX, find_plan, migrate
+from slackwater.keep.migrate.migration import finish_newest
+from slackwater.keep.verify.version_chain import differences
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.cut.stored import Request, list_snapshots
+from slackwater.moments.take.snapshots import pin
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.compaction.plan import Compaction, apply

@@ -22,6 +22,8 @@ from slackwater.errors import Gone
 from slackwater.fold.event_time import BatchTimes, TimeRules
 from slackwater.fold.next_version import Outcome, Result, SentTo, Written, next_version
 from slackwater.fold.records import Position
+from slackwater.moments.cut.in_flight import InFlight
+from slackwater.moments.cut.stored import open_requests
 from slackwater.pipeline.batch.snapshot_events import arrive
 from slackwater.pipeline.claim.start_positions import StartFinder, start_at
 from slackwater.pipeline.kafka.messages import (
@@ -35,8 +37,6 @@ from slackwater.pipeline.kafka.messages import (
 )
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.pipeline.source.readers import _ranges
-from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.cut.stored import open_requests
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.commit import commit

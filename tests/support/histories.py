@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
-from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.cut.stored import open_requests
-from slackwater.snapshot.maintain.rescale import rescale
+from slackwater.keep.maintain.rescale import rescale
+from slackwater.moments.cut.in_flight import InFlight
+from slackwater.moments.cut.stored import open_requests
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -101,7 +101,7 @@ class Kafka:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
 
     def starts(self, topic: str) -> tuple[int, ...] | None:
-        """As `snapshot.query.log.Topics`."""
+        """As `moments.query.log.Topics`."""
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
 
     def check_topic(self, topic: str, offsets: tuple[int, ...]) -> None:
@@ -131,7 +131,7 @@ class Kafka:
         self.groups[f"{app}/{stage}"] = dict(positions)
 
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
-        """As `snapshot.take.capture.ChannelReader`."""
+        """As `moments.take.capture.ChannelReader`."""
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
             for offset in range(start, end):
                 message = self.topics[in_flight.topic][partition][offset]

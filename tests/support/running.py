@@ -20,17 +20,17 @@ import numpy as np
 import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
+from slackwater.keep.verify.verify import Report, verify
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.cut.stored import Snapshot, of_snapshot, read_snapshot
+from slackwater.moments.query.sql import connect, run_query
+from slackwater.moments.take.capture import read
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
-from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Snapshot, of_snapshot, read_snapshot
-from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.capture import read
-from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("store", "chandy_lamport", "fold", "snapshot", "pipeline", "results", "client", "cli")
+PARTS = ("store", "chandy_lamport", "fold", "moments", "keep", "search", "pipeline", "results", "client", "cli")
 
 
 def modules(*parts: str) -> Iterator[tuple[Path, ast.Module]]:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from slackwater.moments.cut.lineage import Lineage, Window
 from slackwater.results.document import Table
 from slackwater.results.verdict import read
 from slackwater.settings import Settings
-from slackwater.snapshot.cut.lineage import Lineage, Window
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import BAD, BROKEN, done, from_json, slackwater

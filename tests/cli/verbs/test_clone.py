@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.moments.cut.stored import list_snapshots
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater

@@ -1,11 +1,11 @@
 """`slackwater migrate --backfill` as it tells what it did."""
 
 import pytest
+from slackwater.keep.backfill.targets import Target
+from slackwater.keep.migrate.migrate import Migrated
+from slackwater.keep.migrate.plan import Plan
 from slackwater.pipeline.migrate.backfilled import Backfilled, Filled
 from slackwater.results.programs import past_words
-from slackwater.snapshot.backfill.targets import Target
-from slackwater.snapshot.migrate.migrate import Migrated
-from slackwater.snapshot.migrate.plan import Plan
 
 NOTHING = Migrated(Plan("shop", ()), 0, "", {})
 

@@ -7,10 +7,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, Refused
+from slackwater.moments.cut.stored import open_requests
+from slackwater.moments.take.taking import request
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedS3
-from slackwater.snapshot.cut.stored import open_requests
-from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
 
 from tests.support.running import Ledger, eventually

@@ -4,8 +4,8 @@ import signal
 
 import psutil
 import pytest
-from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import read_snapshot
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.cut.stored import read_snapshot
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

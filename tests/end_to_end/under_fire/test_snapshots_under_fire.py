@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slackwater.moments.cut.stored import list_snapshots, open_requests
+from slackwater.moments.take.taking import request
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.snapshot.cut.stored import list_snapshots, open_requests
-from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

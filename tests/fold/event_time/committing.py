@@ -7,7 +7,7 @@ from slackwater.fold.event_time import BatchTimes, Due, TimeRules, Watermark
 from slackwater.fold.kinds.kind import DueBy
 from slackwater.fold.next_version import Outcome, Result, Written, next_version
 from slackwater.fold.records import Position
-from slackwater.snapshot.clone.clone import clone
+from slackwater.keep.clone.clone import clone
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, commit, history
 from slackwater.store.versions.manifest import Input, Manifest, Table

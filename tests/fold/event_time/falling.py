@@ -13,9 +13,9 @@ from slackwater.fold.kinds.due import window_of
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.next_version import Result
 from slackwater.fold.step import Made, Step
+from slackwater.keep.migrate.migrate import find_plan, lines, migrate
 from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.pipeline.spark.places import Places
-from slackwater.snapshot.migrate.migrate import find_plan, lines, migrate
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore

@@ -22,8 +22,8 @@ from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.record import find_record
 from slackwater.pipeline.replay.stage_replay import StageReplay
-from slackwater.snapshot.bisect.predicate import Where
-from slackwater.snapshot.bisect.search import bisect
+from slackwater.search.predicate import Where
+from slackwater.search.search import bisect
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history

@@ -11,14 +11,14 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
+from slackwater.keep.gc.collect import collect
+from slackwater.keep.gc.retention import Retention
+from slackwater.keep.maintain.retire import absent, retire
+from slackwater.moments.query import log
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import send
-from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.maintain.retire import absent, retire
-from slackwater.snapshot.query import log
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor

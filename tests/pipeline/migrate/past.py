@@ -17,13 +17,13 @@ from slackwater.fold.columns import evolve
 from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
+from slackwater.keep.backfill.fill import fill_changes
+from slackwater.keep.backfill.swap import Swap
+from slackwater.keep.backfill.targets import Target, backfillable
+from slackwater.keep.maintain.stage_compactor import StageCompactor
+from slackwater.keep.migrate.rename import applied
 from slackwater.pipeline.batch.committer import Committer
 from slackwater.pipeline.batch.head import Change
-from slackwater.snapshot.backfill.fill import fill_changes
-from slackwater.snapshot.backfill.swap import Swap
-from slackwater.snapshot.backfill.targets import Target, backfillable
-from slackwater.snapshot.maintain.stage_compactor import StageCompactor
-from slackwater.snapshot.migrate.rename import applied
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache

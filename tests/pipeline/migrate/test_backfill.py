@@ -13,18 +13,18 @@ from slackwater.errors import Refused
 from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
+from slackwater.keep.backfill.swap import discard, is_needed, sweep
+from slackwater.keep.backfill.targets import Left, Target, backfillable, nothing
+from slackwater.keep.verify.verify import verify
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.diff.key_history import key_history
+from slackwater.moments.diff.moments import StoredCut, diff
+from slackwater.moments.query.sql import connect, run_query
+from slackwater.moments.status.lag import RUNNERS, Beat
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.migrate.backfilled import Filled, reach
-from slackwater.snapshot.backfill.swap import discard, is_needed, sweep
-from slackwater.snapshot.backfill.targets import Left, Target, backfillable, nothing
-from slackwater.snapshot.bisect.flips import scan
-from slackwater.snapshot.bisect.predicate import Where
-from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.diff.key_history import key_history
-from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.status.lag import RUNNERS, Beat
-from slackwater.snapshot.verify.verify import verify
+from slackwater.search.flips import scan
+from slackwater.search.predicate import Where
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import Ttl
 from ulid import ULID

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from slackwater.moments.cut.resolve import resolve
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.migrate.backfill import backfill_file
 from slackwater.pipeline.run.options import Options
-from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, history
 

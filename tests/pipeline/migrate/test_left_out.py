@@ -7,10 +7,10 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from slackwater.keep.backfill.targets import Target
 from slackwater.pipeline.batch.applied import over
 from slackwater.pipeline.migrate.scratch import left_out, scratch_program
 from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of, table_of_rows
-from slackwater.snapshot.backfill.targets import Target
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import commit

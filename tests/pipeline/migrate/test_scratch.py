@@ -2,9 +2,9 @@
 
 import slackwater as sw
 from pyspark.sql import DataFrame
+from slackwater.keep.backfill.channels import Channel
+from slackwater.keep.backfill.targets import Target
 from slackwater.pipeline.migrate.scratch import scratch_program
-from slackwater.snapshot.backfill.channels import Channel
-from slackwater.snapshot.backfill.targets import Target
 from slackwater.store.versions.manifest import Input
 
 START = Input("shop-totals-repartition", (0, 0), "totals", 1, consumed=(0, 0))

@@ -15,13 +15,13 @@ import slackwater as sw
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.errors import NotFound
+from slackwater.keep.clone.clone import clone
+from slackwater.keep.gc.collect import collect
+from slackwater.keep.gc.retention import Retention
+from slackwater.moments.status.overview import overview
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.messages.json_rows import objects
-from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.publish.reader import committed

@@ -11,7 +11,7 @@ from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.replay.alone import bad_alone
 from slackwater.pipeline.replay.program import Program
 from slackwater.pipeline.replay.stage_replay import Numbers, StageReplay
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.search.predicate import Where
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst.hashing import hash_keys
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
+from slackwater.moments.diff.key_changes import KeyChanges
 from slackwater.pipeline.replay.compare import ChannelComparison, Comparison, SentRows
 from slackwater.pipeline.replay.expectation import (
     check_beside,
@@ -20,7 +21,6 @@ from slackwater.pipeline.replay.expectation import (
     text_of_test,
     write_test,
 )
-from slackwater.snapshot.diff.key_changes import KeyChanges
 
 plain = (
     st.none()

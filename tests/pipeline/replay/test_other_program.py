@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.replay.program import Program
 from slackwater.pipeline.replay.record import find_record
-from slackwater.snapshot.bisect.predicate import Where
-from slackwater.snapshot.bisect.search import bisect
+from slackwater.search.predicate import Where
+from slackwater.search.search import bisect
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import manifest
 

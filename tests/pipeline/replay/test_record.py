@@ -12,9 +12,9 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.record import find_record
 from slackwater.pipeline.run.program import load_app
-from slackwater.snapshot.bisect.predicate import Where
-from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.bisect.verdict import Guilty, Hop
+from slackwater.search.predicate import Where
+from slackwater.search.search import bisect
+from slackwater.search.verdict import Guilty, Hop
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 

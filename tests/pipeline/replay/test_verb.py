@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.query.columns import parse_key
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.why import why
 from slackwater.pipeline.run.program import load_app
-from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.columns import parse_key
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history

@@ -7,12 +7,12 @@ from threading import Event
 
 import pytest
 from slackwater.errors import Corruption, Usage
+from slackwater.keep.gc.collect import Collected
+from slackwater.keep.verify.verify import verify
+from slackwater.moments.status import lag
 from slackwater.pipeline.run.collector import Collector
 from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import gc_every_ms
-from slackwater.snapshot.gc.collect import Collected
-from slackwater.snapshot.status import lag
-from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Manifest
 

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.fold.next_version import Result
+from slackwater.moments.status.lag import InputLag, SinkLag, StageLag
 from slackwater.pipeline.batch.batch_report import BatchReport, StateFigures
 from slackwater.pipeline.batch.head import Committed
 from slackwater.pipeline.run.metrics import Metrics
-from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
 from slackwater.store.objects.stats import Stats
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst
 

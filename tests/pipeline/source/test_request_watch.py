@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from slackwater.moments.cut.stored import Request, cancel, notify
+from slackwater.moments.take.taking import request
 from slackwater.pipeline.source.request_watch import RequestWatch
 from slackwater.pipeline.source.wake import Asked
-from slackwater.snapshot.cut.stored import Request, cancel, notify
-from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Prices, monthly_cost

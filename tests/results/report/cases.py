@@ -7,16 +7,16 @@ from html.parser import HTMLParser
 import numpy as np
 import pyarrow as pa
 from markdown_it import MarkdownIt
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.diff.candidates import ChangedKeys
+from slackwater.moments.take.snapshots import pin
 from slackwater.results import html, markdown
 from slackwater.results.report.contents import Case, document
 from slackwater.results.report.masking import Mask
-from slackwater.snapshot.bisect.evidence import collect
-from slackwater.snapshot.bisect.predicate import Where
-from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.bisect.verdict import Address, Guilty, Hop, Message
-from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.diff.candidates import ChangedKeys
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.search.evidence import collect
+from slackwater.search.predicate import Where
+from slackwater.search.search import bisect
+from slackwater.search.verdict import Address, Guilty, Hop, Message
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 

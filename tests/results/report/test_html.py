@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from slackwater.results.report.contents import Case
 from slackwater.results.report.picture import Mark, Probe, Timeline, Wrong, draw, timeline
-from slackwater.snapshot.bisect.programs import Run
-from slackwater.snapshot.bisect.verdict import VersionRange
+from slackwater.search.programs import Run
+from slackwater.search.verdict import VersionRange
 from slackwater.store.versions.manifest import Program
 
 from tests.results.report.cases import Parsed, reports

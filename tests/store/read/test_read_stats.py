@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound
+from slackwater.keep.clone.clone import clone
 from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.pipeline.upkeep.meter import StageMeter
-from slackwater.snapshot.clone.clone import clone
 from slackwater.store.objects.counting import CountingStore, SharedCounts, shared_stats
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.spooled import SpooledStore

@@ -1,0 +1,222 @@
+"""Garbage collection of one app: versions that retention lets go, the SSTs that only they named, and orphans.
+
+The order makes it safe beside a running app, beside everything people do to it, and to be killed anywhere:
+
+1. Take an `inventory`, and decide what stays (`reachable`). All manifests that stay are read: one that is missing or
+   not readable ends the collection before anything is written.
+2. Propose a boundary, look for snapshots once more, and make it final (`store.versions.horizon` says why twice). Who
+   pins a cut checks the boundary after that (`take.snapshots`); who commits checks it when it was away for long.
+3. Delete collectable manifests; then SSTs that no manifest that stays names, so a manifest never names what is gone.
+
+A runner only adds versions above the heads that were seen, made of SSTs that the head names or that are younger than
+its last commit: nothing of that is touched. A clone reads only what its pin keeps. A collection that is killed leaves
+a boundary whose collectable versions, and SSTs that nobody names, are still there: the next one finds both by listing.
+Of two at the same time one fails to write its boundary; what it has deleted by then was given up by a final one.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import chain
+
+from ...errors import Corruption, SlackwaterError
+from ...moments.take.audit_log import record
+from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore
+from ...store.versions import horizon
+from ...store.versions.horizon import MIN_AGE_MS, Boundary
+from .inventory import Inventory, do_all, named, note_end, take_inventory
+from .orphans import abandoned, orphans, unnamed_records
+from .reachable import Absent, Reachable, reachable
+from .retention import Retention
+
+MARGIN_MS = MIN_AGE_MS
+"""Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
+(`store.compaction.merge`): with less, its first SST could go before a version names it."""
+
+_SILENT_MS = 3_600_000
+"""A stage that has not committed for so long may be gone from the program."""
+
+_Infos = tuple[ObjectInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCollected:
+    """What went of one stage, and what stays."""
+
+    stage: str
+    first: int
+    """The version from which on its history is whole."""
+    head: int
+    versions: int
+    """Versions that went."""
+    ssts: int
+    """SSTs that went."""
+    bytes: int
+    """Of the manifests and SSTs that went."""
+    kept_versions: int
+    kept_ssts: int
+    kept_bytes: int
+    """Of the SSTs that stay."""
+    waiting_ssts: int
+    """Of the SSTs that stay, those that nothing names, and that may yet be named."""
+    rules: dict[str, int]
+    """Versions that stay by rule, each counted once."""
+    held_up_by: tuple[str, ...] = ()
+    """Stages that have not read some of these versions, and have committed nothing for an hour or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection took, or would take."""
+
+    app: str
+    dry_run: bool
+    retention: Retention
+    stages: tuple[StageCollected, ...]
+    records: int
+    """Objects of records in flight that belonged to no snapshot."""
+    record_bytes: int
+    leftovers: int
+    """Writes that had broken off."""
+    absent: tuple[Absent, ...] = ()
+    """Versions that snapshots pin and that are not there; what else these snapshots pin stays."""
+
+    @property
+    def objects(self) -> int:
+        """All objects that went."""
+        return sum(each.versions + each.ssts for each in self.stages) + self.records
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all objects that went."""
+        return sum(each.bytes for each in self.stages) + self.record_bytes
+
+
+def collect(
+    store: ObjectStore,
+    app: str,
+    retention: Retention,
+    *,
+    by: str,
+    dry_run: bool = False,
+    margin_ms: int = MARGIN_MS,
+) -> Collected:
+    """Delete what is not reachable. May be called at any time, any number of times, also when one was killed.
+
+    Reads every manifest that stays. Ages count from storage's clock, or from this machine's in a dry run. What went is
+    noted in the app's log of operations.
+
+    Args:
+        store: where the app lives.
+        app: its name.
+        retention: which history to keep; without rules all of it.
+        by: user@host.
+        dry_run: write and delete nothing; say what would go.
+        margin_ms: how long objects that nothing names stay. Beside an app that runs, `MARGIN_MS` or more.
+
+    Raises:
+        NotFound: there is no such app.
+        Corruption: a manifest that should be there is missing or not readable; nothing was deleted.
+        Refused: another collection of the app went on at the same time.
+        Unavailable: storage did not answer; the next collection goes on where this one ended.
+    """
+    seen = take_inventory(store, app, dry_run=dry_run)
+    names: set[str] = set()
+    try:
+        plan = reachable(seen.known, retention, seen.read)
+        _read_names(seen, names, plan)
+        if not dry_run:
+            plan = _fix(seen, names, plan, retention, by)
+    except Corruption:
+        _check_alone(seen)
+        raise
+    goes = {stage: _collectable(seen, plan, names, stage, margin_ms) for stage in seen.ssts}
+    records = tuple(unnamed_records(seen, margin_ms))
+    writes = tuple(abandoned(seen, margin_ms))
+    if not dry_run:
+        # In this order, and those of one kind in any.
+        for infos in (*zip(*goes.values(), strict=True), (records,)):
+            do_all(lambda info: store.delete(info.key), chain.from_iterable(infos))
+        if isinstance(store, Leftovers):
+            do_all(store.discard, writes)
+    stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
+    record_bytes = sum(info.size_bytes for info in records)
+    done = Collected(app, dry_run, retention, stages, len(records), record_bytes, len(writes), plan.absent)
+    if not dry_run:
+        versions = sum(each.versions for each in stages)
+        record(store, app, "gc", f"{versions} versions, {done.objects - versions} other objects", by)
+        note_end(store, app)
+    return done
+
+
+def _read_names(seen: Inventory, names: set[str], plan: Reachable, known: Reachable | None = None) -> None:
+    """Add the SSTs that the versions of a plan name; those that stay in `known`, too, were read for that."""
+    for stage in plan.wholes:
+        done = set(known.versions(stage)) if known is not None else set()
+        for _, found in named(seen, stage, (version for version in plan.versions(stage) if version not in done)):
+            names.update(found)
+
+
+def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
+    """Make a plan final; returns it with what was pinned meanwhile."""
+    store, app, last = seen.store, seen.app, seen.known.last
+    number = max((each.number for each in seen.boundaries), default=0) + 1
+    proposal = plan.boundary(number, by, final=False)
+    # A proposal that is left of a collection that was killed hides what it did not get to take: replace it.
+    settled = not seen.boundaries or seen.boundaries[-1].final
+    if settled and _content(proposal) == _content(last):
+        return plan
+    horizon.propose(store, app, proposal)
+    try:
+        final = reachable(seen.again(), retention, seen.read)
+        _read_names(seen, names, final, plan)
+    except SlackwaterError:
+        # Nothing is given up by it, and nobody shall find less because of it.
+        horizon.BOUNDARIES.remove(store, number, app)
+        raise
+    horizon.settle(store, app, final.boundary(number + 1, by, final=True))
+    return final
+
+
+def _content(limit: Boundary) -> tuple[object, ...]:
+    return limit.first, limit.kept, limit.moments
+
+
+def _check_alone(seen: Inventory) -> None:
+    """Raise `Refused` if another collection has become final since the inventory: what it took is not missing."""
+    finals = [each for each in horizon.all_of(seen.store, seen.app) if each.final]
+    if finals and finals[-1] != seen.known.last:
+        raise horizon.overtaken(seen.app)
+
+
+def _collectable(
+    seen: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
+) -> tuple[_Infos, _Infos]:
+    """The manifests and the SSTs that go of one stage."""
+    versions: _Infos = ()
+    if stage in plan.wholes:
+        stays = set(plan.versions(stage))
+        head = seen.known.stages[stage].head.version
+        listed = seen.manifests[stage].items()
+        versions = tuple(info for version, info in listed if version <= head and version not in stays)
+    return versions, tuple(orphans(seen, stage, names, margin_ms))
+
+
+def _counted(
+    seen: Inventory, plan: Reachable, names: Collection[str], stage: str, versions: _Infos, ssts: _Infos
+) -> StageCollected:
+    gone = {info.key for info in ssts}
+    stay = [info for info in seen.ssts[stage] if info.key not in gone]
+    return StageCollected(
+        stage=stage,
+        first=plan.first(stage),
+        head=seen.known.stages[stage].head.version,
+        versions=len(versions),
+        ssts=len(ssts),
+        bytes=sum(info.size_bytes for info in (*versions, *ssts)),
+        kept_versions=sum(1 for _ in plan.versions(stage)),
+        kept_ssts=len(stay),
+        kept_bytes=sum(info.size_bytes for info in stay),
+        waiting_ssts=sum(1 for info in stay if info.key not in names),
+        rules=plan.counts(stage),
+        held_up_by=plan.held_up_by(stage, _SILENT_MS),
+    )

@@ -1,0 +1,221 @@
+"""What a collection finds of an app: its objects by listing, and of its versions what reachability asks for.
+
+The order matters, because the app may be running. SSTs are listed before manifests, so that one committed in between
+is seen to be named; heads are read before snapshots, because a stage remembers what it recorded until the snapshot is
+written.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ... import instants
+from ...errors import Corruption, ObjectNotFound
+from ...moments.cut.stored import list_snapshots
+from ...store.objects.protocol import ObjectInfo, ObjectStore
+from ...store.versions import apps, codec, history, horizon, keys, published
+from ...store.versions import limits as fits
+from ...store.versions.horizon import MIN_AGE_MS, Boundary
+from ...store.versions.manifest import Manifest
+from .retention import Known, StageKnown
+
+_BATCH = 256
+"""Requests handed out at once, to `_WORKERS` threads."""
+_WORKERS = 16
+_BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
+"""What a collection leaves where the time of its object tells when that was; their sizes tell them apart."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Inventory:
+    """What there is of an app."""
+
+    store: ObjectStore
+    app: str
+    ssts: dict[str, tuple[ObjectInfo, ...]]
+    manifests: dict[str, dict[int, ObjectInfo]]
+    """By stage and version, collected ones included."""
+    boundaries: tuple[Boundary, ...]
+    known: Known
+    _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
+
+    def read(self, stage: str, version: int) -> Manifest:
+        """A version without its SSTs and table, which are most of it. Raises `Corruption`."""
+        found = self._read.get((stage, version))
+        if found is None:
+            found = self._read[stage, version] = _light(_there(self.store, self.app, stage, version))
+        return found
+
+    def again(self) -> Known:
+        """The same with the snapshots that came since.
+
+        Those that went since count once more: what they pinned was promised to stay by what was proposed, and who pins
+        it again now looks at no more than that.
+        """
+        there = {snapshot.id: snapshot for snapshot in (*self.known.snapshots, *list_snapshots(self.store, self.app))}
+        return Known(self.known.now_ms, self.known.stages, tuple(there.values()), last=self.known.last)
+
+
+def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
+    """List all of an app, and read what says which versions there must be.
+
+    Ages count from storage's clock, for which a dry run, which writes nothing, takes this machine's.
+
+    Raises:
+        NotFound: there is no such app.
+        Corruption: a manifest that should be there is missing or not readable.
+        Unavailable: storage did not answer.
+    """
+    apps.read_app(store, app)
+    now_ms = instants.now_ms() if dry_run else storage_clock_ms(store, app)
+    try:
+        return _list_all(store, app, now_ms)
+    except Corruption:
+        # Another collection may have taken it since the boundary was read: then the new boundary says so.
+        return _list_all(store, app, now_ms)
+
+
+def storage_clock_ms(store: ObjectStore, app: str) -> int:
+    """Storage's time. This machine's may be wrong by years, and would take everything for old."""
+    key = keys.collection(app)
+    store.put(key, _BEGUN)
+    return next(info.modified_ms for info in store.list(key))
+
+
+def note_end(store: ObjectStore, app: str) -> None:
+    """Say that a collection has come to its end. One request."""
+    store.put(keys.collection(app), _ENDED)
+
+
+def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
+    """When a collection began last, or ended, by storage's clock, 0 for never; and whether it ended. One listing."""
+    key = keys.collection(app)
+    found = [info for info in store.list(key) if info.key == key]
+    return (found[0].modified_ms, found[0].size_bytes == len(_ENDED)) if found else (0, True)
+
+
+def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
+    stages = history.list_stages(store, app)
+    ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
+    boundaries = horizon.all_of(store, app)
+    last = next((each for each in reversed(boundaries) if each.final), horizon.NOTHING_COLLECTED)
+    manifests = {stage: versions for stage in stages if (versions := dict(history.list_manifests(store, app, stage)))}
+    seen: dict[tuple[str, int], Manifest] = {}
+    there = {}
+    for stage, versions in manifests.items():
+        first = _first(store, app, stage, versions, last)
+        head = _light(_there(store, app, stage, max(versions)))
+        seen[stage, head.version] = head
+        since_ms = now_ms - MIN_AGE_MS
+        young = (version for version, info in versions.items() if version >= first and info.modified_ms > since_ms)
+        needed = {name: max(first, version) for name, version in published.needed(store, head).items()}
+        there[stage] = StageKnown(first, head, min(young, default=head.version + 1), needed)
+    known = Known(now_ms, there, list_snapshots(store, app), last)
+    _check_kept(app, known, manifests)
+    return Inventory(store, app, ssts, manifests, boundaries, known, seen)
+
+
+def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The SSTs under the app's own root that each version names; reads many at a time, from storage itself.
+
+    Raises `Corruption` when a manifest is missing, or not readable.
+    """
+    store, app = inventory.store, inventory.app
+
+    def read(version: int) -> tuple[int, tuple[str, ...]]:
+        key = keys.manifest(app, stage, version)
+        try:
+            found = codec.read(
+                store, key, _Names, under=lambda found: keys.manifest(found.app, found.stage, found.version)
+            )
+        except ObjectNotFound:
+            raise _missing(app, stage, (version,)) from None
+        named = (*found.ssts, *(sst for each in found.aside.values() for sst in each.ssts))
+        return version, tuple(sst.object for sst in named if sst.root in ("", store.url))
+
+    return many(read, versions)
+
+
+def many(ask: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
+    """`ask` of each thing, in their order, many at a time: what takes long is storage's answer."""
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        waiting = iter(things)
+        while some := tuple(islice(waiting, _BATCH)):
+            yield from pool.map(ask, some)
+
+
+def do_all(what: Callable[[T], None], things: Iterable[T]) -> None:
+    """`what` with each thing, many at a time, in any order."""
+    for _ in many(what, things):
+        pass
+
+
+class _Name(Struct, frozen=True):
+    object: fits.Key
+    root: fits.Line = ""
+
+
+class _Aside(Struct, frozen=True):
+    ssts: tuple[_Name, ...] = ()
+
+
+class _Names(Struct, frozen=True):
+    """Of a manifest, the part that says what must stay."""
+
+    app: fits.Name
+    stage: fits.Name
+    version: fits.Version
+    ssts: tuple[_Name, ...] = ()
+    aside: dict[fits.Name, _Aside] = {}
+
+
+def _light(manifest: Manifest) -> Manifest:
+    return replace(manifest, ssts=(), table=None, aside={})
+
+
+def _there(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
+    try:
+        return history.read_fresh(store, app, stage, version)
+    except ObjectNotFound:
+        raise _missing(app, stage, (version,)) from None
+
+
+def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary) -> int:
+    """From where on the history is whole; raises `Corruption` where it is not."""
+    first = last.first.get(stage, 0)
+    if not first:
+        first = min(versions)
+        if first > 1 and not _there(store, app, stage, first).begins:
+            raise _missing(app, stage, range(1, first))
+    whole = [version for version in versions if version >= first]
+    if not whole or whole[0] != first:
+        raise _missing(app, stage, range(first, whole[0] if whole else first + 1))
+    for version, following in pairwise(whole):
+        if following != version + 1:
+            raise _missing(app, stage, range(version + 1, following))
+    return first
+
+
+def _check_kept(app: str, known: Known, manifests: dict[str, dict[int, ObjectInfo]]) -> None:
+    """See that all that was to be kept before the whole history is there."""
+    for stage, versions in known.last.kept.items():
+        if gone := [version for version in versions if version not in manifests.get(stage, ())]:
+            raise _missing(app, stage, gone)
+
+
+def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
+    gone = list(versions)
+    what = f"v{gone[0]}" if len(gone) == 1 else f"v{gone[0]} to v{gone[-1]}"
+    return Corruption(
+        f"stage {app}/{stage}: {what} should be there and is missing; nothing was collected",
+        object_key=keys.manifest(app, stage, gone[0]),
+        hint="bring the manifests back (from the bucket's versions or a backup) before collecting anything",
+    )

@@ -1,0 +1,201 @@
+"""A stage begins with a table from elsewhere: its SSTs are put, and then one commit makes them version 1.
+
+Until that commit nobody sees anything: SSTs that no version names are nothing to readers. Killed before it, the same
+call begins again, and what was put lies there until garbage collection takes it, some time after the first claim.
+Killed after it, the same call finds that the version has the rows that it would load.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ... import instants
+from ...errors import Refused
+from ...moments.take.audit_log import record_once
+from ...store.objects.protocol import ObjectStore
+from ...store.sst import ttl
+from ...store.versions import apps, history
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.commit import lost_to
+from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
+from ..clone.first_versions import check_finished
+from .load import Loaded, OnProgress, discard, load
+from .source import Source
+
+Channels = Callable[[], Mapping[str, Output]]
+"""Makes the channels that the stage writes, where there are none, and says where they end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """What an init did, or would do.
+
+    Attributes:
+        rows: of the table.
+        ssts: objects that hold them, and their bytes.
+        offsets: where reading begins, by topic.
+        already: whether an earlier call had done it: the table has these rows.
+    """
+
+    app: str
+    stage: str
+    version: int
+    rows: int
+    ssts: int
+    bytes: int
+    offsets: Mapping[str, tuple[int, ...]]
+    already: bool
+
+
+def initialise(
+    store: ObjectStore,
+    first: Manifest,
+    source: Source,
+    *,
+    info: AppInfo | None = None,
+    channels: Channels = dict,
+    dry_run: bool = False,
+    on_progress: OnProgress = lambda _so_far: None,
+) -> Initialised:
+    """Make rows the first version of a stage's table. The app need not exist; other stages are not touched.
+
+    Args:
+        store: where the app lives.
+        first: the version as it is to be but for rows, time and outputs: kind "init", version 1.
+        source: the rows.
+        info: the app's identity, which is written if there is none; None for one that says nothing more.
+        channels: is called when all rows are there.
+        dry_run: check everything, change nothing, and return what would be done.
+        on_progress: told how far it is.
+
+    Raises:
+        Refused: the stage has versions that are not this very one, the app is an unfinished clone or is being removed,
+            or the rows are not the table's (`load`). Nothing was changed.
+        Unavailable: storage or Kafka did not answer; the same call again finishes it.
+    """
+    table = _table(first)
+    check_free(store, first.app, first.stage)
+    if (head := history.head(store, first.app, first.stage)) is not None:
+        return _again(store, first, head, source, dry_run=dry_run, on_progress=on_progress)
+    began_ms = instants.now_ms()
+    clock_ms = began_ms if ttl.by_write_time(table.ttl) else ttl.first_clock_ms(None, table, 0)
+    names = first.app, first.stage
+    loaded = load(None if dry_run else store, names, table, source, clock_ms=clock_ms, on_progress=on_progress)
+    if not loaded.rows:
+        raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
+    first = _with(first, loaded, clock_ms)
+    if not dry_run:
+        first = _commit(store, first, loaded, info, channels, began_ms)
+        _record(store, first)
+    return _done(first, already=False)
+
+
+def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
+    """Whether an init has made the app and broke off before the rows were committed. One request, or none."""
+    return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)
+
+
+def _commit(
+    store: ObjectStore, first: Manifest, loaded: Loaded, info: AppInfo | None, channels: Channels, began_ms: int
+) -> Manifest:
+    """Make the app, its channels, and then the version."""
+    names = first.app, first.stage
+    try:
+        # From its identity on an app is there for everybody.
+        found = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
+        if info is not None and found.starts != info.starts:
+            raise begun_elsewhere(found)
+        now_ms = instants.now_ms()
+        first = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
+        change = Amendment("init", lambda _draft: first, requires=_none_came_first)
+        return amend(store, names, change, by=first.by, now_ms=now_ms, writer=first.writer).manifest
+    except Refused:
+        # Not so when nobody knows whether it was committed.
+        discard(store, loaded.ssts)
+        raise
+
+
+def _none_came_first(head: Manifest) -> bool:
+    raise _taken(head.app, head.stage, lost_to(head, 1).message)
+
+
+def check_free(store: ObjectStore, app: str, stage: str) -> None:
+    """See that a stage may begin with rows: it has no version, or just the one that an init has made.
+
+    Raises:
+        Refused: it has others, or the app is an unfinished clone.
+    """
+    info = apps.find_app(store, app)
+    if info is not None:
+        check_finished(store, info)
+    head = history.head(store, app, stage)
+    if head is not None and (head.version, head.kind) != (1, "init"):
+        raise _taken(app, stage, f"up to v{head.version}, a {head.kind} by {head.by or head.writer}")
+
+
+def _again(
+    store: ObjectStore, first: Manifest, head: Manifest, source: Source, *, dry_run: bool, on_progress: OnProgress
+) -> Initialised:
+    """What there is, if it is what this call would do. Costs what loading the rows costs, but for the puts."""
+    made = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
+    if head.table != first.table:
+        raise _taken(head.app, head.stage, f"{made}, with another table than the program declares")
+    names, table = (head.app, head.stage), _table(head)
+    loaded = load(None, names, table, source, clock_ms=head.clock_ms, on_progress=on_progress)
+    if _content(loaded.ssts) != _content(head.ssts):
+        raise _taken(head.app, head.stage, f"{made}, with other rows")
+    if (there := _offsets(head)) != (asked := _offsets(first)):
+        raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {asked}")
+    if not dry_run:
+        _record(store, head)
+    return _done(head, already=True)
+
+
+def _with(first: Manifest, loaded: Loaded, clock_ms: int) -> Manifest:
+    latest_ms = clock_ms if loaded.latest_ms is None else max(clock_ms, loaded.latest_ms)
+    return replace(first, ssts=tuple(loaded.ssts), clock_ms=latest_ms)
+
+
+def _content(ssts: tuple[Sst, ...] | list[Sst]) -> list[tuple[str, int]]:
+    return [(sst.checksum, sst.rows) for sst in ssts]
+
+
+def _table(manifest: Manifest) -> Table:
+    if manifest.table is None:
+        raise Refused(
+            f"stage {manifest.app}/{manifest.stage} keeps no table, so there is nothing to begin with",
+            hint="name a stage with state=",
+        )
+    return manifest.table
+
+
+def _offsets(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    return {each.topic: each.offsets for _, each in sorted(manifest.inputs.items())}
+
+
+def _record(store: ObjectStore, first: Manifest) -> None:
+    detail = f"{first.stage} v{first.version}: {sum(sst.rows for sst in first.ssts):,} rows"
+    record_once(store, first.app, "init", detail, first.by, since_ms=0)
+
+
+def _done(first: Manifest, *, already: bool) -> Initialised:
+    rows, size = sum(sst.rows for sst in first.ssts), sum(sst.bytes for sst in first.ssts)
+    offsets = _offsets(first)
+    return Initialised(first.app, first.stage, first.version, rows, len(first.ssts), size, offsets, already)
+
+
+def begun_elsewhere(info: AppInfo) -> Refused:
+    """The error for other offsets than an app was begun at, which its identity says, written once."""
+    starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
+    return Refused(
+        f"app {info.name!r} exists already, and begins at other offsets: {starts}",
+        hint="leave the offsets out, which takes these; or load the rows under another app name",
+    )
+
+
+def _taken(app: str, stage: str, what: str) -> Refused:
+    return Refused(
+        f"stage {app}/{stage} has versions already: {what}; rows from elsewhere can only be its first",
+        hint="load them under another app name, or remove the app: slackwater app rm " + app,
+    )

@@ -1,0 +1,275 @@
+"""Rows as the SSTs of a table's first version: sorted, one of each key, encoded on several cores.
+
+However many there are, DuckDB sorts them by their hashes, on disk where they do not fit into memory.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil, log2
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ...errors import Refused, SlackwaterError
+from ...moments.query.sql import empty_database
+from ...store.objects.protocol import ObjectStore
+from ...store.sst.expiry import latest_event_ms, with_expiry
+from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
+from ...store.sst.types import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
+from ...store.sst.writer import SstWriter
+from ...store.versions.manifest import Sst, Table
+from .source import Source, check, examples, fit, reading
+
+MEMORY = "512 MiB"
+"""What sorting may take; beyond that, DuckDB goes to disk."""
+
+_BATCH_ROWS = 1 << 17
+
+
+def by_hash(
+    rows: Iterable[pa.RecordBatch], schema: pa.Schema, key: tuple[str, ...], on_read: Callable[[int, int], None]
+) -> Iterator[pa.RecordBatch]:
+    """The rows with `_hash` before their columns, ascending by it; rows of one hash in any order.
+
+    Takes all rows before it gives the first. What does not fit into `MEMORY` goes to Python's folder of temporary
+    files.
+
+    Args:
+        rows: batches of this schema.
+        schema: the columns.
+        key: those whose hash it is.
+        on_read: told of each batch that was taken, as rows and bytes.
+
+    Raises:
+        SlackwaterError: there is no room on the disk. Also whatever `rows` raises.
+    """
+    hashed = pa.schema([pa.field(HASH, pa.int64()), *schema])
+    failure: BaseException | None = None
+
+    def with_hash() -> Iterator[pa.RecordBatch]:
+        nonlocal failure
+        try:
+            for batch in rows:
+                columns = [pa.array(hash_keys(batch, key)), *batch.columns]
+                made = pa.RecordBatch.from_arrays(columns, schema=hashed)
+                on_read(made.num_rows, made.nbytes)
+                yield made
+        except BaseException as error:
+            # DuckDB would tell of it in words of its own.
+            failure = error
+            raise
+
+    with closing(empty_database()) as con:
+        con.execute(f"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET memory_limit = '{MEMORY}'")
+        con.register("rows", pa.RecordBatchReader.from_batches(hashed, with_hash()))
+        try:
+            for batch in con.sql(f"FROM rows ORDER BY {HASH}").to_arrow_reader(_BATCH_ROWS):
+                yield batch.cast(hashed)
+        except (duckdb.Error, pa.ArrowException) as error:
+            if failure is not None:
+                raise failure from None
+            sentence, _, more = str(error).strip().partition("\n")
+            hint = "it sorts on disk, in the folder that TMPDIR names: let it name one with room"
+            raise SlackwaterError(f"the rows cannot be sorted: {sentence}", quoted=more.strip(), hint=hint) from error
+
+
+def by_slot(rows: Iterable[pa.RecordBatch], num_slots: Callable[[], int]) -> Iterator[tuple[int, int, pa.Table]]:
+    """Rows that come by hash, cut where slots end: each slot that has rows, the number of slots, and its rows.
+
+    A slot is one of so many equal ranges of all hashes. How many there are is asked when the first rows come.
+    """
+    slots, current = 0, -1
+    waiting: list[pa.RecordBatch] = []
+    for batch in rows:
+        slots = slots or num_slots()
+        numbers = partition_of(batch.column(HASH).to_numpy(), slots)
+        ends = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        for start, end in pairwise((0, *ends, batch.num_rows)):
+            if int(numbers[start]) != current:
+                if waiting:
+                    yield current, slots, pa.Table.from_batches(waiting)
+                current, waiting = int(numbers[start]), []
+            waiting.append(batch.slice(start, end - start))
+    if waiting:
+        yield current, slots, pa.Table.from_batches(waiting)
+
+
+_SEQ = 1
+"""The first version's."""
+_LEVEL = 1
+"""SSTs side by side are one sorted run; none of them waits to be merged, as those of level 0 do."""
+_MOST_WORKERS = 4
+"""Each has the rows of an SST in memory, twice."""
+_EXAMPLES = 3
+
+
+@dataclass(slots=True)
+class Loaded:
+    """SSTs that nothing names yet, and how far writing them is.
+
+    Attributes:
+        read: rows that were read; all are, before the first SST is written.
+        rows: rows of the SSTs that are written.
+        ssts: these; once all are there, by their hashes, ascending.
+        latest_ms: the largest event time, for a table whose rows expire by one.
+    """
+
+    read: int = 0
+    rows: int = 0
+    ssts: list[Sst] = field(default_factory=list)
+    latest_ms: int | None = None
+
+
+OnProgress = Callable[[Loaded], None]
+
+
+def load(
+    store: ObjectStore | None,
+    names: tuple[str, str],
+    table: Table,
+    source: Source,
+    *,
+    clock_ms: int = 0,
+    on_progress: OnProgress = lambda _so_far: None,
+) -> Loaded:
+    """Write rows as SSTs of a stage's first version. The same rows give the same SSTs, but for their names.
+
+    Takes memory for a few SSTs, and as much as sorting may (`MEMORY`). One put for each SST.
+
+    Args:
+        store: where to; None to put nothing, and see what would be.
+        names: app and stage.
+        table: the stage's.
+        source: the rows.
+        clock_ms: when they are written, for a time to live that counts from there.
+        on_progress: told after each batch and each SST.
+
+    Raises:
+        Refused: the source cannot be read or does not fit the table, a key is null, or rows have the same key. What was
+            put is deleted then.
+        SlackwaterError: the rows cannot be sorted for want of room.
+        Unavailable: storage did not answer.
+    """
+    loading = _Loading(store, names, table, clock_ms, str(source), on_progress)
+    try:
+        with reading(source) as batches:
+            check(batches.schema, table, str(source))
+            loading.run(batches)
+    except BaseException:
+        discard(store, loading.done.ssts)
+        raise
+    loading.done.ssts.sort(key=lambda sst: sst.hash_min)
+    return loading.done
+
+
+def discard(store: ObjectStore | None, ssts: list[Sst]) -> None:
+    """Delete SSTs that no version will name. Those that cannot be are left to garbage collection."""
+    if store is not None:
+        for sst in ssts:
+            with suppress(SlackwaterError):
+                store.delete(sst.object)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    rows: int = 0
+    latest_ms: int | None = None
+    num_repeats: int = 0
+    """Rows with the key of another: then none of the slot is written."""
+    repeated: str = ""
+
+
+class _Loading:
+    def __init__(
+        self,
+        store: ObjectStore | None,
+        names: tuple[str, str],
+        table: Table,
+        clock_ms: int,
+        what: str,
+        on_progress: OnProgress,
+    ) -> None:
+        self._store, self._names, self._table, self._clock_ms = store, names, table, clock_ms
+        self._key = tuple(column.name for column in table.key)
+        self._what = what
+        self._on_progress = on_progress
+        self._bytes = 0
+        self._num_repeats = 0
+        self._repeated: list[str] = []
+        self.done = Loaded()
+
+    def run(self, batches: pa.RecordBatchReader) -> None:
+        """Read, sort and write all rows."""
+        schema = arrow_schema((*self._table.key, *self._table.values))
+        fitting = (fit(batch, self._table, self._what) for batch in batches)
+        in_order = by_hash(fitting, schema, self._key, self._on_read)
+        workers = min(os.cpu_count() or 1, _MOST_WORKERS)
+        under_way: deque[Future[_Written]] = deque()
+        with ThreadPoolExecutor(workers, "init") as pool:
+            for slot, slots, rows in by_slot(in_order, self._slots):
+                partition = slot * self._table.partitions // slots
+                under_way.append(pool.submit(self._write, partition, rows))
+                if len(under_way) > workers:
+                    self._count(under_way.popleft().result())
+            for writing in under_way:
+                self._count(writing.result())
+        if self._num_repeats:
+            raise Refused(
+                f"{self._num_repeats:,} rows of {self._what} have the key of another row: expected one row of each "
+                f"key; there are more of {'; '.join(self._repeated)}",
+                hint="nothing was written; --sql says which to take: SELECT DISTINCT ON (…) … ORDER BY …",
+            )
+
+    def _on_read(self, num_rows: int, num_bytes: int) -> None:
+        self.done.read += num_rows
+        self._bytes += num_bytes
+        self._on_progress(self.done)
+
+    def _slots(self) -> int:
+        """State partitions, or each of them in so many parts that an SST of one is not too large."""
+        partitions, size = self._table.partitions, self._table.compaction.target_file_bytes
+        return partitions << max(0, ceil(log2(max(1, self._bytes / (partitions * size)))))
+
+    def _write(self, partition: int, rows: pa.Table) -> "_Written":
+        """One SST with these rows of one slot, unless there is nothing to be written any more. Changes no count."""
+        rows = normalise_keys(rows, self._key)
+        keys = rows.select(self._key)
+        order, repeats = sort_keys(rows.column(HASH).to_numpy(), keys)
+        if repeats.any():
+            some = keys.take(pa.array(order[repeats][:_EXAMPLES]))
+            return _Written(num_repeats=int(repeats.sum()), repeated=examples(some))
+        if self._num_repeats:
+            return _Written()
+        rows = self._stamped(rows.take(pa.array(order)).combine_chunks())
+        writer = SstWriter(self._table)
+        writer.append(rows)
+        app, stage = self._names
+        sst, data = writer.finish(app=app, stage=stage, partition=partition, level=_LEVEL)
+        # Before it is there: whoever gives up deletes it.
+        self.done.ssts.append(sst)
+        if self._store is not None:
+            self._store.put(sst.object, data)
+        return _Written(sst.rows, latest_event_ms(rows, self._table.ttl))
+
+    def _count(self, written: "_Written") -> None:
+        self.done.rows += written.rows
+        self._num_repeats += written.num_repeats
+        if written.repeated and len(self._repeated) < _EXAMPLES:
+            self._repeated.append(written.repeated)
+        if written.latest_ms is not None:
+            self.done.latest_ms = max(written.latest_ms, self.done.latest_ms or written.latest_ms)
+        self._on_progress(self.done)
+
+    def _stamped(self, rows: pa.Table) -> pa.Table:
+        """The rows as an SST has them."""
+        rows = rows.append_column(SEQ, pa.array(np.full(rows.num_rows, _SEQ, np.int64)))
+        rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, PUT, np.uint8)))
+        rows = rows.append_column(PREV, pa.array(np.zeros(rows.num_rows, np.int64)))
+        schema = sst_schema(self._table)
+        return with_expiry(rows, self._table, self._clock_ms).select(schema.names).cast(schema)

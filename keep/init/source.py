@@ -1,0 +1,220 @@
+"""Rows from anywhere that DuckDB reads, a file, several, or what SQL returns, as the columns of a table.
+
+They have the same names, and the same values in the declared types.
+
+A value is taken where its type has the same values in another size or layout, and where none is lost: an integer for a
+wider or narrower one that holds it, a decimal for a double. A number is not taken for text, or a time without a zone
+for one with: what was meant only its owner knows, who says so with a cast in SQL.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Refused, Usage
+from ...moments.query.sql import empty_database
+from ...store.sst.arrow_types import from_arrow, python_rows
+from ...store.sst.types import arrow_schema
+from ...store.versions.manifest import Table
+from ...validation import nearest
+
+_BATCH_ROWS = 1 << 17
+"""Enough that a batch costs its rows, and few enough that some of them are little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where rows come from; one of both is empty.
+
+    Attributes:
+        file: what DuckDB's `FROM 'file'` takes: Parquet, CSV or JSON, also as a pattern (`rows/*.parquet`) or a URL.
+        sql: a query; statements before it, such as `ATTACH`, are run first.
+
+    Raises:
+        Usage: both are given, or none.
+    """
+
+    file: str = ""
+    sql: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.file) == bool(self.sql):
+            raise Usage(
+                f"rows come from {'both a file and --sql' if self.file else 'neither a file nor --sql'}; expected one",
+                hint="name a file that DuckDB reads (Parquet, CSV, JSON), or give a query by --sql",
+            )
+
+    def __str__(self) -> str:
+        return self.file or "the query"
+
+
+@contextmanager
+def reading(source: Source) -> Iterator[pa.RecordBatchReader]:
+    """The rows, read once, a batch at a time. Times are in UTC where the source does not say.
+
+    Raises:
+        Refused: DuckDB cannot read it, or what is read is no table.
+    """
+    with closing(empty_database()) as con, _telling(source):
+        con.execute("SET TimeZone = 'UTC'")
+        # Nobody has promised an order, and to keep one takes memory.
+        con.execute("SET preserve_insertion_order = false")
+        yield _relation(con, source).to_arrow_reader(_BATCH_ROWS)
+
+
+def _relation(con: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPyRelation:
+    if source.file:
+        file = source.file.replace("'", "''")
+        return con.sql(f"FROM '{file}'")
+    statements = con.extract_statements(source.sql)
+    if not statements or statements[-1].type is not duckdb.StatementType.SELECT:
+        raise Usage("--sql returns no rows; expected a query, such as SELECT … FROM 'rows.parquet'")
+    for statement in statements[:-1]:
+        con.execute(statement)
+    return con.sql(statements[-1].query)
+
+
+@contextmanager
+def _telling(source: Source) -> Iterator[None]:
+    """What DuckDB says when it cannot read, as an error of ours; also while rows are read."""
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException) as error:
+        sentence, _, more = str(error).strip().partition("\n")
+        raise Refused(f"{source} cannot be read: {sentence}", quoted=more.strip()) from error
+
+
+_EXAMPLES = 3
+
+
+def check(found: pa.Schema, table: Table, what: str) -> None:
+    """See that rows with these columns can be the table's; `what` is where they come from.
+
+    Raises:
+        Refused: a column is missing, is none of the table's, or has a type that is not taken for the declared one; all
+            of them are named.
+    """
+    declared = arrow_schema((*table.key, *table.values))
+    wrong = [*_wrong_names(found.names, declared.names), *_wrong_types(found, declared)]
+    if wrong:
+        columns = ", ".join(f"{column.name} {column.type}" for column in (*table.key, *table.values))
+        internal = any(name.startswith("_") for name in declared.names if name not in found.names)
+        raise Refused(
+            f"{what} does not fit the table: {'; '.join(wrong)}",
+            hint=f"the table has {columns}; --sql \"SELECT … FROM '…'\" renames, casts and leaves out"
+            + ("; columns that begin with _ are what mean, first and last go on from" if internal else ""),
+        )
+
+
+def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
+    """Safely, also where a float has no room for a double. Raises what Arrow raises."""
+    cast = values.cast(to)
+    if pa.types.is_floating(to) and pa.types.is_floating(values.type):
+        lost = pc.and_(pc.is_inf(cast), pc.is_finite(values))
+        if pc.any(lost).as_py():
+            raise pa.ArrowInvalid(f"{values.filter(lost)[0]} is too large")
+    return cast
+
+
+def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
+    """The rows with exactly the table's columns, key first; `check` has passed for their schema.
+
+    Raises:
+        Refused: a value is not one of the declared type, or a key is null; with examples.
+    """
+    schema = arrow_schema((*table.key, *table.values))
+    columns = []
+    for field in schema:
+        try:
+            columns.append(_cast(rows.column(field.name), field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise Refused(
+                f"column {field.name!r} of {what} has a value that is no {field.type}: {error}",
+                hint="nothing was written; cast or leave out such values by --sql",
+            ) from error
+    fitting = pa.RecordBatch.from_arrays(columns, schema=schema)
+    for name in (column.name for column in table.key):
+        if nulls := fitting.column(name).null_count:
+            some = fitting.filter(fitting.column(name).is_null()).slice(0, _EXAMPLES)
+            raise Refused(
+                f"{what} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} that were "
+                f"looked at, such as {examples(some)}",
+                hint=f"nothing was written; leave them out by --sql: … WHERE {name} IS NOT NULL",
+            )
+    return fitting
+
+
+def examples(rows: pa.Table | pa.RecordBatch) -> str:
+    """Rows for an error's sentence."""
+    shown = (", ".join(f"{name}={value!r}" for name, value in row.items()) for row in python_rows(rows))
+    return "; ".join(f"({row})" for row in shown)
+
+
+def _wrong_names(found: Sequence[str], declared: Sequence[str]) -> Iterator[str]:
+    for name in declared:
+        if name not in found:
+            yield f"it has no column {name!r}{_near(name, found)}"
+        elif found.count(name) > 1:
+            yield f"it has several columns {name!r}"
+    for name in dict.fromkeys(found):
+        if name not in declared:
+            yield f"its column {name!r} is none of the table's"
+
+
+def _near(name: str, found: Sequence[str]) -> str:
+    near = nearest(name, found).removeprefix("; ")
+    return f" ({near})" if near else ""
+
+
+def _wrong_types(found: pa.Schema, declared: pa.Schema) -> Iterator[str]:
+    for field in declared:
+        if found.names.count(field.name) == 1:
+            kind = found.field(field.name).type
+            if not _taken(kind, field.type):
+                yield f"its column {field.name!r} is {kind}, where the table has {field.type}"
+
+
+def _taken(found: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether values of one type are taken for another, as far as that holds them."""
+    of = pa.types
+    if of.is_null(found):
+        return True
+    if of.is_nested(declared):
+        return _taken_inside(found, declared)
+    if of.is_integer(declared) or of.is_floating(declared):
+        return bool(of.is_integer(found) or of.is_floating(found) or of.is_decimal(found))
+    if of.is_decimal(declared):
+        # From a double, digits would be made up.
+        return bool(of.is_integer(found) or of.is_decimal(found))
+    if of.is_timestamp(declared):
+        return bool(of.is_timestamp(found)) and (found.tz is None) == (declared.tz is None)
+    try:
+        return from_arrow(found) == from_arrow(declared)
+    except Usage:
+        return False
+
+
+def _taken_inside(found: pa.DataType, declared: pa.DataType) -> bool:
+    """As `_taken`, of structs, maps and lists."""
+    of = pa.types
+    if of.is_struct(declared):
+        return (
+            of.is_struct(found)
+            and [each.name for each in found] == [each.name for each in declared]
+            and all(_taken(mine.type, its.type) for mine, its in zip(found, declared, strict=True))
+        )
+    if of.is_map(declared):
+        return (
+            of.is_map(found)
+            and _taken(found.key_type, declared.key_type)
+            and _taken(found.item_type, declared.item_type)
+        )
+    return of.is_list(declared) and _is_list(found) and _taken(found.value_type, declared.value_type)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -1,0 +1,238 @@
+"""Removing an app wholly, in an order that may be broken off anywhere: the same call again finishes it.
+
+1. See that no clone needs it (`take.remove`) and no runner holds it. Every stage gets a version that retires it: a
+   runner that nobody sees stops at its next commit.
+2. Wait until these versions have been there for as long as a writer may commit without looking
+   (`store.versions.horizon`): one that wakes up after that looks, finds that its history is gone, and stops.
+3. Write the note that the app is being removed. From here on it is an app for nobody: whoever lists its stages, or
+   makes one of its name, is refused. Look once more: whoever pinned a cut before is seen now, and whoever pins one
+   after it sees the note.
+4. Delete its identity, then everything else, the newest versions last, and the note after them. What is left says who
+   removed it and when: the app's own log is gone with it.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from msgspec import Struct
+from ulid import ULID
+
+from ...errors import Refused
+from ...moments.cut.graph import order
+from ...moments.cut.moments import heads_of
+from ...moments.take.remove import check_unused
+from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
+from ...store.versions import apps, history, horizon, keys, notes
+from ...store.versions import limits as fits
+from ...store.versions.manifest import Manifest
+from ..gc.inventory import do_all, storage_clock_ms
+from .retire import commit_retired
+
+_ALIVE_MS = 60_000
+"""A stage that committed within this time has a runner, as far as one can tell."""
+_BATCH = 1_000
+"""Objects that are deleted between two looks at the note."""
+
+
+class Removal(Struct, frozen=True):
+    """The note that an app is being removed, and after that, that it was."""
+
+    id: fits.Ulid
+    app: fits.Name
+    time_ms: fits.TimeMs
+    by: fits.Line
+    """user@host."""
+    stages: tuple[fits.Name, ...]
+    topics: tuple[fits.Topic, ...]
+    """Its repartition topics, and the internal ones of its sinks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an app consists of."""
+
+    versions: int
+    ssts: int
+    snapshots: int
+    objects: int
+    """All of them, those above included."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was removed, or would be."""
+
+    removal: Removal
+    contents: Contents
+    already: bool
+    """Whether it was gone before: `removal` tells of that time."""
+
+
+def remove_app(
+    store: ObjectStore,
+    app: str,
+    *,
+    by: str,
+    now_ms: int,
+    fence: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    outside: Callable[[Removal], None] = lambda _removal: None,
+    on_wait: Callable[[str], None] = lambda _line: None,
+    pause: Callable[[float], None] = time.sleep,
+) -> Removed:
+    """Delete an app with its history, its tables and its snapshots.
+
+    Args:
+        store: where it lives.
+        app: its name.
+        by: user@host.
+        now_ms: the wall clock.
+        fence: also when a runner holds it: that stops.
+        force: also when clones live from it: these are damaged then.
+        dry_run: check everything and change nothing.
+        outside: removes what it has in Kafka; may raise, and is called again by the next call then.
+        on_wait: is called with a line about what is waited for.
+        pause: waits so many seconds.
+
+    Raises:
+        NotFound: there is no such app, and never was as far as one can tell; the nearest names are told.
+        Refused: a clone needs it, or may; or a runner holds it. Nothing was deleted.
+        Unavailable: storage or Kafka did not answer; the same call again goes on.
+    """
+    keys.check_name("app", app)
+    begun = notes.find(store, keys.removing(app), Removal)
+    if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
+        before = notes.find(store, keys.removed(app), Removal)
+        if before is None:
+            apps.read_app(store, app)  # says that there is none
+            raise AssertionError("an app that came into being meanwhile")
+        if not dry_run:
+            outside(before)
+        return Removed(before, Contents(0, 0, 0, 0, 0), True)
+    whole = exists(store, keys.app_info(app))
+    heads = {} if begun else heads_of(store, app, history.list_stages(store, app))
+    if whole or begun is None:
+        _check(store, app, heads, now_ms, fence=fence, force=force)
+    removal = begun or _removal(app, heads, by)
+    if dry_run:
+        return Removed(removal, _contents(store, app), False)
+    if begun is None:
+        _fence(store, app, heads, by, now_ms)
+        _let_settle(store, app, heads, on_wait, pause)
+        removal = notes.add(store, keys.removing(app), removal)  # or the one that somebody else wrote meanwhile
+    if whole or begun is None:
+        try:
+            _check_still_fenced(store, app, removal.stages)
+            if not force:
+                check_unused(store, app)
+        except Refused:
+            store.delete(keys.removing(app))
+            raise
+    contents = _contents(store, app)
+    store.delete(keys.app_info(app))
+    outside(removal)
+    for infos in _in_order(store, app, removal):
+        _delete(store, removal, infos)
+    notes.put(store, keys.removed(app), removal)
+    store.delete(keys.removing(app))
+    return Removed(removal, contents, False)
+
+
+def _check(store: ObjectStore, app: str, heads: dict[str, Manifest], now_ms: int, *, fence: bool, force: bool) -> None:
+    if not force:
+        check_unused(store, app)
+    for stage, head in heads.items():
+        age_s = (now_ms - head.time_ms) // 1_000
+        if not fence and head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
+            raise Refused(
+                f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
+                hint="stop it first, or say --fence: then it stops within seconds",
+            )
+
+
+def _removal(app: str, heads: dict[str, Manifest], by: str) -> Removal:
+    topics = {output.topic for head in heads.values() for output in head.outputs.values()}
+    topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
+    ulid = ULID()
+    return Removal(str(ulid), app, ulid.milliseconds, by, tuple(sorted(heads)), tuple(sorted(topics)))
+
+
+def _fence(store: ObjectStore, app: str, heads: dict[str, Manifest], by: str, now_ms: int) -> None:
+    """Retire every stage that is not; receivers first, as if one by one."""
+    for stage in reversed(order(heads)):
+        if not heads[stage].retired:
+            heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
+
+
+def _let_settle(
+    store: ObjectStore,
+    app: str,
+    heads: dict[str, Manifest],
+    on_wait: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> None:
+    """Wait until no writer can be so sure of its place any more that it would not look."""
+    if not heads:
+        return
+    written = (
+        info.modified_ms
+        for head in heads.values()
+        for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
+    )
+    newest_ms = max(written, default=0)
+    while (left_s := (newest_ms + horizon.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
+        on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
+        pause(left_s)
+
+
+def _check_still_fenced(store: ObjectStore, app: str, stages: Iterable[str]) -> None:
+    for stage, head in heads_of(store, app, stages).items():
+        if not head.retired:
+            raise Refused(
+                f"stage {app}/{stage} was taken over meanwhile, by {head.by}",
+                hint="stop its runner and say it again",
+            )
+
+
+def _contents(store: ObjectStore, app: str) -> Contents:
+    versions = ssts = snapshots = objects = size = 0
+    for info in store.list(f"{app}/"):
+        folder, _, name = info.key.removeprefix(f"{app}/").rpartition("/")
+        versions += folder.endswith("/manifests")
+        ssts += folder.endswith("/sst")
+        snapshots += folder == "snapshots" and name.endswith(".json")
+        objects += 1
+        size += info.size_bytes
+    return Contents(versions, ssts, snapshots, objects, size)
+
+
+def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[ObjectInfo], ...]:
+    """What is left of the app, in the order in which it goes; each list in any order.
+
+    Snapshots before what they pin, and last the version of each stage that stops its runner.
+    """
+    stay = {keys.removing(app), keys.removed(app)}
+    left = [info for info in store.list(f"{app}/") if info.key not in stay]
+    last = {
+        max(found)
+        for stage in removal.stages
+        if (found := [info.key for info in left if info.key.startswith(keys.manifests(app, stage))])
+    }
+    snapshots = [info for info in left if info.key.startswith((keys.snapshots(app), keys.requests(app)))]
+    first = {info.key for info in snapshots} | last
+    return (
+        snapshots,
+        [info for info in left if info.key not in first],
+        [info for info in left if info.key in last],
+    )
+
+
+def _delete(store: ObjectStore, removal: Removal, infos: list[ObjectInfo]) -> None:
+    for begin in range(0, len(infos), _BATCH):
+        # Somebody else may have ended this, and the name may be a new app's by now.
+        if notes.find(store, keys.removing(removal.app), Removal) != removal:
+            return
+        do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])

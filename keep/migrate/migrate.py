@@ -1,0 +1,196 @@
+"""`slackwater migrate`: a snapshot of the moment before, the decision, and a version for each stage.
+
+What it changes is said in a line for each change: for the verb, and for `run` that refuses a changed program.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ulid import ULID
+
+from ... import instants
+from ...durations import format_ms
+from ...errors import Refused
+from ...fold.columns import ColumnChange
+from ...fold.fits import Declared
+from ...moments.cut.moments import heads_of, newest_cut, stages_of
+from ...moments.cut.stored import open_requests
+from ...moments.take.audit_log import record
+from ...moments.take.capture import ChannelReader
+from ...moments.take.remove import remove
+from ...moments.take.snapshots import pin
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import published
+from ...store.versions.manifest import Input, Ttl
+from ...store.versions.migrations import MIGRATIONS, Migration
+from .migration import finish, is_through, prepare
+from .plan import Plan, StageChange, plan, with_inputs
+
+PREFIX = "before-migration-"
+"""What the snapshots of the moment before a migration begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a migration did, or would do."""
+
+    plan: Plan
+    number: int
+    """0 when nothing was to be done, or was only looked at."""
+    snapshot: str
+    """Pins the moment before; empty likewise."""
+    versions: Mapping[str, int]
+    """The version of each stage that names the migration; empty likewise."""
+    finished: int = 0
+    """The number of an earlier migration that had been left half done, and was finished first; 0 for none."""
+
+
+def find_plan(
+    store: ObjectStore, declared: Declared, renames: Mapping[str, str], *, stages: Mapping[str, str] | None = None
+) -> Plan:
+    """What the program changes of the app that is stored; `renames` are of columns and `stages` of stages, old to new.
+
+    Raises as `plan`; also `NotFound` when there is no such app, and `Refused` while an earlier migration is half done.
+    """
+    last = MIGRATIONS.newest(store, declared.app)
+    heads = heads_of(store, declared.app, stages_of(store, declared.app))
+    if last is not None and (
+        behind := [
+            name
+            for name, step in last.stages.items()
+            if name in heads and not (is_through(heads[name], last) and (not step.called or step.called in heads))
+        ]
+    ):
+        raise Refused(
+            f"migration {last.number} of {declared.app}, by {last.by}, is not done yet: {', '.join(behind)} did not go "
+            "through it",
+            hint="the next `slackwater migrate` or `run` finishes it",
+        )
+    found = plan(heads, declared, renames, stages=stages or {}, after=last.number if last is not None else 0)
+    for name in heads.keys() - declared.stages.keys():
+        # Under its new name a stage begins its sinks anew, and who retires publishes nothing any more.
+        if not heads[name].retired:
+            published.check(store, heads[name])
+    return found
+
+
+def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
+    """Finish what an earlier call left half done; its number, 0 where there is nothing. Raises as `finish`."""
+    last = MIGRATIONS.newest(store, app)
+    return last.number if last is not None and finish(store, last, now_ms=now_ms).versions else 0
+
+
+def migrate(
+    store: ObjectStore,
+    found: Plan,
+    starts: Mapping[str, Mapping[str, Input]],
+    *,
+    by: str,
+    now_ms: int,
+    reader: ChannelReader | None = None,
+    finished: int = 0,
+) -> Migrated:
+    """Carry a plan out: all of it or nothing. No data is read or written, whatever the tables hold.
+
+    Args:
+        store: the store of the app.
+        found: what `find_plan` gave; it holds until somebody else migrates the app.
+        starts: where stages begin to read what is new to them, by stage and declared name (`Plan.unread`).
+        by: user@host.
+        now_ms: the wall clock.
+        reader: keeps the records in flight with the snapshot; with None, Kafka has them as long as it does.
+        finished: `Migrated.finished`.
+
+    Raises:
+        Refused: somebody else migrates the app at this moment, or a snapshot is under way that stages with other inputs
+            or names could not answer. Nothing was changed.
+        Unavailable: storage or Kafka did not answer; the next call finishes what was begun.
+    """
+    if not found.changes:
+        return Migrated(found, 0, "", {}, finished)
+    asked = open_requests(store, found.app)
+    steps = with_inputs(found, starts)
+    if asked and any(step.answers_otherwise for step in steps.values()):
+        raise Refused(
+            f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other "
+            "inputs or have other names",
+            hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {asked[0].name}",
+        )
+    number = found.after + 1
+    cut = newest_cut(store, found.app, stages_of(store, found.app))
+    name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
+    snapshot = pin(store, cut, name, by=by, reader=reader)
+    migration = Migration(found.app, number, str(ULID()), by, now_ms, snapshot.name, steps)
+    try:
+        prepare(store, migration)
+    except Refused:
+        # Of the same moment, who was first may have the same one.
+        first = MIGRATIONS.newest(store, found.app)
+        if first is None or first.snapshot != snapshot.name:
+            remove(store, found.app, snapshot.name)
+        raise
+    done = finish(store, migration, now_ms=now_ms)
+    told = ", ".join(
+        f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
+        for each in found.changes
+    )
+    record(store, found.app, "migrate", f"{number}: {told}; before it {found.app}@{snapshot.name}", by)
+    return Migrated(found, number, snapshot.name, done.versions, finished)
+
+
+_DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})
+
+
+def lines(change: StageChange) -> Iterator[str]:
+    """The changes of one stage, without its name."""
+    if change.formerly:
+        yield f"until now {change.formerly}: its history before is under that name"
+    if change.kind == "retired":
+        yield "retired: the program has it no more; its history and its table stay"
+        if change.may_be:
+            yield f"is {change.may_be} what it was? Then say --rename-stage {change.stage}={change.may_be}"
+    if change.kind == "added":
+        yield "new: begins with the next run"
+    yield from map(of_column, change.columns)
+    if change.due is not None:
+        yield _due(*change.due)
+    elif change.others:
+        yield "its columns are declared in another order or in other words; rows stay as they are"
+    if change.ttl is not None:
+        yield f"time to live: {_span(change.ttl[1])}, until now {_span(change.ttl[0])}"
+    yield from (f"reads {name} from then on" for name in change.inputs)
+    yield from (f"reads {name} no more" for name in change.gone)
+    yield from (f"writes {name} from its next start on" for name in change.outputs)
+    yield from (f"writes {name} no more from its next start on" for name in change.dropped)
+    for old, new in change.guesses:
+        yield f"is {new} what {old} was? Then say --rename {old}={new}; without that, {old} goes"
+
+
+def of_column(change: ColumnChange) -> str:
+    """One change of a column."""
+    match change.kind:
+        case "added":
+            told = f" = {change.meaning}" if change.meaning else ""
+            since = ", from here on" if change.meaning else ""
+            before = "null" if change.default is None else change.default
+            return f"+ {change.column} {change.type}{told}{since}; rows from before have {before}"
+        case "removed":
+            return f"- {change.column} {change.type}"
+        case "renamed":
+            return f"~ {change.before} is called {change.column}"
+        case "widened":
+            return f"~ {change.column} is {change.type}, until now {change.before}"
+
+
+def _due(before: str, after: str) -> str:
+    if not before:
+        return f"+ {after}: rows fall due from here on; those from before once they are written again"
+    if not after:
+        return f"- {before}: rows fall due no more"
+    return f"~ {after}, until now {before}; rows from before fall due at the times that they have"
+
+
+def _span(ttl: Ttl | None) -> str:
+    if ttl is None or not ttl.ms:
+        return "none"
+    return f"{format_ms(ttl.ms)}{f' by {ttl.column}' if ttl.column else ''}"

@@ -1,0 +1,268 @@
+"""What a program changes of a stored app, stage by stage: a plan, or why it cannot be. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from msgspec.structs import replace as with_fields
+
+from ...errors import NotFound, Refused
+from ...fold.columns import ColumnChange, likely_renames
+from ...fold.fits import Declared, DeclaredStage, fit_inputs, fit_table
+from ...fold.kinds.kind import kind_of
+from ...fold.records import unread
+from ...moments.cut.graph import order
+from ...store.sst.arrow_types import schema_of
+from ...store.sst.evolution import fits
+from ...store.versions.commit import is_retired
+from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
+from ...store.versions.migrations import Step
+from . import stage_names
+
+
+@dataclass(frozen=True, slots=True)
+class StageChange:
+    """What becomes of one stage."""
+
+    stage: str
+    kind: Literal["changed", "added", "retired"]
+    version: int = 0
+    """Its newest version; 0 for one that is added."""
+    columns: tuple[ColumnChange, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """What it reads from then on, and did not before."""
+    gone: tuple[str, ...] = ()
+    """What it reads no more."""
+    outputs: tuple[str, ...] = ()
+    """The channels that it writes from its next start on."""
+    dropped: tuple[str, ...] = ()
+    """Those that it writes no more from then on."""
+    ttl: tuple[Ttl | None, Ttl | None] | None = None
+    """Its time to live before and after, where that is another."""
+    due: tuple[str, str] | None = None
+    """What its rows fall due by before and after, as it is declared; None where that is the same."""
+    others: bool = False
+    """Whether the order of its columns, or how it is declared, is another, and nothing else of it is."""
+    guesses: tuple[tuple[str, str], ...] = ()
+    """Columns that are removed, and the added one that each may be: nobody said so."""
+    formerly: str = ""
+    """Its name until now, where it gets another."""
+    may_be: str = ""
+    """Of one that is retired, the added one that it may be under another name: nobody said so."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether the migration itself changes the stage; the rest its next start does."""
+        return self.kind == "retired" or bool(self.columns or self.inputs or self.gone or self.others or self.formerly)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a program changes of an app."""
+
+    app: str
+    changes: tuple[StageChange, ...]
+    """Of the stages that it changes, upstream first."""
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    """What the migration commits, of every stage that the app has."""
+    after: int = 0
+    """The number of the app's newest migration, 0 when there was none: this one is the next."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a program like this cannot run before the migration is done."""
+        return any(each.commits and each.kind == "changed" for each in self.changes)
+
+    @property
+    def unread(self) -> dict[str, tuple[str, ...]]:
+        """What stages begin to read, by stage: where each input begins, the plan does not know."""
+        return {each.stage: each.inputs for each in self.changes if each.kind == "changed" and each.inputs}
+
+
+def plan(
+    heads: Mapping[str, Manifest],
+    declared: Declared,
+    renames: Mapping[str, str],
+    *,
+    stages: Mapping[str, str] | None = None,
+    after: int = 0,
+) -> Plan:
+    """What becomes of the stages of an app under a program.
+
+    Args:
+        heads: the newest version of each stage that the app has.
+        declared: the program.
+        renames: columns that have another name in it: `old` (of whichever table has it) or `stage.old` to the new name.
+        stages: stages that have another name in it, old to new.
+        after: the number of the newest migration that they went through.
+
+    Raises:
+        NotFound: a rename names a column or stage that is not there; the nearest are told.
+        Refused: what is stored cannot be kept under the program; says why and how.
+    """
+    called = stage_names.to_do(heads, stages or {})
+    stage_names.check(heads, declared, called)
+    former = {new: old for old, new in called.items()}
+    heads = stage_names.renamed(heads, called)
+    by_stage = _by_stage(heads, declared, renames, called)
+    changes: list[StageChange] = []
+    steps: dict[str, Step] = {}
+    for name in order(heads):
+        head, stage = heads[name], declared.stages.get(name)
+        if stage is None:
+            if not head.retired:
+                may_be = stage_names.likely(head, heads, declared)
+                changes.append(StageChange(name, "retired", head.version, may_be=may_be))
+                steps[name] = Step(retires=True)
+            else:
+                steps[name] = Step()
+            continue
+        if head.called:
+            raise is_retired(head)
+        change, step = _stage(head, stage, by_stage.get(name, {}))
+        if name in former:
+            change = replace(change or StageChange(name, "changed", head.version), formerly=former[name])
+            step = with_fields(step, called=name)
+        steps[former.get(name, name)] = step
+        if change is not None:
+            if head.retired:
+                raise Refused(
+                    f"stage {head.app}/{name} is retired since v{head.version}, and the program has it changed",
+                    hint="bring it back as it was first (slackwater run), then change it; or give it a new name",
+                )
+            changes.append(change)
+    changes += [StageChange(name, "added") for name in declared.stages if name not in heads]
+    _check_channels(heads, declared)
+    _check_new_inputs(changes, declared, former)
+    return Plan(declared.app, tuple(changes), steps, after)
+
+
+def _check_new_inputs(changes: Iterable[StageChange], declared: Declared, former: Mapping[str, str]) -> None:
+    """See that no stage begins to read a channel of one that is renamed at the same time. Raises `Refused`."""
+    for change in changes:
+        if change.kind != "changed":
+            continue
+        for name in change.inputs:
+            if (sender := declared.stages[change.stage].inputs[name]) in former:
+                raise Refused(
+                    f"stage {change.stage!r} would begin to read {name!r} of {sender!r} in the migration that renames "
+                    f"{former[sender]!r} to that",
+                    hint="do it in two: rename the stage first, and then let the other read it",
+                )
+
+
+def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> tuple[StageChange | None, Step]:
+    found, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
+    if found.refused is not None:
+        raise found.refused
+    for name, (was, now) in inputs.writers.items():
+        raise Refused(
+            f"stage {stage.name!r}: its input {name!r} is written by {_writer(now)} now, and was by {_writer(was)}",
+            hint="give the repartition topic a new name: then it is another input, read from its beginning",
+        )
+    table, columns, others = found.table, found.columns, found.others
+    outputs = tuple(name for name in stage.outputs if name not in head.outputs)
+    dropped = tuple(name for name in head.outputs if name not in stage.outputs)
+    lifetimes = (head.table.ttl, table.ttl) if head.table is not None and table is not None else (None, None)
+    step = Step(
+        table=table if columns or others else None,
+        schema=head.table.schema if head.table is not None and (columns or others) else 0,
+        gone=inputs.gone,
+    )
+    change = StageChange(
+        stage.name,
+        "changed",
+        head.version,
+        columns=columns,
+        inputs=inputs.new,
+        gone=inputs.gone,
+        outputs=outputs,
+        dropped=dropped,
+        ttl=lifetimes if lifetimes[0] != lifetimes[1] else None,
+        due=_due(head.table, table, renames),
+        others=others,
+        guesses=likely_renames(columns),
+    )
+    empty = StageChange(stage.name, "changed", head.version)
+    return (change if change != empty else None), step
+
+
+def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
+    """See that rows on their way can be read by the program, in the columns that it gives their channel."""
+    for sender, stage in declared.stages.items():
+        for name, ddl in stage.outputs.items():
+            output = heads[sender].outputs.get(name) if sender in heads else None
+            if output is None or output.schema == ddl or fits(schema_of(output.schema), schema_of(ddl)):
+                continue
+            if not any(name in each.inputs for each in declared.stages.values()):
+                continue
+            reading = {
+                each.stage: each.inputs[name] for each in heads.values() if name in each.inputs and not each.retired
+            }
+            # Between a migration and the first batch of a new reader there may be nobody who reads it.
+            places = reading or {each.stage: each.stopped[name] for each in heads.values() if name in each.stopped}
+            for reader, source in places.items():
+                if _is_behind(source, output):
+                    raise Refused(
+                        f"rows are on their way in {name!r} to {reader!r}, in other columns than the program has",
+                        hint="let the old program run until they are read (slackwater run OLD --until-caught-up), "
+                        "and migrate then",
+                    )
+
+
+def _is_behind(source: Input, output: Output) -> bool:
+    left = unread(output, source)
+    return left > 0 if left is not None else source.offsets != output.ends
+
+
+def _due(before: Table | None, after: Table | None, renames: Mapping[str, str]) -> tuple[str, str] | None:
+    if before is None or after is None:
+        return None
+    was, now = kind_of(before.state).renamed(renames).due_text, kind_of(after.state).due_text
+    return (was, now) if was != now else None
+
+
+def _writer(upstream: str) -> str:
+    return f"stage {upstream!r}" if upstream else "nobody of the app"
+
+
+def with_inputs(plan: Plan, starts: Mapping[str, Mapping[str, Input]]) -> dict[str, Step]:
+    """The plan's steps with where stages begin to read what is new to them, by stage and declared name."""
+    return {
+        name: with_fields(step, inputs=dict(starts.get(step.called or name, {}))) for name, step in plan.steps.items()
+    }
+
+
+def _by_stage(
+    heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str, str], called: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """The renames by table. Raises as `plan`."""
+    found: dict[str, dict[str, str]] = {}
+    for said, new in renames.items():
+        tables = {name: set(_names(head.table)) for name, head in heads.items() if head.table and not head.retired}
+        stage, dot, old = said.partition(".")
+        stage = called.get(stage, stage)
+        if dot and stage in tables:
+            if old not in tables[stage] and new in tables[stage]:
+                continue  # done already
+            found.setdefault(stage, {})[old] = new
+            continue
+        having = [name for name, names in tables.items() if said in names and name in declared.stages]
+        if not having:
+            if any(new in names for names in tables.values()):
+                continue  # done already
+            raise NotFound(
+                f"column of app {declared.app!r}",
+                said,
+                {column for names in tables.values() for column in names},
+                hint="--rename OLD=NEW names a stored column first; --rename TABLE.OLD=NEW one of a certain table",
+            )
+        # A column that several tables have is renamed where the program has the new name.
+        wanted = [name for name in having if new in _names(declared.stages[name].table)] or having
+        for name in wanted:
+            found.setdefault(name, {})[said] = new
+    return found
+
+
+def _names(table: Table | None) -> Iterator[str]:
+    return (column.name for column in (table.columns if table is not None else ()) if not column.name.startswith("_"))

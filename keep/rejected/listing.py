@@ -1,0 +1,117 @@
+"""The records that the stages of an app rejected, newest first."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+
+from ...errors import NotFound
+from ...moments.cut.graph import Cut, order
+from ...moments.query.sql import connect, run_query
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.duckdb_view import quoted
+from ...store.versions.aside import REJECTED, rejected_of, table_name
+
+_COLUMNS = (
+    'topic, partition, "offset", "row", input, time, key, value, error, message, stack, version, rejected_at, '
+    "attempts, retried"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecord:
+    """A record that a stage left out."""
+
+    stage: str
+    address: str
+    """Where it is in Kafka: `topic[partition]@offset`, and of a repartition topic the row in the message."""
+    input: str
+    time_ms: int
+    """Of the record."""
+    key: bytes | None
+    value: bytes | None
+    """As Kafka has them; of a repartition topic's row, an Arrow stream of that row."""
+    error: str
+    """The class of what was raised."""
+    message: str
+    stack: str
+    version: int
+    """The version that left it out."""
+    rejected_ms: int
+    attempts: int
+    """How often it failed."""
+    retried: int | None
+    """The version that took it; None while it waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecords:
+    """Of an app's rejected records the newest, and how many there are."""
+
+    app: str
+    records: tuple[RejectedRecord, ...]
+    total: Mapping[str, int]
+    """By stage, all that it ever rejected."""
+    waiting: Mapping[str, int]
+    """By stage, those that were not retried."""
+
+
+def rejected(
+    store: ObjectStore, cache: SstCache, cut: Cut, *, stage: str = "", limit: int = 50, every: bool = False
+) -> RejectedRecords:
+    """The newest `limit` rejected records (0 for all) at a moment, of one stage or of all: those that wait, or `every`.
+
+    Raises:
+        NotFound: there is no such stage at that moment.
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    if stage and stage not in cut.stages:
+        raise NotFound(f"stage at {cut.ref}", stage, cut.stages)
+    stages = [name for name in order(cut.stages) if stage in ("", name) and REJECTED in cut.stages[name].aside]
+    found = [record for name in stages for record in _of_stage(store, cache, cut, name, limit, every=every)]
+    found.sort(key=lambda each: -each.rejected_ms)
+    numbers = {name: rejected_of(cut.stages[name]) for name in stages}
+    return RejectedRecords(
+        cut.app,
+        tuple(found[: limit or None]),
+        {name: each.total for name, each in numbers.items()},
+        {name: each.waiting for name, each in numbers.items()},
+    )
+
+
+def _of_stage(
+    store: ObjectStore, cache: SstCache, cut: Cut, stage: str, limit: int, *, every: bool
+) -> Iterator[RejectedRecord]:
+    table = table_name(stage, REJECTED)
+    where = "" if every else "WHERE retried IS NULL"
+    most = f"LIMIT {limit}" if limit else ""
+    sql = (
+        f"SELECT {_COLUMNS} FROM {quoted(table)} {where} "
+        f'ORDER BY rejected_at DESC, topic, partition, "offset", "row" {most}'
+    )
+    with closing(connect(store, cache, cut, only={table})) as con:
+        rows = run_query(con, sql).to_pylist()
+    for row in rows:
+        source = cut.stages[stage].inputs.get(row["input"])
+        place = f"{row['topic']}[{row['partition']}]@{row['offset']}"
+        yield RejectedRecord(
+            stage=stage,
+            address=f"{place}+{row['row']}" if source is not None and source.upstream else place,
+            input=row["input"],
+            time_ms=_ms(row["time"]),
+            key=row["key"],
+            value=row["value"],
+            error=row["error"],
+            message=row["message"],
+            stack=row["stack"],
+            version=row["version"],
+            rejected_ms=_ms(row["rejected_at"]),
+            attempts=row["attempts"],
+            retried=row["retried"],
+        )
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1_000)

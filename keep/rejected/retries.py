@@ -1,0 +1,92 @@
+"""The table of a stage's rejected records, and asking that they be put through its program again.
+
+A request is one object. Whoever runs the stage does it between two batches, and then removes the request. What is done
+twice because somebody died in between does no harm: a record that was taken is marked in the same commit, and is not
+put through again.
+"""
+
+from msgspec import Struct
+from ulid import ULID
+
+from ...errors import Refused
+from ...moments.cut.moments import stages_of
+from ...moments.cut.stored import notify
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history, keys
+from ...store.versions import limits as fits
+from ...store.versions.aside import rejected_of
+from ...store.versions.manifest import Column, Table
+from ...store.versions.notes import Notes
+
+TABLE = Table(
+    key=(
+        Column("topic", "string"),
+        Column("partition", "int32"),
+        Column("offset", "int64"),
+        # Of a repartition topic, the row in the message; 0 for a user's topic.
+        Column("row", "int32"),
+    ),
+    values=(
+        Column("input", "string"),
+        Column("time", "timestamp[us, tz=UTC]"),
+        Column("key", "binary"),
+        Column("value", "binary"),
+        Column("headers", "list<struct<name: string, value: binary>>"),
+        Column("error", "string"),
+        Column("message", "string"),
+        Column("stack", "string"),
+        Column("version", "int64"),
+        Column("rejected_at", "timestamp[us, tz=UTC]"),
+        Column("attempts", "int32"),
+        Column("retried", "int64"),
+    ),
+    partitions=1,
+)
+"""`input` is the declared name of the topic or channel, `time` the record's own. `key`, `value` and `headers` are the
+message's; of a channel's row, `value` is an Arrow stream of that row. `error` is the class of what was raised,
+`version` the one that left the record out, `attempts` how often it failed, `retried` the version that took it."""
+
+
+class Retry(Struct, frozen=True):
+    """What asks for the rejected records of one stage to be put through again."""
+
+    id: fits.Ulid
+    stage: fits.Name
+    created_ms: fits.TimeMs
+    by: fits.Line
+
+
+RETRIES = Notes(Retry, keys.retries, lambda asked: asked.id)
+"""Those that are not done yet, oldest first."""
+
+
+def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
+    """The stages with rejected records that wait to be retried, and how many; of `stage` alone, if it is given.
+
+    Raises:
+        NotFound: there is no such app or stage.
+        Unavailable: storage did not answer.
+    """
+    stages = (stage,) if stage in stages_of(store, app, stage) else stages_of(store, app, stage)
+    heads = (history.head(store, app, each) for each in stages)
+    found = {head.stage: rejected_of(head).waiting for head in heads if head is not None}
+    return {name: count for name, count in found.items() if count}
+
+
+def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Retry:
+    """Ask for what waits of a stage; a request that is open already is the same one.
+
+    Raises:
+        NotFound: there is no such app or stage.
+        Refused: nothing waits.
+    """
+    if not waiting(store, app, stage):
+        raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
+    for asked in RETRIES.all(store, app):
+        if asked.stage == stage:
+            notify(store, app)
+            return asked
+    asked = Retry(str(ULID()), stage, now_ms, by)
+    RETRIES.add(store, asked, app)
+    notify(store, app)
+    return asked

@@ -1,0 +1,269 @@
+"""Proving a cut: recomputing from the objects themselves that it is consistent, complete and undamaged.
+
+Shallow, from manifests and the sizes of objects; deep, from every byte, and from Kafka where it still has the records.
+What damage does is in the report; an error is raised only for what cannot be looked at.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ...errors import Corruption, NotFound, Unavailable
+from ...moments.cut.graph import Cut, Thinned, channels, violations
+from ...moments.cut.in_flight import InFlight
+from ...moments.cut.moments import stages_of
+from ...moments.cut.refs import Named, Ref, parse
+from ...moments.cut.resolve import cut_at
+from ...moments.cut.stored import Snapshot, read_snapshot
+from ...moments.take.capture import ChannelReader
+from ...store.objects.counting import CountingStore
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history, keys
+from ...store.versions.aside import all_ssts, beside, tables_of
+from ...store.versions.manifest import Manifest
+from .captured import Recount, captured_channels, channel_states, check_captured, recount
+from .ledger import Entry, balance, entries
+from .markers import MarkerReader, check_markers, markers_of, reread_markers
+from .report import Checked, Difference, Tally, as_sentence, noted, tally
+from .sst import check_entries, check_sizes, reread_sst
+from .version_chain import last_step, whole_history
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Rereader(ChannelReader, MarkerReader, Protocol):
+    """What verifying deeply needs of Kafka; `pipeline` implements it."""
+
+
+class _Patient:
+    """Kafka, which is waited for once: after that it is away for as long as verifying lasts."""
+
+    def __init__(self, reader: Rereader) -> None:
+        self._reader = reader
+        self._away: Unavailable | None = None
+
+    def read(self, in_flight: InFlight, /) -> "Iterator[pa.Table]":
+        with self._waiting():
+            yield from self._reader.read(in_flight)
+
+    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+        with self._waiting():
+            return self._reader.marker(topic, partition, offset)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if self._away is not None:
+            raise self._away
+        try:
+            yield
+        except Unavailable as error:
+            self._away = error
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What verifying a cut found."""
+
+    app: str
+    ref: str
+    """The cut in short, as `Cut.ref`."""
+    versions: dict[str, int]
+    """Of each stage whose manifest can be read, upstream first."""
+    snapshot: str
+    """The snapshot that names the cut, or empty."""
+    deep: bool
+    ledger: tuple[Entry, ...]
+    """Every channel, once for each stage that reads it."""
+    checks: tuple[Tally, ...]
+    differences: tuple[Difference, ...]
+    """Empty for a cut that is what it claims to be."""
+    not_reread: tuple[str, ...]
+    """What was to be read again and is not there any more, or not within reach. No difference."""
+    requests: int
+    """To the app's store root."""
+    bytes_read: int
+    """From the app's store root."""
+    thinned_out: Thinned | None = None
+    """Set when garbage collection has left another moment than the one that was asked for."""
+
+    @property
+    def consistent(self) -> bool:
+        """Whether nothing was found that is not as it must be."""
+        return not self.differences
+
+
+def verify(
+    store: ObjectStore,
+    at: str | Cut,
+    *,
+    now_ms: int = 0,
+    deep: bool = False,
+    reader: Rereader | None = None,
+    on_progress: Callable[[str], None] = lambda _line: None,
+) -> Report:
+    """Check everything that must hold for a cut, or for the one that a ref names.
+
+    Args:
+        store: the app's store.
+        at: the cut, whose manifests are read again; or any ref.
+        now_ms: what relative refs count from.
+        deep: whether to read every byte, the whole kept history, and records in flight and markers from Kafka.
+        reader: Kafka; None when nothing says where it is.
+        on_progress: is told what is being read, now and then.
+
+    Raises:
+        Usage: `at` is no ref.
+        NotFound: there is no such app, stage, snapshot or version.
+        Unavailable: storage did not answer.
+    """
+    # A store object of its own, so that what this process has read of the store before does not count.
+    counting = CountingStore(store)
+    reader = _Patient(reader) if reader is not None else None
+    found: list[Checked] = []
+    not_reread: list[str] = []
+    recounts: dict[tuple[str, str], Recount] = {}
+    cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, found)
+    states = channel_states(counting, cut)
+    found += _check_positions(counting, cut)
+    if snapshot is not None:
+        found += check_captured(snapshot, states)
+    if snapshot is not None and snapshot.kind == "markers":
+        found += check_markers(snapshot, cut)
+        if deep:
+            found += reread_markers(snapshot, cut, reader, not_reread)
+    found += map(check_entries, (each for manifest in cut.stages.values() for each in (manifest, *beside(manifest))))
+    if deep:
+        found += _reread_stages(counting, cut, on_progress)
+        recounts = _recount(counting, cut, snapshot, on_progress)
+        found += (one for each in recounts.values() for one in each.checked)
+    else:
+        found += (one for manifest in cut.stages.values() for one in last_step(counting, manifest))
+        found += _check_sizes(counting, cut, snapshot)
+    books = tuple(entries(cut, states, captured_channels(snapshot), recounts, reader, deep=deep))
+    found += map(balance, books)
+    not_reread += (
+        f"records in flight on {each.channel} to {each.receiver} were not re-read: {each.in_flight.not_reread}"
+        for each in books
+        if each.in_flight.not_reread
+    )
+    tallies, differences = tally(found)
+    return Report(
+        app=cut.app,
+        ref=cut.ref,
+        versions=cut.versions,
+        snapshot=cut.snapshot,
+        deep=deep,
+        ledger=books,
+        checks=tallies,
+        differences=differences,
+        not_reread=tuple(not_reread),
+        requests=counting.requests,
+        bytes_read=counting.bytes_read,
+        thinned_out=cut.thinned,
+    )
+
+
+def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
+    """The cut, as far as it can be read, and the snapshot that names it; what cannot be read is added to `found`."""
+    snapshot, thinned = None, None
+    stages: dict[str, Manifest] = {}
+    versions: Mapping[str, int] = {}
+    name = at.snapshot if isinstance(at, Cut) else at.moment.name if isinstance(at.moment, Named) else ""
+    try:
+        if name:
+            stages_of(store, at.app, "" if isinstance(at, Cut) else at.stage)
+            snapshot = read_snapshot(store, at.app, name)
+            versions = snapshot.stages
+            if isinstance(at, Cut) and versions != at.versions:
+                raise NotFound(
+                    f"snapshot of app {at.app!r}", name, found="it was removed, and taken again at another moment"
+                )
+        elif isinstance(at, Cut):
+            versions, thinned = at.versions, at.thinned
+        else:
+            cut = cut_at(store, at)
+            stages, thinned = {**cut.stages}, cut.thinned
+        for stage, version in sorted(versions.items()):
+            stages |= _read(store, at.app, stage, version, found)
+    except Corruption as error:
+        found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
+    cut = Cut(at.app, stages, name if snapshot else "", thinned=thinned)
+    if len(stages) == len(versions or stages):
+        found.append(Checked("versions", cut.ref, violations(stages), len(stages)))
+    return cut, snapshot
+
+
+def _read(store: ObjectStore, app: str, stage: str, version: int, found: list[Checked]) -> dict[str, Manifest]:
+    key = keys.manifest(app, stage, version)
+    try:
+        return {stage: history.read(store, app, stage, version)}
+    except Corruption as error:
+        found.append(Checked("versions", key, (as_sentence(error),)))
+    except NotFound as error:
+        found.append(Checked("versions", key, (f"{key} is missing: {error.message}",)))
+    return {}
+
+
+def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
+    """Whether every reader stands exactly where the version of the sender that it consumed last ended."""
+    for channel in channels(cut):
+        # Not known where the reader began in the middle, nor of versions that are not kept.
+        if channel.input is None or not channel.input.passed:
+            continue
+        wrong: list[str] = []
+        output = None
+        with noted(wrong), suppress(NotFound):
+            output = history.read(store, cut.app, channel.sender, channel.input.version).outputs.get(channel.name)
+        if output is not None:
+            at = f"{channel.receiver}@v{cut.stages[channel.receiver].version}"
+            ended = f"{channel.sender}@v{channel.input.version}"
+            for what, here, there in (
+                ("offsets", channel.input.offsets, output.ends),
+                ("counts", channel.input.passed, output.sent),
+            ):
+                if here != there:
+                    wrong.append(f"{at} stands on {channel.name!r} at {what} {here}; {ended} ended at {there}")
+        yield Checked("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
+
+
+def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[Checked]:
+    for stage, manifest in sorted(cut.stages.items()):
+        past = whole_history(store, cut.app, stage, on_progress)
+        yield past.checked
+        for name, at in tables_of(manifest).items():
+            assert at.table is not None  # noqa: S101  what tables_of gives
+            for number, sst in enumerate(at.ssts, 1):
+                on_progress(f"{name}: SST {number} of {len(at.ssts)}")
+                # Of what was written before the kept history, or came with a clone, nobody knows.
+                known = past.partitions if name == stage and 0 < past.first <= sst.seq_max else frozenset()
+                yield from reread_sst(store, sst, at.table, known)
+
+
+def _recount(
+    store: ObjectStore, cut: Cut, snapshot: Snapshot | None, on_progress: Callable[[str], None]
+) -> dict[tuple[str, str], Recount]:
+    found = {}
+    for place, captured in captured_channels(snapshot).items():
+        on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
+        markers = markers_of(snapshot, cut, captured.channel, captured.sender)
+        found[place] = recount(store, captured, markers)
+    return found
+
+
+def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Checked]:
+    wanted: dict[ObjectStore, dict[str, int]] = {}
+    for manifest in cut.stages.values():
+        for sst in all_ssts(manifest):
+            wrong: list[str] = []
+            with noted(wrong):
+                wanted.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes
+            if wrong:
+                yield Checked("objects", sst.object, tuple(wrong))
+    for captured in snapshot.channels if snapshot else ():
+        for each in captured.objects:
+            wanted.setdefault(store, {})[each.key] = each.bytes
+    for held_by, expected in wanted.items():
+        yield from check_sizes(held_by, expected)

@@ -1,0 +1,217 @@
+"""The two ends of a search: from refs to moments of the app's line, and whether they can be the ends of one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import Refused
+from ..moments.cut.graph import Cut
+from ..moments.cut.line import Line
+from ..moments.cut.moments import line_of, with_retired
+from ..moments.cut.refs import parse
+from ..moments.cut.resolve import resolve
+from ..store.objects.protocol import ObjectStore
+from ..store.versions.aside import owner
+from .between import Between, Judge, length
+from .predicate import Predicate
+from .verdict import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where a search begins and ends."""
+
+    between: Between
+    begin: Cut
+    """From where on all versions in between are there; the good end where none is missing, or all are."""
+    good: str | None
+    """The ref that was given, None for the beginning."""
+    bad: str | None
+    """The ref that was given, None for now."""
+    asked: Mapping[str, Cut]
+    """What these resolve to."""
+    begins: str
+    """The ref from which on every version is there, where older history was collected and is searched, too."""
+
+    def with_known(self, judge: Judge, known: Mapping[str, Answer], now_ms: int) -> "Ends":
+        """These ends, moved together by answers that are known, which `judge` is told.
+
+        Raises:
+            Refused: a moment that is known to be good is not before one that is known to be bad.
+        """
+        between, line = self.between, self.between.whole
+        good, bad = [self.begin], list[Cut]()
+        for ref, answer in known.items():
+            cut = with_retired(line, resolve(line.store, ref, now_ms=now_ms)) if ref else Cut(line.heads.app, {})
+            is_left = line.is_left(cut)
+            if not is_left:
+                cut = line.within(cut) if answer == "good" else line.around(cut)
+            judge.know(cut, answer)
+            if not is_left and answer != "skip":
+                (good if answer == "good" else bad).append(cut)
+        begin, high = max(good, key=length), min(bad, key=length, default=between.high)
+        if bad and length(begin) >= length(high):
+            raise Refused(
+                f"{judge.ref(begin) or 'the beginning'} is good, and {judge.ref(high) or 'the beginning'}, "
+                "which is not after it, is bad",
+                hint=f"`slackwater bisect log {high.app}` shows what was said; `bisect replay` takes it corrected",
+            )
+        low = between.low if begin is self.begin else begin
+        high = min(high, between.high, key=length)
+        return replace(self, between=replace(between, low=low, high=high), begin=begin)
+
+    def settle(self, judge: Judge) -> Between:
+        """What to search, from a good end to a bad one: without the moments before the whole line, if they need not be.
+
+        Raises:
+            Refused: something is wrong at the good end already, or nothing is at the bad one.
+        """
+        low, high, begin = self.between.low, self.between.high, self.begin
+        to_come = replace(self.between, low=begin).evaluations_left()
+        self._check_bad(judge, judge.judge(high, 1 + to_come).answer)
+        if self.good and judge.judge(low, to_come).bad:
+            raise self._bad_already(judge)
+        if length(begin) < length(high):
+            if not judge.judge(begin, to_come).bad:
+                return replace(self.between, low=begin)
+            high = begin
+        if judge.judge(low, to_come).bad:
+            raise self._bad_already(judge)
+        return replace(self.between, high=high)
+
+    def _check_bad(self, judge: Judge, answer: Answer) -> None:
+        """Raise `Refused` when the bad end is not bad."""
+        if answer == "bad":
+            return
+        high = self.between.high
+        where = self._said(judge, self.bad, high) or f"{high.app}@now"
+        if answer == "skip":
+            why = f": {last}" if (last := judge.judge(high, 0).why) else ""
+            raise Refused(f"nobody can judge {where}, where the search ends{why}", hint="give another --bad")
+        raise Refused(
+            f"the predicate returns no rows at {where}: nothing is wrong there"
+            if judge.predicate.sql
+            else f"nothing is wrong at {where}",
+            hint="give --bad a moment at which something is; `slackwater query` shows the tables",
+        )
+
+    def _bad_already(self, judge: Judge) -> Refused:
+        low, line = self.between.low, self.between.whole
+        where, hint = f"{self._said(judge, self.good, low)}: it is not good there", "leave --good away to search all"
+        before = replace(self.between, low=line.beginning(), high=low)
+        if not self.good and not self.between.is_whole:
+            where = f"{judge.ref(low)}, the oldest moment that is left of the history of {low.app}"
+            hint = "what came before was thinned out by gc, and nobody can tell any more"
+        elif not self.good:
+            where = f"the beginning of the history of {low.app}"
+            hint = "give --good a later moment, or a predicate that was not true from the start"
+        elif self.between.is_whole and before.ordered() and (earlier := before.middle()) is not None:
+            hint = f"try --good {judge.ref(earlier)}"
+        said = "the predicate returns rows" if judge.predicate.sql else "something is wrong"
+        return Refused(f"{said} already at {where}", hint=hint)
+
+    def _said(self, judge: Judge, text: str | None, prefix: Cut) -> str:
+        """How messages call an end: by what was typed, unless the search uses another moment; empty for the default."""
+        if text is None or not self.between.is_whole or self.asked[text].versions == prefix.versions:
+            return text or ""
+        return f"{judge.ref(prefix) or 'the beginning'}, the moment of the app's line next to {text}"
+
+
+def find_ends(
+    store: ObjectStore, app: str, predicate: Predicate, good: str | None, bad: str | None, now_ms: int
+) -> Ends:
+    """What lies on the app's line between two refs. An end that is no moment of it is moved to the next one that is.
+
+    Raises:
+        Usage: a ref is malformed.
+        NotFound: there is no such app or moment.
+        Refused: an end is another app's; or `good` is not before `bad`; or the predicate names a table that is retired
+            at `bad`.
+    """
+    given = tuple(filter(None, (good, bad)))
+    for text in given:
+        _check_app(app, text, now_ms)
+    asked = {text: resolve(store, text, now_ms=now_ms) for text in given}
+    # After the ends, so that they lie on it. What the app commits from now on does not move it.
+    line = line_of(store, app)
+    asked = {text: with_retired(line, cut) for text, cut in asked.items()}
+    until = asked[bad] if bad else line.heads
+    is_late, begin = not line.is_whole(until), line.beginning()
+    high = line.around(until) if bad and not is_late else until
+    _check_not_retired(predicate, high, bad or app)
+    between = Between(line, begin, high, _watched(predicate, line), predicate.channels)
+    low = _good_end(between, asked[good] if good else None)
+    if is_late or line.is_whole(low):
+        begin = low
+    _check_order(replace(between, low=low), begin, good, bad)
+    begins = "" if is_late or not line.limit.first or (good and begin is low) else line.ref(begin)
+    return Ends(replace(between, low=low), begin, good, bad, asked, begins)
+
+
+def _good_end(between: Between, given: Cut | None) -> Cut:
+    """The moment to begin at, `given` or else the oldest; `between` begins where the whole line does."""
+    line, begin = between.whole, between.low
+    if given is None:
+        left = line.left_between(Cut(between.high.app, {}), between.high)
+        return line.at(left[0]) if left else begin
+    if not line.is_whole(given):
+        return given
+    low = line.within(given)
+    # The prefix within a snapshot may lie where history is not whole.
+    return low if not line.limit.first or replace(between, high=low).ordered() else begin
+
+
+def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None) -> None:
+    """Raise `Refused` when the good end is not before the bad one; `begin` is from where on all versions are there."""
+    line, low, high, app = between.whole, between.low, between.high, between.high.app
+    is_before = replace(between, low=begin).ordered()
+    if not line.is_whole(high):
+        is_before = not line.is_whole(low) and low.time_ms < high.time_ms
+        if not is_before and not good:
+            raise Refused(
+                f"of the history of {app} nothing is left before {bad}: gc thinned it out",
+                hint=f"`slackwater log {app}` shows what is left; give a later moment as the bad one",
+            )
+    if not is_before:
+        raise Refused(
+            f"the good moment {good or f'(the beginning of {app})'} is not before the bad one, {bad or app}",
+            hint="good must be the earlier of the two",
+        )
+
+
+def pinned(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:
+    """A ref that always names the moment that a search takes for this one; where that was collected, the same ref.
+
+    Raises as `find_ends`.
+    """
+    _check_app(app, ref, now_ms)
+    line = line_of(store, app)
+    cut = with_retired(line, resolve(store, ref, now_ms=now_ms))
+    if not line.is_whole(cut):
+        return ref
+    return line.ref(line.within(cut) if answer == "good" else line.around(cut))
+
+
+def _watched(predicate: Predicate, line: Line) -> frozenset[str]:
+    """The stages whose tables decide what the predicate says, under all names that they had."""
+    heads = line.heads.stages
+    named = frozenset(heads) if predicate.channels else predicate.tables(line.heads)
+    stages = {owner(table, heads) for table in named}
+    return frozenset(stages | {former.stage for name in stages for former in heads[name].formerly})
+
+
+def _check_app(app: str, ref: str, now_ms: int) -> None:
+    if (other := parse(ref, now_ms=now_ms).app) != app:
+        raise Refused(
+            f"{ref} is a moment of app {other!r}; expected one of {app!r}",
+            hint=f"did you mean {app}@{ref}" if ref == other else "",
+        )
+
+
+def _check_not_retired(predicate: Predicate, high: Cut, bad: str) -> None:
+    """Raise `Refused` when the predicate names the table of a stage that is retired at the bad end."""
+    for stage, last in high.tables.items():
+        if last.retired and predicate.names(stage):
+            raise Refused(
+                f"the predicate names the table {stage}, whose stage is not part of {bad}: it was retired",
+                hint=f"search up to a moment that has it: --bad {high.app}/{stage}@v{last.version - 1}",
+            )

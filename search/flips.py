@@ -1,0 +1,225 @@
+"""All changes of a predicate that looks at one row at a time: one pass over the rows that versions wrote.
+
+Such a predicate says of a row whether it is wrong, and that does not change until its key is written again, or expires.
+So nothing is evaluated at any version but the first: what each version wrote (`_seq`) is looked at once, and how many
+keys are wrong is counted on. The cost follows the rows that were written, whatever the state and the history.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from .. import instants
+from ..errors import Refused, Usage
+from ..moments.query.columns import visible_schema
+from ..moments.query.row_local import HINT, ROW, row_local
+from ..store.objects.protocol import ObjectStore
+from ..store.read.cache import SstCache
+from ..store.read.duckdb_view import alike, from_files, quoted
+from ..store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
+from ..store.versions import history
+from ..store.versions.aside import owner, table_of
+from ..store.versions.manifest import Manifest, Sst
+from .between import Between
+from .ends import find_ends
+from .predicate import Predicate
+
+_CHANGES = f"""
+    WITH lives AS (
+        SELECT version, {{row}} IN (FROM _bad) AS bad, _expires,
+            lead(version) OVER (PARTITION BY {HASH}, {{keys}} ORDER BY version, {SEQ}) AS overwritten
+        FROM _written WHERE {HASH} IN (SELECT {HASH} FROM _written WHERE {{row}} IN (FROM _bad))
+    ), ends AS (
+        SELECT version, least(overwritten, if(gone < version, version, gone)) AS until
+        FROM (FROM lives WHERE bad) ASOF LEFT JOIN _clocks ON _expires <= clock_ms
+    )
+    SELECT version, sum(delta)::BIGINT
+    FROM (SELECT version, 1 AS delta FROM ends UNION ALL SELECT until, -1 FROM ends WHERE until IS NOT NULL)
+    GROUP BY version ORDER BY version
+"""
+"""By version, how many more keys are wrong: a wrong row is there until its key is written again, or it expires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A version with which the first wrong row came, or the last one went."""
+
+    ref: str
+    version: int
+    time_ms: int
+    bad: bool
+    """Whether it went from good to bad."""
+    keys: int
+    """How many keys are wrong from it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """All changes of a predicate over the versions of one table."""
+
+    stage: str
+    first: int
+    last: int
+    """The versions that were looked at: after the first, which the counting begins with, up to the last."""
+    flips: tuple[Flip, ...]
+    counts: tuple[tuple[int, int], ...]
+    """How many keys are wrong, by version: where it changed, and at the first version."""
+    rows: int
+    """How many rows were looked at."""
+
+
+def scan(
+    store: ObjectStore,
+    cache: SstCache,
+    app: str,
+    predicate: Predicate,
+    *,
+    good: str | None = None,
+    bad: str | None = None,
+    now_ms: int | None = None,
+) -> Flips:
+    """As `flips`, between two refs; default the beginning and now.
+
+    Raises:
+        Refused: an end lies where history was thinned out, or as `flips` and `find_ends`.
+    """
+    now_ms = instants.now_ms() if now_ms is None else now_ms
+    ends = find_ends(store, app, predicate, good, bad, now_ms)
+    if not ends.between.is_whole and (good or not ends.begins):
+        raise Refused(
+            "--scan looks at every version, and some between these ends were thinned out",
+            hint=f"choose ends from {ends.between.whole.ref(ends.between.whole.beginning())} on",
+        )
+    return flips(store, cache, replace(ends.between, low=ends.begin), predicate)
+
+
+def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Predicate) -> Flips:
+    """All versions between two moments at which a predicate on single rows went from good to bad or back.
+
+    Args:
+        store: the store of the app.
+        cache: where SSTs of a remote store come to lie.
+        between: from which moment to which. All versions in between must be there.
+        predicate: SQL over one table, of which each row is wrong or not whatever the others are.
+
+    Raises:
+        Refused: it is no such predicate; says why.
+        Usage: the SQL is malformed.
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    if not predicate.sql:
+        raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=HINT)
+    table, sql = row_local(predicate.sql, between.high.tables)
+    stage, high = owner(table, between.high.stages), between.high.tables[table]
+    first = between.lowest(stage)
+    read = (history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1))
+    manifests = [table_of(each, table) for each in read]
+    sources = [*_written(manifests)]
+    if stage in between.low.stages:
+        low = table_of(between.low.stages[stage], table)
+        manifests.insert(0, low)
+        sources += (_Source(sst, first, None) for sst in low.ssts)
+    if not sources:
+        return Flips(stage, first, high.version, (), ((first, 0),), 0)
+    paths = {each.sst.object: cache.parquet_path(store, each.sst) for each in sources}
+    changes, rows = _changes(table, (sql, predicate.sql), high, manifests, sources, paths)
+    later = {version: delta for version, delta in changes.items() if version > first}
+    at_first = sum(changes.values()) - sum(later.values())
+    counts = [*zip([first, *later], np.cumsum([at_first, *later.values()]).tolist(), strict=True)]
+    times = {each.version: each.time_ms for each in manifests}
+    found = tuple(
+        Flip(f"{high.app}/{stage}@v{version}", version, times[version], after > 0, after)
+        for (_, before), (version, after) in pairwise(counts)
+        if (before > 0) != (after > 0)
+    )
+    return Flips(stage, first, high.version, found, tuple(counts), rows)
+
+
+def _changes(
+    table: str,
+    sql: tuple[str, str],
+    high: Manifest,
+    manifests: Sequence[Manifest],
+    sources: "Sequence[_Source]",
+    paths: Mapping[str, Path],
+) -> tuple[dict[int, int], int]:
+    """By version, how many more keys are wrong, ascending; and how many rows were looked at.
+
+    `sql` is the query for the rows that are wrong, and what was typed.
+    """
+    with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
+        _show(con, table, high, sources, paths)
+        try:
+            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql[0]})")
+        except duckdb.Error as error:
+            raise Usage(str(error).partition("\n")[0], quoted=f"query: {sql[1]}") from error
+        clocks = {each.clock_ms: each.version for each in reversed(manifests)}
+        con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
+        keys = ", ".join(quoted(column.name) for column in high.table.key) if high.table else ""
+        changes = dict(con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall())
+        return changes, con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An SST, and which of its rows count as written by a version."""
+
+    sst: Sst
+    version: int
+    seq: int | None
+    """Their `_seq`; None for all rows."""
+
+
+def _written(manifests: Iterable[Manifest]) -> Iterator[_Source]:
+    for manifest in manifests:
+        if manifest.kind == "backfill":
+            # Each row is another, whichever version wrote it.
+            yield from (_Source(sst, manifest.version, None) for sst in manifest.ssts)
+        elif manifest.may_change_rows:
+            seq = manifest.row_seq
+            yield from (_Source(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
+
+
+def _show(
+    con: duckdb.DuckDBPyConnection, table: str, high: Manifest, sources: Sequence[_Source], paths: Mapping[str, Path]
+) -> None:
+    """Make `_written` all rows that count, and a view of the table's name those that a query sees, deleted ones not.
+
+    An SST may be there twice: as one of the first version, and as what a version wrote. All have the columns of `high`.
+    """
+    assert high.table is not None  # noqa: S101  the predicate is over it
+    labels = [(str(paths[source.sst.object]), source.version, source.seq) for source in sources]
+    con.register(
+        "_labels",
+        pa.table(
+            {
+                "path": pa.array([each[0] for each in labels]),
+                "version": pa.array([each[1] for each in labels], pa.int64()),
+                "seq": pa.array([each[2] for each in labels], pa.int64()),
+            }
+        ),
+    )
+    files = sorted({str(path) for path in paths.values()})
+    ssts = list({source.sst.object: source.sst for source in sources}.values())
+    names = [HASH, *(column.name for column in high.table.columns), SEQ, OP]
+    expires = any(sst.expiring for sst in ssts)
+    rows = " UNION ALL ".join(
+        f"SELECT {some.select(con, [*names, *([EXPIRES] if expires else [])])}, filename, file_row_number FROM "
+        f"{from_files([paths[ssts[place].object] for place in some.places], by_name=True, filename=True)}"
+        for some in alike(ssts, paths, high.table)
+    )
+    con.execute("SET allowed_paths = $files", {"files": files})
+    con.execute("SET enable_external_access = false")
+    con.execute(
+        f"CREATE TEMP VIEW _written AS SELECT s.* EXCLUDE (filename), l.version,"
+        f" {EXPIRES if expires else 'NULL::BIGINT'} AS _expires, hash(filename, file_row_number, l.version) AS {ROW}"
+        f" FROM ({rows}) s JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
+    )
+    shown = ", ".join(map(quoted, visible_schema(high.table).names))
+    con.execute(f"CREATE TEMP VIEW {quoted(table)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")

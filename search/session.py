@@ -1,0 +1,215 @@
+"""A search as it is kept: what was asked, and each answer; a file that people can read, mend and go on from.
+
+All ways of searching keep one, for each app. Its log is the commands that give it again, as with git.
+"""
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import NotFound, Refused, Usage
+from ..store.objects.protocol import ObjectStore
+from .predicate import ByHand, Predicate, Where, check
+from .programs import Run, load
+from .search import Edge
+from .verdict import Answer, Step
+
+FORMAT: Literal[1] = 1
+BEGINNING = "beginning"
+"""How the moment before the first commit is called, which no ref names."""
+
+_OPTIONS = ("where", "check", "table", "python", "run", "good", "bad")
+
+
+class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is searched for, as it was typed. Without a predicate a person looks at each moment."""
+
+    app: str
+    where: str = ""
+    check: str = ""
+    table: str = ""
+    python: str = ""
+    run: str = ""
+    good: str = ""
+    """A ref; empty for the beginning."""
+    bad: str = ""
+    """A ref; empty for now."""
+    edge: Edge = ""
+
+    def predicate(self, store: ObjectStore) -> Predicate:
+        """What says whether a moment is bad.
+
+        Raises:
+            Usage: there are several, or it is malformed.
+            NotFound: there is no such app or table.
+        """
+        said = [name for name in ("where", "check", "python", "run") if getattr(self, name)]
+        if len(said) > 1:
+            raise Usage(f"--{said[0]} and --{said[1]} both say what is wrong; give one of them")
+        if self.table and not self.check:
+            raise Usage("--table says which table --check is over, which was not given")
+        if self.where:
+            return Where(self.where)
+        if self.check:
+            return check(store, self.app, self.check, self.table)
+        if self.python:
+            return load(self.python)
+        return Run(self.run) if self.run else ByHand()
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether a person looks at each moment."""
+        return not (self.where or self.check or self.python or self.run)
+
+
+class Mark(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a moment was found, or said, to be."""
+
+    ref: str
+    """Empty for the one before the first commit."""
+    answer: Answer
+    why: str = ""
+    took_ms: int = 0
+    by_hand: bool = False
+
+    @classmethod
+    def of(cls, step: Step) -> "Mark":
+        """What a predicate answered."""
+        return cls(step.ref, step.answer, step.why, step.took_ms)
+
+
+class Session(Struct, frozen=True, forbid_unknown_fields=True):
+    """A search."""
+
+    store: str
+    """The root of the store that has the app."""
+    asked: Asked
+    marks: tuple[Mark, ...] = ()
+    """In their order; of one moment, the last counts."""
+    wanted: str | None = None
+    """The moment that a person is to look at; None when nobody is."""
+    found: str = ""
+    """What the search ended with, in a sentence."""
+    format: Literal[1] = FORMAT
+
+    @property
+    def known(self) -> dict[str, Answer]:
+        """The answers, by ref."""
+        return {mark.ref: mark.answer for mark in self.marks}
+
+    def with_step(self, step: Step) -> "Session":
+        """The session with a predicate's answer. The first ones fix the ends, which may be named by today's date."""
+        asked = self.asked
+        if not self.marks:
+            asked = msgspec.structs.replace(asked, bad=step.ref)
+        elif len(self.marks) == 1 and asked.good and not step.bad:
+            asked = msgspec.structs.replace(asked, good=step.ref)
+        return msgspec.structs.replace(self.with_marks(Mark.of(step)), asked=asked)
+
+    def with_marks(self, *marks: Mark) -> "Session":
+        """The session with more answers, so that nothing is found yet."""
+        refs = {mark.ref for mark in marks}
+        kept = (mark for mark in self.marks if mark.ref not in refs)
+        return msgspec.structs.replace(self, marks=(*kept, *marks), wanted=None, found="")
+
+    def write(self, folder: Path) -> None:
+        """Keep it, in the place of the app's session before. Raises `Refused` when the folder cannot be written."""
+        path = path_of(folder, self.asked.app)
+        part = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
+            part.replace(path)
+        except OSError as error:
+            raise Refused(f"the session cannot be kept in {path}: {error.strerror}") from None
+
+
+def path_of(folder: Path, app: str) -> Path:
+    """Where an app's session is kept."""
+    return folder / f"bisect-{app}.json"
+
+
+def read(folder: Path, app: str) -> Session:
+    """The session of an app.
+
+    Raises:
+        NotFound: there is none.
+        Refused: it is no session that this version can read.
+    """
+    path = path_of(folder, app)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Session)
+    except FileNotFoundError:
+        known = [each.stem.removeprefix("bisect-") for each in folder.glob("bisect-*.json")]
+        hint = f"`slackwater bisect start {app}` begins one, as does every search"
+        raise NotFound("session of bisect for app", app, known, hint=hint) from None
+    except (msgspec.DecodeError, OSError) as error:
+        raise Refused(
+            f"{path} is not a session of bisect in format {FORMAT}: {error}",
+            hint=f"`slackwater bisect reset {app}` removes it",
+        ) from None
+
+
+def log_of(session: Session) -> Iterator[str]:
+    """The lines that give the session again: comments, and commands as they would be typed."""
+    asked = session.asked
+    yield f"# bisect of {asked.app} in {session.store}"
+    words = ["slackwater", "bisect", *(["start"] if asked.by_hand else []), asked.app]
+    for name in _OPTIONS:
+        if value := getattr(asked, name):
+            words += [f"--{name}", value]
+    yield shlex.join([*words, *([f"--{asked.edge}"] if asked.edge else [])])
+    for mark in session.marks:
+        if mark.why:
+            yield f"# {' '.join(mark.why.split())}"
+        yield shlex.join(["slackwater", "bisect", mark.answer, asked.app, mark.ref or BEGINNING])
+    if session.found:
+        yield f"# {session.found}"
+
+
+def of_log(text: str, store: str) -> Session:
+    """The session that the lines of a log give. Answers are taken as said by a person. Raises `Usage`."""
+    session: Session | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=line.lstrip().startswith("#"))
+        except ValueError as error:
+            raise Usage(f"line {number} of the log cannot be read: {error}") from None
+        if not words:
+            continue
+        if words[:2] != ["slackwater", "bisect"] or len(words) < 3:
+            raise Usage(f"line {number} of the log is no `slackwater bisect …`: {line}")
+        if session is None:
+            session = Session(store, _asked(words[2:], number))
+        elif len(words) == 5 and words[2] in ("good", "bad", "skip") and words[3] == session.asked.app:
+            ref = "" if words[4] == BEGINNING else words[4]
+            answer: Answer = words[2]  # type: ignore[assignment]  # just looked at
+            session = session.with_marks(Mark(ref, answer, by_hand=True))
+        else:
+            raise Usage(f"line {number} of the log is not `slackwater bisect good|bad|skip APP REF`: {line}")
+    if session is None:
+        raise Usage("the log is empty: expected a line `slackwater bisect …` first")
+    return session
+
+
+def _asked(words: list[str], number: int) -> Asked:
+    """What the first line asks for; `words` are those behind `slackwater bisect`."""
+    given: dict[str, str] = {}
+    rest = words[1:] if words[0] == "start" else words
+    app, *options = rest or [""]
+    while options:
+        name, _, value = options.pop(0).partition("=")
+        if name in ("--first", "--last"):
+            given["edge"] = name[2:]
+        elif name[2:] in _OPTIONS and name.startswith("--") and (value or options):
+            given[name[2:]] = value or options.pop(0)
+        else:
+            raise Usage(f"line {number} of the log: expected an option of bisect, found {name!r}")
+    if not app or app.startswith("-"):
+        raise Usage(f"line {number} of the log names no app")
+    return msgspec.convert({"app": app, **given}, Asked)

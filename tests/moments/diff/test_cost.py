@@ -1,0 +1,144 @@
+"""What differences and histories read: as much as changed, and not as much as there is."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from slackwater.moments.cut.graph import Cut
+from slackwater.moments.diff.key_history import key_history
+from slackwater.moments.diff.moments import StoredCut, diff
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.plan import apply
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import commit
+from slackwater.store.versions.manifest import Column, Policy, Ttl
+
+from tests.support.stages import TABLE, Stage
+from tests.support.state_rows import Key, Values, write_version
+
+NUM_ROWS = 130_000
+"""Eight row groups."""
+CHANGED = (7, 40_000)
+
+
+def rows(*numbers: int, plus: int = 0) -> dict[Key, Values | None]:
+    return {(number,): (number + plus, f"row {number}") for number in numbers}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> SstCache:
+    return SstCache(tmp_path / "cache", 1 << 30)
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> SstCache:
+    return SstCache(tmp_path / "cold", 0)
+
+
+def test_a_diff_reads_the_row_groups_that_changed(cache: SstCache, tmp_path: Path) -> None:
+    stage = Stage()
+    before = stage.put(rows(*range(NUM_ROWS)))
+    stage.put(rows(*CHANGED, plus=1))
+    after = stage.put({(NUM_ROWS - 1,): None})
+    for number, version in enumerate((after, stage.compact(cache))):
+        store = CountingStore(stage.store)
+        cold = SstCache(tmp_path / f"cold-{number}", 0)
+        (found,) = diff(cold, *(StoredCut(store, Cut("app", {"stage": each})) for each in (before, version)))
+        assert (found.changed, found.removed, found.added) == (2, 1, 0)
+        # Each key has a row group before and one after, of eight each; the latter are asked for what changed, first.
+        stored = sum(sst.bytes for each in (before, version) for sst in each.ssts)
+        assert store.bytes_read < 0.7 * stored
+
+
+def test_a_diff_of_what_both_have_reads_nothing(cache: SstCache, cold: SstCache) -> None:
+    stage = Stage()
+    before = stage.put(rows(*range(1000)))
+    store = CountingStore(stage.store)
+    moved = replace(before, version=9, ssts=tuple(replace(sst, level=5) for sst in before.ssts))
+    (found,) = diff(cold, *(StoredCut(store, Cut("app", {"stage": each})) for each in (before, moved)))
+    assert found.equal
+    assert store.requests == 0
+
+
+def test_columns_that_only_one_side_has_are_said_and_the_others_compared(cold: SstCache) -> None:
+    values = (Column("v", "double"), Column("w", "string"), Column("x", "int64"))
+    stage, other = Stage(), Stage(replace(TABLE, values=values))
+    before = stage.put(rows(1, 2))
+    after = other.put({(1,): (1.0, "row 1", 1), (2,): (2.0, "row two", 1)})
+    sides = StoredCut(stage.store, Cut("app", {"stage": before})), StoredCut(other.store, Cut("b", {"stage": after}))
+    (found,) = diff(cold, *sides)
+    assert found.unlike == (
+        "column v is int64 before and double after: it is not compared",
+        "column x is there after only",
+    )
+    assert [(each.column, each.differing, each.rate) for each in found.columns] == [("w", 1, 0.5)]
+    assert not found.equal
+
+
+def test_tables_with_other_keys_are_not_compared(cold: SstCache) -> None:
+    stage, other = Stage(), Stage(replace(TABLE, key=(Column("k", "string"),)))
+    before, after = stage.put(rows(1)), other.put({("1",): (1, "row 1")})
+    sides = StoredCut(stage.store, Cut("app", {"stage": before})), StoredCut(other.store, Cut("b", {"stage": after}))
+    (found,) = diff(cold, *sides)
+    assert found.unlike == ("the key is k int64 before and k string after: rows cannot be compared",)
+    assert not found.equal
+
+
+def test_a_table_that_one_side_does_not_have_is_empty_there(cold: SstCache) -> None:
+    stage = Stage()
+    after = stage.put(rows(1, 2))
+    sides = StoredCut(stage.store, Cut("app", {})), StoredCut(stage.store, Cut("app", {"stage": after}))
+    (found,) = diff(cold, *sides)
+    assert (found.added, found.removed, found.changed) == (2, 0, 0)
+
+
+def test_a_history_takes_three_requests_a_change(cache: SstCache, tmp_path: Path) -> None:
+    stage = Stage(replace(TABLE, compaction=Policy(l0_trigger=4)))
+    stage.put(rows(*range(100)))
+    for number in range(60):
+        stage.put(rows(*range(number % 50, 100, 50), *((7,) if number % 2 else ()), plus=number + 1))
+        stage.compact(cache, full=False)
+    found = key_history(stage.store, SstCache(tmp_path / "new", 1 << 20), "app", "stage", ["7"], now_ms=0)
+    assert len(found.changes) >= 30
+    assert found.reads.requests <= 3 * len(found.changes)
+
+
+def test_a_history_of_a_key_that_seldom_changes_takes_no_more(cache: SstCache, tmp_path: Path) -> None:
+    """A row says where the one before it is, so nothing in between is asked, however many runs there were then."""
+    stage = Stage(replace(TABLE, compaction=Policy(l0_trigger=8)))
+    stage.put(rows(*range(20_000)))
+    for number in range(120):
+        stage.put(rows(*range(number % 50, 20_000, 50), *((20_001,) if number % 30 == 0 else ()), plus=number + 1))
+        stage.compact(cache, full=False)
+    found = key_history(stage.store, SstCache(tmp_path / "new", 1 << 20), "app", "stage", ["20001"], now_ms=0)
+    assert [change.kind for change in found.changes] == ["changed"] * 3 + ["added"]
+    runs = len(stage.versions[-1].ssts)
+    assert found.reads.requests <= 3 * len(found.changes) + 2 * runs
+
+
+def test_a_deletion_that_a_merge_forgot_before_the_next_row_looked_is_in_the_history(cache: SstCache) -> None:
+    """A batch looks up in what its version puts in the place of merged SSTs."""
+    stage = Stage()
+    stage.put(rows(1))
+    head = stage.put({(1,): None})
+    merged = apply(
+        head.ssts, [run(stage.store, cache, "app", "stage", TABLE, one) for one in pick_for(head, full=True)]
+    )
+    assert not merged
+    ssts = write_version(stage.store, None, TABLE, rows(1, plus=1), 3, base=merged)
+    commit.commit(stage.store, replace(head, version=3, time_ms=3, ssts=ssts))
+    found = key_history(stage.store, cache, "app", "stage", ["1"], now_ms=0)
+    assert [(each.version, each.kind) for each in found.changes] == [(3, "added"), (2, "removed"), (1, "added")]
+
+
+def test_a_row_that_expired_since_the_newest_version_is_gone_in_its_history(cache: SstCache) -> None:
+    stage = Stage(replace(TABLE, ttl=Ttl(1000)))
+    stage.put(rows(1), clock_ms=10)
+    found = key_history(stage.store, cache, "app", "stage", [1], now_ms=1009)
+    assert [(each.kind, each.version) for each in found.changes] == [("added", 1)]
+    found = key_history(stage.store, cache, "app", "stage", [1], now_ms=1010)
+    gone = found.changes[0]
+    assert (gone.kind, gone.expired, gone.version, gone.after_version, gone.time_ms) == ("removed", True, 1, 1, 1010)
+    assert [found.written(each) is not None for each in found.changes] == [False, True]
