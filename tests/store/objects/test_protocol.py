@@ -18,6 +18,8 @@ from slackwater.store.objects.leftovers import Leftover, Leftovers
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 
+from tests.models.profiles import scaled
+
 
 @pytest.fixture
 def store(any_store: ObjectStore) -> ObjectStore:
@@ -181,7 +183,7 @@ def part_of(names: list[str]) -> st.SearchStrategy[str]:
     return st.one_of(cut, st.sampled_from(names), KEY)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(scaled(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key_sets().flatmap(lambda names: st.tuples(st.just(names), part_of(names), part_of(names))))
 def test_a_listing_is_the_keys_in_the_order_of_their_bytes(
     store: ObjectStore, drawn: tuple[list[str], str, str]

@@ -1,0 +1,36 @@
+"""Spark's classes in an archive that JVMs share (class data sharing, JEP 350): loading them is half of a session's start.
+
+`python -m tests.support.class_data FILE` runs Spark once and writes the classes that it has loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from slackwater.pipeline.spark.session import spark_session
+
+def write(file: Path) -> None:
+    """Run what most tests run, and have the JVM write its classes when it ends; a file that is there is whole."""
+    unfinished = file.with_suffix(".unfinished")
+    conf = {"spark.driver.extraJavaOptions": f"-XX:+IgnoreUnrecognizedVMOptions -XX:ArchiveClassesAtExit={unfinished}"}
+    with tempfile.TemporaryDirectory() as folder, spark_session("classes", master="local[2]", conf=conf) as spark:
+        spark.range(1000).selectExpr("id % 7 AS key", "id AS value").createOrReplaceTempView("numbers")
+        sums = spark.sql("SELECT key, xxhash64(key) AS _hash, sum(value), max(value) FROM numbers GROUP BY key")
+        sums.repartition(2, "key").mapInArrow(_same, sums.schema).collect()
+        sums.write.parquet(f"{folder}/sums")
+        rows = spark.readStream.schema(sums.schema).parquet(f"{folder}/sums")
+        query = rows.writeStream.trigger(availableNow=True).option("checkpointLocation", f"{folder}/checkpoint")
+        query.foreachBatch(lambda batch, _: batch.collect()).start().awaitTermination()
+    unfinished.rename(file)
+
+
+def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
