@@ -153,7 +153,7 @@ def main() -> None:
     try:
         app(prog_name="slackwater")
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     finally:
         # The last lines may still be in the buffer when the reader has gone.
         try:

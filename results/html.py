@@ -101,12 +101,9 @@ def _rows(table: Table) -> Iterator[str]:
 
 def _row(tag: str, table: Table, row: tuple[Cell, ...]) -> str:
     cells = zip(row, table.to_right, strict=True)
-    markup = (f"<{tag}{_class('number', right)}>{_line(line)}</{tag}>" for line, right in cells)
+    number = ("", ' class="number"')
+    markup = (f"<{tag}{number[right]}>{_line(line)}</{tag}>" for line, right in cells)
     return f"<tr>{''.join(markup)}</tr>"
-
-
-def _class(name: str, is_so: bool) -> str:
-    return f' class="{name}"' if is_so else ""
 
 
 def _line(line: Cell) -> str:

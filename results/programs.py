@@ -14,7 +14,6 @@ from ..snapshot.migrate.migrate import Migrated
 from ..snapshot.migrate.words import lines
 from . import formats, values
 from .document import Block, Cell, Result, Table, Title
-from .verdict import changes
 
 
 def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, dry_run: bool) -> Result:
@@ -147,7 +146,7 @@ def _replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Iter
     yield Table.of(("it wrote", "", ">committed", ">replayed", ">different"), _written(found))
     if found.different:
         yield ""
-        yield changes(found.different, "committed", "replayed")
+        yield values.changes(found.different, "committed", "replayed")
         yield from _more(len(found.different), "key")
     if found.hidden:
         yield ""

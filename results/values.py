@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -13,7 +13,11 @@ import pyarrow.compute as pc
 from ..errors import Refused, Usage
 from ..store.sst.python_values import python_rows, python_values
 from ..whole_file import check_folder, whole_file
+from . import formats
 from .document import Cell, Name, Table
+
+if TYPE_CHECKING:
+    from ..snapshot.diff.key_changes import KeyChanges
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
@@ -63,6 +67,26 @@ def value_lines(
     differing = [name for name in names if side(before, name, word) != side(after, name, word)]
     for name in differing or names:
         yield Name(name), side(before, name, show), side(after, name, show)
+
+
+def changes(
+    keys: "KeyChanges",
+    before: str = "before",
+    after: str = "after",
+    show: Callable[[object], Cell] = word,
+    none: str = "(no row)",
+) -> Table:
+    """The first keys, with a line for each value that changed, by `value_lines`.
+
+    `before` and `after` are what both sides are called.
+    """
+    names = (Name(name) for name in keys.keys.column_names)
+    rows = (
+        (*map(show, key.key.values()), *line)
+        for key in keys.head(formats.MOST_SHOWN)
+        for line in value_lines(key.before, key.after, show, none)
+    )
+    return Table.of((*names, "column", f">{before}", f">{after}"), rows)
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:

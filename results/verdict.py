@@ -15,9 +15,9 @@ from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.lineage import Lineage, Window
 from ..snapshot.diff.key_changes import KeyChanges
 from . import formats
-from .document import Block, Cell, Name, Result, Table, Title
+from .document import Block, Cell, Result, Table, Title
 from .report.masking import readable
-from .values import for_json, stream, value_lines, word
+from .values import changes, for_json, stream
 
 _MAX_TEXT = 2_000
 """Characters of a record's value that are printed for people."""
@@ -143,17 +143,6 @@ def _keys(keys: ChangedKeys, out: Path | None) -> Iterator[Block]:
         yield f"and {more:,} more; {'--json and --out FILE give all' if out is None else f'all are in {out}'}"
     elif out is not None:
         yield f"{formats.plural(len(keys), 'key')} in {out}"
-
-
-def changes(keys: KeyChanges, before: str = "before", after: str = "after") -> Table:
-    """The first keys, with a line for each value that changed; `before` and `after` are what both sides are called."""
-    names = (Name(name) for name in keys.keys.column_names)
-    rows = (
-        (*map(word, key.key.values()), *line)
-        for key in keys.head(formats.MOST_SHOWN)
-        for line in value_lines(key.before, key.after)
-    )
-    return Table.of((*names, "column", f">{before}", f">{after}"), rows)
 
 
 def _sides(keys: KeyChanges | None) -> Any:

@@ -97,7 +97,7 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
     def build(draft: Manifest) -> Manifest:
         return replace(draft, sinks=claimed(store, kafka, stage, draft, None, False))
 
-    head = amend.claim(store, topic, "s", writer="w", by="bench", now_ms=1, build=build)
+    head = amend.amend(store, (topic, "s"), amend.Amendment("claim", build), writer="w", by="bench", now_ms=1).manifest
     publishers = Publishers(store, info, kafka, (stage,), {"s": head}, accept_loss=False, patience_s=60)
 
     def written(part: pa.Table) -> Manifest:

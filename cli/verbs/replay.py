@@ -121,7 +121,7 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
     if key:
         if after.table is None:
             raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
-        only = parse_key(stage, after.table, [None if each == r"\N" else each for each in key])
+        only = parse_key(stage, after.table, options.key_values(key))
     ran = after.program.path if after.program is not None else "FILE"
     file = needed_program(session, app, code, "to replay with", f"{ran}, the program that ran")
     kafka = session.settings.open_kafka()

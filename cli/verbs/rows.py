@@ -3,7 +3,6 @@
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,9 +12,6 @@ from ...results import formats
 from ...results.document import Result
 from .. import options
 from ..session import Session, verb
-
-if TYPE_CHECKING:
-    pass
 
 
 @verb(

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ...snapshot.take.capture import ChannelReader
     from ...store.read.cache import SstCache
 
-_MAX_ROWS = 10
-"""Rows of a failing invariant that are printed for people."""
 _AGAIN_S = 5.0
 """After so long storage that did not answer is asked again."""
 
@@ -226,8 +224,8 @@ def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator
     from ...results import values
 
     yield Title(f"{invariant.name} does not hold at {look.ref}")
-    yield values.grid(rows, _MAX_ROWS)
-    if rows.num_rows > _MAX_ROWS:
+    yield values.grid(rows, formats.MOST_SHOWN)
+    if rows.num_rows > formats.MOST_SHOWN:
         yield f"and more; slackwater query {look.ref} {shlex.quote(invariant.where)} shows them"
 
 

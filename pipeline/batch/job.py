@@ -36,8 +36,6 @@ class Batch:
     Attributes:
         base: The version that it is built on.
         after: Where it ends on each input, by declared name.
-        clock_ms: By which its keys are looked up.
-        until_ms: Up to when rows fall due with it; None where none ever does, or nobody knows yet.
         begin: Its job over its own rows, added up before the shuffle where that is worth it: what the tasks report.
         compute: Its job over rows of the stage's function, none of them added up before.
         check: The same, but nothing is written; raises what computing raises.
@@ -47,8 +45,6 @@ class Batch:
 
     base: Manifest
     after: Mapping[str, Position]
-    clock_ms: int
-    until_ms: int | None
     begin: Callable[[DataFrame], tuple[Result, ...]]
     compute: Callable[[DataFrame], tuple[Result, ...]]
     check: Callable[[DataFrame], object]
@@ -128,7 +124,7 @@ def run_state(
             return _run(_placed(parts, task, homes, alone=count == 1), task)
     key = [column.name for column in task.table.key]
     late = task.late_to[1] if task.late_to is not None else ()
-    names = dict.fromkeys((*key, *task.state.needs, *task.times.names, *late))
+    names = dict.fromkeys((*key, *task.step.state.needs, *task.times.names, *late))
     numbered = [RECORD] if RECORD in rows.columns else []
     hashed = rows.select(*(F.col(f"`{name}`") for name in (*names, *numbered)), F.xxhash64(*key).alias("_hash"))
     return _run(_placed(hashed, task, homes), task)
@@ -137,7 +133,7 @@ def run_state(
 def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
     """The rows and the marks, each state partition in one task; `alone`, all in one, in which the rows are already."""
     count = task.table.partitions
-    if task.due is not None and task.due.pending and task.ssts:
+    if task.step.due is not None and task.step.due.pending and task.ssts:
         hashed = _marked(hashed, task.ssts, count)
     if alone:
         return hashed.coalesce(1)

@@ -108,14 +108,14 @@ class Forecast:
 
 def can_add_up(task: StateTask, schema: StructType) -> bool:
     """Whether rows of this schema may come to a task added up."""
-    aggregates = task.state.added_up
+    aggregates = task.step.state.added_up
     key = [column.name for column in task.table.key]
     if not aggregates or task.late_to is not None or len(task.times.watermarks) > 1:
         # Late rows go on as they are.
         return False
-    if task.lateness is not None and not {*task.lateness.columns} <= {*key}:
+    if task.step.lateness is not None and not {*task.step.lateness.columns} <= {*key}:
         return False
-    if any(_has_collation(schema[name].dataType) for name in (*key, *task.state.needs)):
+    if any(_has_collation(schema[name].dataType) for name in (*key, *task.step.state.needs)):
         return False
     return all(_can_add_up(made, schema) for _, made in aggregates)
 
@@ -143,7 +143,7 @@ def _has_collation(kind: DataType) -> bool:
 def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     """One row for each key of these rows, with its `_hash`, and the task for such rows. To be asked of what can be."""
     schema, key = rows.schema, [column.name for column in task.table.key]
-    aggregates = task.state.added_up
+    aggregates = task.step.state.added_up
     made = {ROWS: "count(1)", TASKS: f"bit_or({TASKS})"}
     picked: dict[str, str] = {}
     for name, one in aggregates:
@@ -165,7 +165,7 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
         times = replace(times, watermarks=(replace(watermark, columns=(AT,)),))
     columns = tuple(name for name in made if not name.startswith(part("picked", "")))
     keys = ", ".join(map(_name, key))
-    needed = ", ".join(map(_name, dict.fromkeys((*key, *task.state.needs, *task.times.names))))
+    needed = ", ".join(map(_name, dict.fromkeys((*key, *task.step.state.needs, *task.times.names))))
     # One statement: made of Spark's functions, one by one, it would take as long as a small batch.
     parts = rows.sparkSession.sql(
         f"SELECT {keys}, {_listed({name: _name(name) for name in columns} | picked)}, xxhash64({keys}) AS _hash FROM ("
@@ -173,7 +173,9 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
         f"SELECT {needed}, {_listed(asked)} FROM {{rows}}) GROUP BY {keys})",
         rows=rows,
     )
-    return parts, replace(task, state=task.state.over_partials((*columns, *picked)), times=times)
+    return parts, replace(
+        task, step=replace(task.step, state=task.step.state.over_partials((*columns, *picked))), times=times
+    )
 
 
 def _name(column: str) -> str:

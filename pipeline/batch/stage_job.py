@@ -10,6 +10,7 @@ from ... import instants
 from ...fold.event_time import BatchTimes, Lateness, Times, due_after
 from ...fold.next_version import Result
 from ...fold.records import Position
+from ...fold.step import Step
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
 from ...store.read.cache import SstCache
@@ -65,8 +66,6 @@ class StageJob:
         return Batch(
             base,
             after,
-            times.clock_ms,
-            times.due.until_ms if times.due is not None else None,
             begin=lambda rows: self._compute(rows, base, times, expected=self._forecast.next),
             compute=lambda rows: self._compute(rows, base, times),
             check=lambda rows: self._compute(rows, base, checked, only_checks=True),
@@ -108,16 +107,19 @@ class StageJob:
             writer,
             version,
             targets,
-            shape.bound,
-            base.table,
+            Step(
+                base.table,
+                shape.bound,
+                version,
+                times.clock_ms,
+                Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
+                times.due,
+                tells=self._stage.max_rejected if config.rejecter is not None else None,
+            ),
             base.ssts,
-            times.clock_ms,
-            tells=self._stage.max_rejected if config.rejecter is not None else None,
-            only_checks=only_checks,
-            lateness=Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
+            only_checks,
             late_to=(target_of(late, base), shape.late) if late and not only_checks else None,
             times=seen,
-            due=times.due,
         )
         # What is only checked need not be where its SSTs are.
         return run_state(rows, task, None if only_checks else self._homes, expected)

@@ -19,9 +19,8 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
-from ...fold.event_time import Due, Lateness, Times
+from ...fold.event_time import Times
 from ...fold.failing import StateFailed
-from ...fold.kinds.kind import Bound
 from ...fold.kinds.per_key import num_partials, num_rows
 from ...fold.multi_input import apart
 from ...fold.next_version import Result, Sent
@@ -158,26 +157,18 @@ class WriteTask(Task):
 class StateTask(Task):
     """A stage with state. Rows come with `_hash`, all rows of a state partition in one task."""
 
-    state: Bound
-    table: Table
+    step: Step
+    """What becomes of rows; every attempt has the driver's clock, so that all decide alike."""
     ssts: tuple[Sst, ...]
-    clock_ms: int = 0
-    """By which rows of the table are expired; every attempt has the driver's, so that all decide alike."""
-    tells: int | None = None
-    """With how many keys or records an error of the state's function may be told; None for raising it."""
     only_checks: bool = False
     """Whether rows are merged only to see that it can be done: nothing is written."""
-    lateness: Lateness | None = None
-    """Which rows are late; None where none can be."""
     late_to: tuple[Target, Mapping[str, str]] | None = None
-    """Where these go, with which columns, each with its name there; None for nowhere."""
-    due: Due | None = None
-    """Up to when rows fall due; None for a table whose rows never do."""
+    """Where late rows go, with which columns, each with its name there; None for nowhere."""
 
     @property
-    def step(self) -> Step:
-        """What becomes of rows."""
-        return Step(self.table, self.state, self.version, self.clock_ms, self.lateness, self.due, self.tells)
+    def table(self) -> Table:
+        """The stage's table."""
+        return self.step.table
 
     def _run(self, rows: pa.Table, attempt: str) -> Result:
         if MARK not in rows.column_names:
@@ -249,7 +240,7 @@ class StateTask(Task):
         """Merge the rows of one state partition, and where it is `marked` those that fall due."""
         count = self.table.partitions
         ssts = sorted_runs.touching(self.ssts, partition, count)
-        stored = TableRows(store, cache, self.table, ssts, self.clock_ms, reads)
+        stored = TableRows(store, cache, self.table, ssts, self.step.clock_ms, reads)
         return self.step.made(rows, stored, sorted_runs.bounds(partition, count) if marked else None)
 
     def _write(

@@ -22,7 +22,7 @@ from ...snapshot.rejected.columns import TABLE as REJECTED_RECORDS
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import history
-from ...store.versions.amend import claim
+from ...store.versions.amend import Amendment, amend
 from ...store.versions.aside import REJECTED
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Aside, Input, Manifest, Output, Program, Table
@@ -152,7 +152,8 @@ class Claimer:
                 migration=max(draft.migration, self.migration),
             )
 
-        return claim(self.store, self.app.name, stage.name, writer=self.writer, by=self.by, now_ms=now_ms, build=build)
+        names, change = (self.app.name, stage.name), Amendment("claim", build)
+        return amend(self.store, names, change, writer=self.writer, by=self.by, now_ms=now_ms).manifest
 
     def outputs(self, stage: Stage, known: Manifest, shape: Shape) -> dict[str, Output]:
         """The channels that a stage writes, as its next version begins with them; `known` is its newest, or a first."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Corruption, Gone, NotFound, Refused
-from ...fold.delta import smallest, turning_point
+from ...fold.culprit import smallest, turning_point
 from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys
 from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict

@@ -20,8 +20,8 @@ import slackwater
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_PACKAGES = ("chandy_lamport", "fold", "pipeline", "snapshot", "store")
-"""Of slackwater; no task needs the command line."""
+_NOT_SENT = frozenset({"bench", "cli", "client", "results"})
+"""Folders of slackwater that no task needs."""
 
 
 def on_path(files: Iterable[str]) -> None:
@@ -56,7 +56,12 @@ def ship_slackwater(spark: SparkContext) -> None:
 def _zipped(home: Path) -> bytes:
     """The modules as a zip; the same modules give the same bytes, as Spark takes no other file of a name it knows."""
     modules = sorted(home.glob("*.py"))
-    modules += (module for package in _PACKAGES for module in sorted((home / package).rglob("*.py")))
+    modules += (
+        module
+        for package in sorted(home.glob("*/__init__.py"))
+        if package.parent.name not in _NOT_SENT
+        for module in sorted(package.parent.rglob("*.py"))
+    )
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as packed:
         for module in modules:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import formats
 from ..document import Aside, Block, Facts, Line, Listing, Name, Page, Section, Span, Table, Time
-from ..values import value_lines
+from ..values import changes
 from . import surroundings
 from .masking import Mask
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ...snapshot.bisect.evidence import Evidence
     from ...snapshot.bisect.verdict import Guilty, Hop, Message, Verdict
     from ...snapshot.cut.lineage import Window
-
-_MAX_KEYS = 10
-"""Keys that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +110,8 @@ def _keys(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Iterator[Sec
 
 
 def _changes(keys: "ChangedKeys", mask: Mask) -> Iterator[Block]:
-    names = [Name(name) for name in keys.keys.column_names]
-    rows = (
-        (*map(mask.value, change.key.values()), *line)
-        for change in keys.head(_MAX_KEYS)
-        for line in value_lines(change.before, change.after, mask.value, "no row")
-    )
-    yield Table.of((*names, "column", ">before", ">after"), rows)
-    if (more := len(keys) - _MAX_KEYS) > 0:
+    yield changes(keys, show=mask.value, none="no row")
+    if (more := len(keys) - formats.MOST_SHOWN) > 0:
         yield Aside((f"And {formats.plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))
 
 
@@ -171,8 +162,8 @@ def _hops(hops: "tuple[Hop, ...]") -> Table:
                 f"v{hop.version}",
                 Name(str(hop.record)),
                 formats.plural(hop.records, "record"),
-                formats.count(hop.candidates),
-                formats.count(hop.replays),
+                hop.candidates,
+                hop.replays,
             )
             for hop in hops
         ),
@@ -191,7 +182,7 @@ def _input(case: Case) -> Section:
 
 def _windows(windows: "tuple[Window, ...]") -> Iterator[Block]:
     if windows:
-        lines = ((Name(str(window)), formats.count(window.end - window.start)) for window in windows)
+        lines = ((Name(str(window)), window.end - window.start) for window in windows)
         yield Table.of(("window", ">offsets"), lines)
     else:
         yield "It read no record."

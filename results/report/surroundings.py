@@ -86,7 +86,7 @@ def _later(each: "Reached", mask: Mask) -> tuple[Span | Line, ...]:
         Name(first.stage),
         (Name(f"v{first.version}"), newer),
         Time(first.time_ms),
-        formats.count(each.rows),
+        each.rows,
         changed,
         _examples(each.keys, mask) if each.keys else "",
     )
@@ -142,9 +142,8 @@ def _entry(entry: "Entry") -> tuple[Span, ...]:
         Name(entry.channel),
         Name(f"{entry.sender}@v{entry.sender_version}"),
         Name(f"{entry.receiver}@v{entry.receiver_version}") if entry.receiver else "nobody",
-        *map(_number, (*sums, sum(entry.lost), entry.in_flight.rows, entry.difference)),
+        *sums,
+        sum(entry.lost),
+        entry.in_flight.rows,
+        entry.difference,
     )
-
-
-def _number(number: int | None) -> str:
-    return "?" if number is None else formats.count(number)

@@ -14,8 +14,9 @@ from msgspec import structs
 
 from ...fold import records
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import commit, history
-from ...store.versions.manifest import Input, Manifest, Output
+from ...store.versions import history
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.manifest import Input, Kind, Manifest, Output
 from ..clone.channels import channel_topic
 from ..cut import losses
 
@@ -97,15 +98,20 @@ def tell(store: ObjectStore, app: str, name: str, one: Channel, scratch: str, wr
     """
     # In Kafka there is none of this name: whoever removes the app removes nobody's records.
     topic = channel_topic(scratch, name)
-    head = history.head(store, scratch, writer)
-    if head is None:
-        begins = Output(topic, one.start.offsets, (0,) * len(one.start.offsets))
-        head = Manifest(scratch, writer, 1, 1, scratch, now_ms, "claim", outputs={name: begins})
-        commit.commit(store, head)
+    begins = Output(topic, one.start.offsets, (0,) * len(one.start.offsets))
+
+    def committed(of: Manifest | tuple[str, str], kind: Kind, output: Output) -> Manifest:
+        change = Amendment(
+            kind,
+            lambda draft: structs.replace(draft, outputs={name: structs.replace(output, topic=topic)}),
+            # Another call of this may have come first.
+            requires=lambda head: sum(head.outputs[name].sent) < sum(output.sent),
+        )
+        return amend(store, of, change, by="", now_ms=now_ms, writer=scratch).manifest
+
+    head = committed((scratch, writer), "claim", begins)
     for output in _told(store, app, name, one, sum(head.outputs[name].sent)):
-        draft = commit.successor(head, kind="batch", epoch=head.epoch, writer=scratch, by="", now_ms=now_ms)
-        head = structs.replace(draft, outputs={name: structs.replace(output, topic=topic)})
-        commit.commit(store, head)
+        head = committed(head, "batch", output)
 
 
 def is_told(store: ObjectStore, name: str, one: Channel, scratch: str, writer: str) -> bool:

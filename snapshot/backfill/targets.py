@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-import pyarrow as pa
 import xxhash
 
 from ...errors import Refused
 from ...fold.kinds.kind import kind_of
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.arrow_types import arrow_type
+from ...store.sst.arrow_types import schema_of
 from ...store.sst.evolution import default_of
 from ...store.versions import history
 from ...store.versions.aside import rejected_of
-from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Column, Manifest, Table
 from ..cut.graph import Cut, order
 from ..cut.names import version_of
@@ -276,7 +274,7 @@ def _check_in_flight(store: ObjectStore, migrated: Manifest, declared: Declared)
             continue
         at = history.find(store, migrated.app, source.upstream, source.version) if source.version else None
         sent = at.outputs.get(name) if at is not None else None
-        if at is None or sent is None or _columns(sent.schema) == _columns(declared.stages[at.stage].outputs[name]):
+        if at is None or sent is None or schema_of(sent.schema) == schema_of(declared.stages[at.stage].outputs[name]):
             continue
         later = history.after(store, migrated.app, source.upstream, source.version)
         for one in later:
@@ -288,10 +286,6 @@ def _check_in_flight(store: ObjectStore, migrated: Manifest, declared: Declared)
                     hint="before the next such migration, let the old program read them: slackwater run OLD "
                     f"--until-caught-up; now {ANOTHER_STAGE}",
                 )
-
-
-def _columns(ddl: str) -> pa.Schema:
-    return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 
 
 def nothing(left: Sequence[Left], app: str) -> Refused | None:

@@ -5,7 +5,7 @@ from ulid import ULID
 
 from ...errors import ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import codec, keys
+from ...store.versions import keys, notes
 from ...store.versions import limits as fits
 from ...store.versions.notes import Notes
 
@@ -34,7 +34,7 @@ REQUESTS = Notes(Request, keys.requests, lambda asked: asked.id)
 
 def notify(store: ObjectStore, app: str) -> None:
     """Have the app's runners look soon for what is asked of them. To be called once it is there to be found."""
-    store.put(keys.notice(app), codec.encode(Notice(str(ULID()))))
+    notes.put(store, keys.notice(app), Notice(str(ULID())))
 
 
 def newest_notice(store: ObjectStore, app: str) -> bytes:

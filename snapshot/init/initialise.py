@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ... import instants
-from ...errors import CommitConflict, Refused
+from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.versions import apps, commit, history
+from ...store.versions import apps, history
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.commit import lost_to
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
 from ..clone.first_versions import check_finished
 from ..take.audit_log import record_once
@@ -98,6 +100,7 @@ def _commit(
     store: ObjectStore, first: Manifest, loaded: Loaded, info: AppInfo | None, channels: Channels, began_ms: int
 ) -> Manifest:
     """Make the app, its channels, and then the version."""
+    names = first.app, first.stage
     try:
         # From its identity on an app is there for everybody.
         found = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
@@ -105,14 +108,16 @@ def _commit(
             raise begun_elsewhere(found)
         now_ms = instants.now_ms()
         first = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
-        commit.commit(store, first)
-    except (CommitConflict, Refused) as error:
+        change = Amendment("init", lambda _draft: first, requires=_none_came_first)
+        return amend(store, names, change, by=first.by, now_ms=now_ms, writer=first.writer).manifest
+    except Refused:
         # Not so when nobody knows whether it was committed.
         discard(store, loaded.ssts)
-        if isinstance(error, CommitConflict):
-            raise _taken(first.app, first.stage, error.message) from error
         raise
-    return first
+
+
+def _none_came_first(head: Manifest) -> bool:
+    raise _taken(head.app, head.stage, lost_to(head, 1).message)
 
 
 def check_free(store: ObjectStore, app: str, stage: str) -> None:

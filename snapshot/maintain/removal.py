@@ -20,7 +20,7 @@ from ulid import ULID
 
 from ...errors import Refused
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
-from ...store.versions import apps, codec, history, horizon, keys, notes
+from ...store.versions import apps, history, horizon, keys, notes
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
 from ..cut.graph import order
@@ -122,7 +122,7 @@ def remove_app(
     if begun is None:
         _fence(store, app, heads, by, now_ms)
         _let_settle(store, app, heads, on_wait, pause)
-        removal = _begin(store, removal)
+        removal = notes.add(store, keys.removing(app), removal)  # or the one that somebody else wrote meanwhile
     if whole or begun is None:
         try:
             _check_still_fenced(store, app, removal.stages)
@@ -136,7 +136,7 @@ def remove_app(
     outside(removal)
     for infos in _in_order(store, app, removal):
         _delete(store, removal, infos)
-    store.put(keys.removed(app), codec.encode(removal))
+    notes.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
     return Removed(removal, contents, False)
 
@@ -186,11 +186,6 @@ def _let_settle(
     while (left_s := (newest_ms + horizon.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
         on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
         pause(left_s)
-
-
-def _begin(store: ObjectStore, removal: Removal) -> Removal:
-    """Write the note, or take the one that somebody else wrote meanwhile."""
-    return notes.add(store, keys.removing(removal.app), removal)
 
 
 def _check_still_fenced(store: ObjectStore, app: str, stages: Iterable[str]) -> None:

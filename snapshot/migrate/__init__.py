@@ -4,4 +4,4 @@ What decides is pure; programs come in as values (`declared`), because Spark is 
 an SST of other columns is read (`store.sst.evolution`), or where a new input begins (Kafka says, through `pipeline`).
 """
 
-__all__ = ["columns", "declared", "kinds", "migrate", "migration", "plan", "rename", "stage_names", "step", "words"]
+__all__ = ["columns", "declared", "migrate", "migration", "plan", "rename", "stage_names", "step", "words"]

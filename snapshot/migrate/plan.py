@@ -4,15 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import pyarrow as pa
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
 from ...fold.kinds.kind import kind_of
 from ...fold.records import unread
-from ...store.sst.arrow_types import arrow_type
+from ...store.sst.arrow_types import schema_of
 from ...store.sst.evolution import fits
-from ...store.versions.column_types import parse_ddl
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
 from ...store.versions.migrations import Step
@@ -188,7 +186,7 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
     for sender, stage in declared.stages.items():
         for name, ddl in stage.outputs.items():
             output = heads[sender].outputs.get(name) if sender in heads else None
-            if output is None or output.schema == ddl or fits(_columns(output.schema), _columns(ddl)):
+            if output is None or output.schema == ddl or fits(schema_of(output.schema), schema_of(ddl)):
                 continue
             if not any(name in each.inputs for each in declared.stages.values()):
                 continue
@@ -209,10 +207,6 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
 def _is_behind(source: Input, output: Output) -> bool:
     left = unread(output, source)
     return left > 0 if left is not None else source.offsets != output.ends
-
-
-def _columns(ddl: str) -> pa.Schema:
-    return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 
 
 def _is_other(before: Table | None, after: Table | None) -> bool:

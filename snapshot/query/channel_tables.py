@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from ...errors import Corruption, Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.arrow_types import arrow_type
-from ...store.versions.column_types import parse_ddl
+from ...store.sst.arrow_types import schema_of
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, stretch
@@ -75,7 +74,7 @@ def channel_tables(
 def arrow_of(ddl: str) -> pa.Schema:
     """The columns of a channel, from "`name` type, `name` type". Raises `Corruption` for anything else."""
     try:
-        return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
+        return schema_of(ddl)
     except ValueError:
         raise Corruption(f"a channel's columns are {ddl!r}; expected a Spark DDL string", object_key="") from None
     except KeyError as error:

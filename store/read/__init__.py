@@ -17,5 +17,6 @@ __all__ = [
     "range_reads",
     "read_stats",
     "remote_sst",
+    "table_rows",
     "visible_rows",
 ]

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from ..versions.column_types import Type, check_field_names, decimal, is_plain, parse, unknown
+from ..versions.column_types import Type, check_field_names, decimal, is_plain, parse, parse_ddl, unknown
 
 _PLAIN: dict[str, pa.DataType] = {
     **{
@@ -28,6 +28,16 @@ _PLAIN: dict[str, pa.DataType] = {
 }
 _TEXT = re.compile(r"(?:var)?char(?:\(\d+\))?")
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def schema_of(ddl: str) -> pa.Schema:
+    """The columns of a channel, from a Spark DDL string, "`name` type, `name` type".
+
+    Raises:
+        ValueError: it is no such string.
+        KeyError: as `arrow_type`.
+    """
+    return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 
 
 @lru_cache(maxsize=1024)

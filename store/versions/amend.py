@@ -22,6 +22,8 @@ from .manifest import BESIDE, Kind, Manifest
 
 _identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
 
+_FIRST: tuple[Kind, ...] = ("claim", "init")
+"""Kinds by which a stage may begin."""
 _ATTEMPTS = 100
 """Lost races, to those that commit at the same moment, before an amendment gives up."""
 
@@ -32,8 +34,8 @@ class Amendment:
 
     Attributes:
         kind: what for.
-        update: gets the version after the newest with nothing changed yet (`commit.successor`; an empty version 1 for
-            the claim of a stage that has none) and returns it with other content. Pure.
+        update: gets the version after the newest with nothing changed yet (`commit.successor`; an empty version 1 where
+            a claim, or an init, is the stage's first) and returns it with other content. Pure.
         requires: asked of each version that it is to follow, before anything is made of it. False where nothing is left
             to do. Raises where the change may not be; brings about what takes time.
         epoch: of the writer that has the stage, which is fenced off by whoever takes it over; 0 for a change that does
@@ -87,7 +89,7 @@ def amend(
     Raises:
         Fenced: somebody took the stage from the writer that the change is of; or the stage is gone.
         CommitConflict: others kept winning the race for the next number.
-        NotFound: there is no such stage, and this is no claim.
+        NotFound: there is no such stage, and this is neither a claim nor an init.
         Refused: the stage is retired, and this is no claim that brings it back.
         Corruption: the head cannot be read.
         Unavailable: storage did not answer; the version may have been committed.
@@ -100,7 +102,7 @@ def amend(
     while True:
         if attempt > 1 or not change.epoch:
             head = newest(store, app, stage, head)
-        if head is None and change.kind != "claim":
+        if head is None and change.kind not in _FIRST:
             head = history.read(store, app, stage, 1)  # says what there is
         if head is not None and not change.requires(head):
             return Amended(head, head)
@@ -127,21 +129,6 @@ def amend(
             attempt += 1
         else:
             return Amended(head, made)
-
-
-def claim(
-    store: ObjectStore,
-    app: str,
-    stage: str,
-    *,
-    writer: str,
-    by: str,
-    now_ms: int,
-    kind: Kind = "claim",
-    build: Callable[[Manifest], Manifest] = lambda draft: draft,
-) -> Manifest:
-    """Take a stage over: commit a version with the next epoch, and return it. `build` and errors as of `amend`."""
-    return amend(store, (app, stage), Amendment(kind, build), writer=writer, by=by, now_ms=now_ms).manifest
 
 
 def begin(store: ObjectStore, first: Manifest) -> bool:

@@ -81,17 +81,15 @@ def being_removed(app: str) -> Refused:
 def _create(store: ObjectStore, info: AppInfo) -> AppInfo:
     """Write the identity unless there is one; return the stored one."""
     key = keys.app_info(keys.check_name("app", info.name))
-    data = codec.encode(info)
     if keys.REMOVING in store.list_folders(keys.stages(info.name)):
         raise being_removed(info.name)
-    try:
-        store.put_if_absent(key, data)
-    except ObjectExists:
-        return read_app(store, info.name)
+    found = notes.add(store, key, info, under=lambda found: keys.app_info(found.name))
+    if found != info:
+        return found
     # Every guarantee rests on conditional puts, and some S3 servers accept the header and overwrite all the
     # same. The same bytes once more do no harm there, and show it before the first version is committed.
     try:
-        store.put_if_absent(key, data)
+        store.put_if_absent(key, codec.encode(info))
     except ObjectExists:
         return info
     raise Refused(

@@ -26,6 +26,11 @@ def find(store: ObjectStore, key: str, kind: type[T], *, under: Callable[[T], st
         return None
 
 
+def put(store: ObjectStore, key: str, note: Struct) -> None:
+    """Write an object, whatever was there. One request."""
+    store.put(key, codec.encode(note))
+
+
 def add(store: ObjectStore, key: str, note: T, *, under: Callable[[T], str] | None = None) -> T:
     """Put an object where there is none; the one that lies there then. Raises as `find`."""
     data = codec.encode(note)
@@ -61,7 +66,7 @@ class Notes(Generic[T]):
 
     def put(self, store: ObjectStore, note: T, *of: str) -> None:
         """Write it, whatever was there. One request."""
-        store.put(self.key(note, *of), codec.encode(note))
+        put(store, self.key(note, *of), note)
 
     def add(self, store: ObjectStore, note: T, *of: str) -> T:
         """Write it where there is none of its name; the one that is there then. One request, or two."""

@@ -76,7 +76,14 @@ def main() -> None:
     def build(draft: Manifest) -> Manifest:
         return replace(draft, sinks=claimed(store, kafka, stage, draft, None, False))
 
-    head = amend.claim(store, APP, stage.name, writer=writer, by="test", now_ms=time.time_ns() // 10**6, build=build)
+    head = amend.amend(
+        store,
+        (APP, stage.name),
+        amend.Amendment("claim", build),
+        writer=writer,
+        by="test",
+        now_ms=time.time_ns() // 10**6,
+    ).manifest
     publishers = Publishers(
         store, apps.read_app(store, APP), kafka, (stage,), {stage.name: head}, accept_loss=False, patience_s=60
     )

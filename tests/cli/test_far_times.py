@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from slackwater.cli import main
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Table
 from typer.testing import CliRunner
 
 from tests.support.histories import START_MS
+from tests.support.manifests import claim
 from tests.support.state_rows import Key, Values, write_version
 
 pytestmark = pytest.mark.usefixtures("isolated")

@@ -11,7 +11,7 @@ from tests.support.static import PARTS, ROOT
 MOST_MODULES = 15
 MOST_LINES = 600
 AROUND = ("__init__.py", "__main__.py", "conftest.py")
-ONE_A_VERB = (Path("cli/verbs"), Path("tests/cli/verbs"))
+ONE_A_VERB = Path("tests/cli/verbs")
 """There are as many as verbs."""
 
 PACKAGE = sorted([*ROOT.glob("*.py"), *(path for part in PARTS for path in (ROOT / part).rglob("*.py"))])
@@ -27,7 +27,7 @@ def name(path: Path) -> str:
 def test_no_folder_has_more_modules_than_one_looks_through() -> None:
     counts = Counter(path.parent for path in PACKAGE + TESTS + BENCH if path.name not in AROUND)
     many = {folder.relative_to(ROOT): count for folder, count in counts.items() if count > MOST_MODULES}
-    assert {folder: count for folder, count in many.items() if folder not in ONE_A_VERB} == {}
+    assert {folder: count for folder, count in many.items() if folder != ONE_A_VERB} == {}
 
 
 def test_no_file_is_longer_than_one_idea() -> None:

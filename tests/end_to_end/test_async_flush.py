@@ -32,12 +32,12 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Kind, Manifest, Policy, Sst
 
 from tests.models.profiles import scaled
 from tests.support.collecting import Killed
+from tests.support.manifests import claim
 from tests.support.running import eventually
 from tests.support.state_rows import ROUTES, Key, Values, columns, write_version
 

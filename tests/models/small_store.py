@@ -26,12 +26,12 @@ from slackwater.store.compaction.picker import pick
 from slackwater.store.compaction.plan import apply
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, horizon
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Policy, Table
 
 from tests.support.collecting import HOUR_MS, AgingStore, StoreClock
 from tests.support.histories import Flight, FlightsApp, Kafka, flights
+from tests.support.manifests import claim
 from tests.support.state_rows import Key, Values, write_version
 
 BY = "ada@host"

@@ -13,11 +13,11 @@ from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import expiry, ttl
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Kind, Manifest, Table
 
 from tests.support.collecting import AgingStore, fresh
+from tests.support.manifests import claim
 from tests.support.state_rows import Hashes, Key, Values, state_rows, write_version
 
 STAGE = "stage"

@@ -1,4 +1,4 @@
-"""Spark's classes in an archive that JVMs share (class data sharing, JEP 350): loading them is half of a session's start.
+"""Spark's classes in an archive that JVMs share (class data sharing, JEP 350): half of a session's start is loading them.
 
 `python -m tests.support.class_data FILE` runs Spark once and writes the classes that it has loaded.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from slackwater.pipeline.spark.session import spark_session
+
 
 def write(file: Path) -> None:
     """Run what most tests run, and have the JVM write its classes when it ends; a file that is there is whole."""

@@ -39,9 +39,10 @@ from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
+
+from tests.support.manifests import claim
 
 APP = "diamond"
 STAGES = ("moves", "evens", "odds", "joined")

@@ -30,9 +30,10 @@ from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
 from slackwater.store.versions import apps, history
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
+
+from tests.support.manifests import claim
 
 START_MS = 1_735_689_600_000
 """When the clock of a history starts: 2025-01-01T00:00:00Z."""

@@ -1,12 +1,15 @@
 """Manifests for tests: any that the types allow, and plain ones."""
 
+from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 from msgspec.structs import replace
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
+from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import (
     AppInfo,
     Aside,
@@ -14,12 +17,28 @@ from slackwater.store.versions.manifest import (
     Column,
     Former,
     Input,
+    Kind,
     Lost,
     Manifest,
     Output,
     Sst,
     Table,
 )
+
+
+def claim(
+    store: ObjectStore,
+    app: str,
+    stage: str,
+    *,
+    writer: str,
+    by: str,
+    now_ms: int,
+    kind: Kind = "claim",
+    build: Callable[[Manifest], Manifest] = lambda draft: draft,
+) -> Manifest:
+    """Take a stage over: commit a version with the next epoch, and return it."""
+    return amend(store, (app, stage), Amendment(kind, build), writer=writer, by=by, now_ms=now_ms).manifest
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:

@@ -11,7 +11,7 @@ from slackwater.fold.event_time import Lateness, Times, Watermark, due_after
 from slackwater.fold.kinds.due import window_of
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.next_version import Result
-from slackwater.fold.step import Made
+from slackwater.fold.step import Made, Step
 from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
@@ -101,17 +101,15 @@ class Stage(Committing):
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
             made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
         window = window_of(self.rows)
+        late = Lateness((window,), self.head.watermark_ms, 1 << 50) if window else None
         task = Noting(
             dataclasses.replace(self.places, app=self.head.app),
             "w",
             self.head.version + 1,
             (),
-            self.bound,
-            self.table,
+            Step(self.table, self.bound, self.head.version + 1, 0, late, falling),
             self.head.ssts,
-            lateness=Lateness((window,), self.head.watermark_ms, 1 << 50) if window else None,
             times=Times((WATERMARK,), 1 << 50),
-            due=falling,
         )
         results: list[Result] = []
         if made.num_rows:

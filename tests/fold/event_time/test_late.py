@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.fold.event_time import Lateness, Times, Watermark
 from slackwater.fold.kinds.due import window_of
+from slackwater.fold.step import Step
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.local import LocalStore
@@ -85,10 +86,8 @@ class Stage(Committing):
             "w",
             self.head.version + 1,
             (),
-            BOUND,
-            TABLE,
+            Step(TABLE, BOUND, self.head.version + 1, 0, Lateness(("hour",), self.head.watermark_ms, bound_ms)),
             self.head.ssts,
-            lateness=Lateness(("hour",), self.head.watermark_ms, bound_ms),
             times=Times((WATERMARK,), bound_ms),
         )
         by_key = np.asarray(rows["_hash"]) % 2

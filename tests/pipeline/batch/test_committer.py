@@ -17,11 +17,11 @@ from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Kind, Manifest
 
 from tests.models.profiles import scaled
+from tests.support.manifests import claim
 
 
 def claimed(store: ObjectStore, writer: str = "w") -> Manifest:

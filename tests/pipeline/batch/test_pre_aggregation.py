@@ -21,7 +21,7 @@ from slackwater.fold.kinds.aggregate import Aggregate
 from slackwater.fold.kinds.final import Final
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.next_version import Result
-from slackwater.fold.step import group
+from slackwater.fold.step import Step, group
 from slackwater.pipeline.batch import pre_aggregation
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import Expected, Forecast, added_up, can_add_up
@@ -81,9 +81,10 @@ def table_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema) -> Table:
 
 def task_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema, folder: str = "/nowhere", **more: Any) -> StateTask:
     places = Places("app", "stage", folder, {}, (Path(folder, "cache"), 1 << 30), 10)
-    return StateTask(
-        places, "w", more.pop("version", 1), (), bound, table_of(bound, key, rows), more.pop("ssts", ()), **more
-    )
+    version = more.pop("version", 1)
+    decides = {name: more.pop(name) for name in ("lateness", "due") if name in more}
+    step = Step(table_of(bound, key, rows), bound, version, 0, **decides)
+    return StateTask(places, "w", version, (), step, more.pop("ssts", ()), **more)
 
 
 def spark() -> SparkSession:

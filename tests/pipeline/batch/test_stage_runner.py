@@ -36,9 +36,10 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.ttl import BEFORE_ALL_MS, first_clock_ms
 from slackwater.store.versions import history
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Span, Table, Ttl
+
+from tests.support.manifests import claim
 
 ROWS = StructType([StructField("n", LongType())])
 SNAPSHOT = "s1"

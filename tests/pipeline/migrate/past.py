@@ -33,11 +33,12 @@ from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.sorted_runs import touching
-from slackwater.store.versions import amend, apps, commit, history
+from slackwater.store.versions import apps, commit, history
 from slackwater.store.versions.manifest import AppInfo, Backfill, Column, Input, Manifest, Sst, Table
 from slackwater.store.versions.migrations import Step
 
 from tests.support.collecting import AgingStore, Killed
+from tests.support.manifests import claim
 
 T = TypeVar("T")
 NAMES = ("app", "stage")
@@ -105,7 +106,7 @@ class App:
                 return draft
             return replace(draft, table=table, inputs={"t": Input("t", (0,))})
 
-        claimed = amend.claim(self.store, app, "stage", writer=app, by="host:1", now_ms=1, build=build)
+        claimed = claim(self.store, app, "stage", writer=app, by="host:1", now_ms=1, build=build)
         self.committer = Committer(
             self.store,
             claimed,
@@ -119,7 +120,7 @@ class App:
         assert stored is not None
         table, _ = evolve("stage", stored, table_of(self.then), {})
         step = Step(table=table, schema=stored.schema)
-        amend.claim(
+        claim(
             self.store,
             *NAMES,
             writer="m",

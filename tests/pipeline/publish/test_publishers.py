@@ -23,10 +23,11 @@ from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.versions import amend, apps, commit, keys, published
+from slackwater.store.versions import apps, commit, keys, published
 from slackwater.store.versions.manifest import AppInfo, Manifest
 
 from tests.pipeline.publish.reader import committed
+from tests.support.manifests import claim
 from tests.support.running import eventually
 
 
@@ -51,7 +52,7 @@ class Writer:
         def build(draft: Manifest) -> Manifest:
             return replace(draft, sinks=claimed(self.store, self.kafka, self.stage, draft, None, accept_loss))
 
-        self.head = amend.claim(self.store, self.name, "s", writer=uuid4().hex, by="test", now_ms=1, build=build)
+        self.head = claim(self.store, self.name, "s", writer=uuid4().hex, by="test", now_ms=1, build=build)
         return self.head
 
     def commit(self, *values: bytes) -> Manifest:

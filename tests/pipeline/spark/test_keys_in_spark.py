@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from slackwater.fold.kinds.upsert import upsert
+from slackwater.fold.step import Step
 from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.task import StateTask
@@ -68,7 +69,7 @@ def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark
     store, cache = open_store(places.store), SstCache(tmp_path / "mine", 1 << 30)
 
     def batch(ssts: tuple[Sst, ...], version: int, clock_ms: int) -> tuple[tuple[Sst, ...], int]:
-        task = StateTask(places, "w", version, (), bound, table, ssts, clock_ms)
+        task = StateTask(places, "w", version, (), Step(table, bound, version, clock_ms), ssts)
         results = run_state(frame, task)
         event_ms = max(result.event_ms for result in results if result.event_ms is not None)
         return (*(sst for result in results for sst in result.ssts), *ssts), event_ms

@@ -10,6 +10,7 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
 from slackwater.fold.next_version import Result
+from slackwater.fold.step import Step
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.upkeep.prefetcher import Prefetcher
@@ -175,7 +176,7 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
     )
     old = write(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
     places = Places("a", "s", local.url, {}, (tmp_path / "cache", LARGE), 30)
-    task = StateTask(places, "w", 2, (), state, table, (old,))
+    task = StateTask(places, "w", 2, (), Step(table, state, 2, 0), (old,))
     asked = pa.table({"_hash": hash_keys(keys.slice(7, 1), ["k"]), "k": [7]})
     reports: list[pa.RecordBatch] = []
     # As in a worker: in a thread that is not the main one, interrupts stay as they are.

@@ -15,11 +15,11 @@ from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
 
 from tests.support.histories import SCHEMA, START_MS, Flight, Kafka, Message
+from tests.support.manifests import claim
 
 READERS = ("a", "b", "c")
 PARTITIONS = 2

@@ -15,12 +15,12 @@ from slackwater.snapshot.cut.resolve import cut_at, resolve
 from slackwater.snapshot.maintain.retire import retire
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 
 from tests.models.profiles import scaled
 from tests.support.histories import write_columns
+from tests.support.manifests import claim
 
 PARTITIONS = 2
 NONE = (0,) * PARTITIONS

@@ -30,12 +30,12 @@ from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.manifest import Manifest
 
 from tests.chandy_lamport.test_laws import TIMES
 from tests.support.diamonds import APP, SENDER, STAGES, Diamond
 from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.manifests import claim
 
 
 def proved(diamond: Diamond, ref: str = APP, *, deep: bool = True) -> Report:

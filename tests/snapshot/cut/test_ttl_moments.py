@@ -23,12 +23,12 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import ttl
 from slackwater.store.versions import apps, history, keys
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table, Ttl
 from typer.testing import CliRunner
 
 from tests.support.histories import START_MS, Kafka
+from tests.support.manifests import claim
 from tests.support.state_rows import Key, Values, write_version
 
 HOUR_MS = 3_600_000

@@ -23,11 +23,12 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import l0_files, sorted_runs
 from slackwater.store.sst.types import arrow_schema
-from slackwater.store.versions import amend, history
+from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table, Ttl
 
 from tests.models.profiles import PROFILE, scaled
 from tests.support.collecting import AgingStore, Killed, keys_of
+from tests.support.manifests import claim
 
 TABLE = Table((Column("carrier", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4)
 FIRST = Manifest(
@@ -64,7 +65,7 @@ def test_rows_become_version_1_and_a_claim_goes_on_from_it(tmp_path: Path) -> No
     assert {(row["carrier"], row["flights"], row["delay"], row["_seq"], row["_op"]) for row in stored(store)} == {
         (f"C{n}", n, n / 8, 1, 0) for n in range(500)
     }
-    next_one = amend.claim(store, "flights", "carriers", writer="r", by="r", now_ms=2)
+    next_one = claim(store, "flights", "carriers", writer="r", by="r", now_ms=2)
     assert (next_one.version, next_one.epoch, next_one.ssts) == (2, 2, head.ssts)
     assert sound(store)
     assert [(each.verb, each.detail) for each in list_operations(store, "flights")] == [
@@ -209,7 +210,7 @@ def test_a_stage_that_has_other_versions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="with another table"):
         initialise(store, replace(FIRST, table=replace(TABLE, partitions=2)), source)
     assert keys_of(store) == before
-    amend.claim(store, "flights", "carriers", writer="r", by="r", now_ms=2)
+    claim(store, "flights", "carriers", writer="r", by="r", now_ms=2)
     with pytest.raises(Refused, match="carriers has versions already: up to v2, a claim by r"):
         initialise(store, FIRST, source)
     # Another stage of the app begins as it likes.

@@ -33,12 +33,13 @@ from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import amend, commit, history, published
+from slackwater.store.versions import commit, history, published
 from slackwater.store.versions.manifest import Column, Former, Manifest, Sink, Table
 from slackwater.store.versions.published import Place
 
 from tests.support.collecting import FEW, Killed, aging_app, gc, keys_of, store_of, wait
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights, rows_of
+from tests.support.manifests import claim
 
 RENAMED = {"legs": "hops", "aircraft": "planes", "carriers": "airlines"}
 
@@ -195,7 +196,7 @@ def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> No
     with pytest.raises(Fenced, match="was renamed to planes"):
         app.step("aircraft")
     with pytest.raises(Refused, match=r"was renamed at v.*: it is called planes since") as refused:
-        amend.claim(app.store, app.name, "aircraft", writer="w", by="w", now_ms=1)
+        claim(app.store, app.name, "aircraft", writer="w", by="w", now_ms=1)
     assert "flights/aircraft@v" in refused.value.hint
     with pytest.raises(Refused, match="it is called planes since"):
         find_plan(app.store, program({}), {})
@@ -364,7 +365,7 @@ def test_collecting_keeps_what_a_reader_had_not_read_before_it_lost_the_channel(
     drop_the_channel(app)
     app.claim("carriers")
     for _ in range(4):
-        amend.claim(
+        claim(
             app.store,
             app.name,
             "aircraft",

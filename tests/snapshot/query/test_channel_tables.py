@@ -17,9 +17,9 @@ from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions.amend import claim
 
 from tests.support.histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, flights
+from tests.support.manifests import claim
 
 
 @pytest.fixture

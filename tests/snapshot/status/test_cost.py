@@ -21,10 +21,12 @@ from slackwater.store.objects.prices import Prices, monthly_cost
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.stats import Stats
 from slackwater.store.versions import apps, history
-from slackwater.store.versions.amend import charged, claim
+from slackwater.store.versions.amend import charged
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table
 from typer.testing import CliRunner, Result
+
+from tests.support.manifests import claim
 
 HOUR_MS = 3_600_000
 TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 1)

@@ -24,12 +24,12 @@ from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.objects.stats import Stats
 from slackwater.store.read.read_stats import Reads, looked_up
 from slackwater.store.versions import codec, history
-from slackwater.store.versions.amend import charged, claim
+from slackwater.store.versions.amend import charged
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest, Sst
 
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
-from tests.support.manifests import any_value, manifest
+from tests.support.manifests import any_value, claim, manifest
 
 STATS: st.SearchStrategy[Stats] = any_value(Stats)
 

@@ -5,10 +5,12 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, NotFound, Refused
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Stats
-from slackwater.store.versions.amend import Amendment, amend, begin, claim, newest
+from slackwater.store.versions.amend import Amendment, amend, begin, newest
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.horizon import BOUNDARIES, Boundary
 from slackwater.store.versions.manifest import Input, Manifest
+
+from tests.support.manifests import claim
 
 
 @pytest.fixture

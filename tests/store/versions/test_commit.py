@@ -16,12 +16,11 @@ from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sst, Table
 
 from tests.models.profiles import scaled
-from tests.support.manifests import manifest
+from tests.support.manifests import claim, manifest
 
 TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 2, sw.aggregate(n=sw.count()).stored)
 SST = Sst("app/stages/stage/sst/x.parquet", 0, 0, 5, 900, "ab", -9, 9, 1, 1, 0, "", 0)

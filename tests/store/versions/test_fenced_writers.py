@@ -6,9 +6,10 @@ import pytest
 from slackwater.errors import Fenced, Refused
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import keys
-from slackwater.store.versions.amend import claim
 from slackwater.store.versions.commit import check_there, commit, is_retired, successor
 from slackwater.store.versions.manifest import Manifest
+
+from tests.support.manifests import claim
 
 
 def claimed(store: MemoryStore, *, by: str = "", kind: Literal["claim", "rescale", "retire"] = "claim") -> Manifest:
