@@ -1,4 +1,4 @@
-"""Spark's classes in an archive that JVMs share (class data sharing, JEP 350): half of a session's start is loading them.
+"""An archive of Spark's classes that JVMs share (class data sharing, JEP 350).
 
 `python -m tests.support.class_data FILE` runs Spark once and writes the classes that it has loaded.
 """
