@@ -15,7 +15,8 @@ help: ## list the targets
 demo: $(READY) ## the whole story on real data, in three to four minutes
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) check $(CLASSES) ## all checks and tests, from nothing
+test: $(READY) ## all checks and tests, from nothing
+	@$(MAKE) --no-print-directory -j 2 check $(CLASSES)
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 # Spark and Kafka are waited for more than they work: two tests at a time have them, each with servers of its own, and what

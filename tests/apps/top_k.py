@@ -65,7 +65,7 @@ class BoundTopK(Bound):
         top = pa.ListArray.from_arrays(pa.array(offsets), made)
         emitted = pa.table([*keys.columns, top], schema=self.emits[0])
         times = np.maximum.reduceat(rows[self.at].cast(pa.int64()).to_numpy(), groups.starts)
-        newest = pc.max_element_wise(pa.array(times).cast(rows[self.at].type), old["newest"])
+        newest = pc.max_element_wise(times, old["newest"].cast(pa.int64())).cast(self.values.field("newest").type)
         return Merged(pa.table([top, newest], schema=self.values), emitted=(emitted,))
 
 

@@ -17,7 +17,9 @@ from slackwater.pipeline.spark.session import spark_session
 def write(file: Path) -> None:
     """Run what most tests run, and have the JVM write its classes when it ends; a file that is there is whole."""
     unfinished = file.with_suffix(".unfinished")
-    conf = {"spark.driver.extraJavaOptions": f"-XX:+IgnoreUnrecognizedVMOptions -XX:ArchiveClassesAtExit={unfinished}"}
+    # Of a third of the classes it says that they cannot be shared.
+    options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:ArchiveClassesAtExit={unfinished}"
+    conf = {"spark.driver.extraJavaOptions": options}
     with tempfile.TemporaryDirectory() as folder, spark_session("classes", master="local[2]", conf=conf) as spark:
         spark.range(1000).selectExpr("id % 7 AS key", "id AS value").createOrReplaceTempView("numbers")
         sums = spark.sql("SELECT key, xxhash64(key) AS _hash, sum(value), max(value) FROM numbers GROUP BY key")
@@ -26,6 +28,10 @@ def write(file: Path) -> None:
         rows = spark.readStream.schema(sums.schema).parquet(f"{folder}/sums")
         query = rows.writeStream.trigger(availableNow=True).option("checkpointLocation", f"{folder}/checkpoint")
         query.foreachBatch(lambda batch, _: batch.collect()).start().awaitTermination()
+        # Spark's JVM goes on when Spark has stopped: it ends when nobody holds its standard input any more.
+        jvm = spark.sparkContext._gateway.proc
+    jvm.stdin.close()
+    jvm.wait(120)
     unfinished.rename(file)
 
 

@@ -44,7 +44,7 @@ SHORT_LIVED = " ".join(
     [
         "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         f"-Djava.io.tmpdir={tempfile.gettempdir()}",
-        *([f"-XX:SharedArchiveFile={_CLASSES}"] if _CLASSES.exists() else []),
+        *([f"-XX:SharedArchiveFile={_CLASSES} -Xlog:cds*=off"] if _CLASSES.exists() else []),
     ]
 )
 """For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR."""
