@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
+CLASSES := $(VENV)/spark.jsa
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-without-servers test-with-servers check format bench soak mutants clean
@@ -14,7 +15,8 @@ help: ## list the targets
 demo: $(READY) ## the whole story on real data, in three to four minutes
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) check ## all checks and tests, from nothing
+test: $(READY) ## all checks and tests, from nothing
+	@$(MAKE) --no-print-directory -j 2 check $(CLASSES)
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 # Spark and Kafka are waited for more than they work: two tests at a time have them, each with servers of its own, and what
@@ -23,7 +25,7 @@ test: $(READY) check ## all checks and tests, from nothing
 test-without-servers: $(READY)
 	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and not soak"
 
-test-with-servers: $(READY)
+test-with-servers: $(READY) $(CLASSES)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "(kafka or spark) and not soak"
 
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
@@ -62,6 +64,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev,registry]'
 	@touch $@
+
+# Half of the time in which Spark starts goes into loading its classes. `tests/support/running.py` names this archive of them.
+$(CLASSES): $(READY)
+	@$(BIN)/python -m tests.support.class_data $@
 
 # What only the benchmark compares with.
 $(PEERS): $(READY)

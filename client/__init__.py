@@ -37,7 +37,7 @@ _HOMES = {
     "Bisection": ".history",
     "Moment": ".moment",
     "StoredApp": ".app",
-    "TableColumn": "..snapshot.query.columns",
+    "TableColumn": "..moments.query.columns",
     "Tables": ".moment",
     **dict.fromkeys(("Difference", "KeyHistory", "Log", "TableDifference", "Verification"), ".results"),
 }

@@ -22,27 +22,30 @@ app = sw.App("top-k")
 
 
 class TopK(Kind, frozen=True, tag="top_k"):
-    """The `k` largest values of a column, in a list."""
+    """The `k` largest values of a column, in a list, and the newest time of a row."""
 
     by: str
     k: int
+    at: str
     past: ClassVar = ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         schema = only(rows, "TopK(...)")
-        check_value_names(["top"], key)
-        values = pa.schema([("top", pa.list_(field_of(schema, self.by).type))])
-        emits = pa.schema([*(field_of(schema, column) for column in key), *values])
-        return BoundTopK(self.by, self.k, values, (self.by,), (emits,))
+        check_value_names(["top", "newest"], key)
+        top = pa.field("top", pa.list_(field_of(schema, self.by).type))
+        values = pa.schema([top, field_of(schema, self.at).with_name("newest")])
+        emits = pa.schema([*(field_of(schema, column) for column in key), top])
+        return BoundTopK(self.by, self.k, self.at, values, (self.by, self.at), (emits,))
 
     def goes_on_as(self, now: Kind) -> bool:
-        return isinstance(now, TopK) and (now.by, now.k <= self.k) == (self.by, True)
+        return isinstance(now, TopK) and (now.by, now.at, now.k <= self.k) == (self.by, self.at, True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTopK(Bound):
     by: str
     k: int
+    at: str
     values: pa.Schema
     needs: tuple[str, ...]
     emits: tuple[pa.Schema, ...]
@@ -61,20 +64,22 @@ class BoundTopK(Bound):
         made = pa.array(values[kept], before.type.value_type)
         top = pa.ListArray.from_arrays(pa.array(offsets), made)
         emitted = pa.table([*keys.columns, top], schema=self.emits[0])
-        return Merged(pa.table([top], schema=self.values), emitted=(emitted,))
+        times = np.maximum.reduceat(rows[self.at].cast(pa.int64()).to_numpy(), groups.starts)
+        newest = pc.max_element_wise(times, old["newest"].cast(pa.int64())).cast(self.values.field("newest").type)
+        return Merged(pa.table([top, newest], schema=self.values), emitted=(emitted,))
 
 
 @app.stage(
     reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
     writes=sw.repartition("topped", key="account", partitions=2),
     key="account",
-    state=TopK("amount", 2 if os.environ.get("LEDGER_VARIANT") == "fewer" else 3),
-    table=sw.table(partitions=2, ttl="30 days"),
+    state=TopK("amount", 2 if os.environ.get("LEDGER_VARIANT") == "fewer" else 3, "timestamp"),
+    table=sw.table(partitions=2, ttl="30 days", ttl_by="newest"),
     on_error="reject",
 )
 def tops(raw: DataFrame) -> DataFrame:
     entry = F.from_json(F.col("value").cast("string"), "account string, amount long")
-    return raw.select(entry.alias("e")).select("e.*").where("account is not null")
+    return raw.select(entry.alias("e"), "timestamp").select("e.*", "timestamp").where("account is not null")
 
 
 @app.stage(reads="topped", state=sw.aggregate(n=sw.count()), table=sw.table(partitions=2))

@@ -10,7 +10,7 @@ from io import StringIO
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.cli import main, output, terminal
@@ -27,6 +27,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history, keys
 from typer.testing import CliRunner
 
+from tests.models.profiles import scaled
 from tests.support.histories import Flight, FlightsApp, Kafka, flights
 from tests.support.hostile import as_it_is
 from tests.support.static import calls, modules
@@ -112,7 +113,7 @@ OURS = re.compile(r"\x1b\[[0-9;]*[mAKHJ]|\x1b\[\?25[lh]|\r|\x1b\[2K")
 
 
 @pytest.mark.parametrize("tty", [False, True])
-@settings(max_examples=40)
+@scaled(40)
 @given(text=HOSTILE, json_too=st.booleans())
 def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -266,7 +267,7 @@ def test_no_verb_passes_on_what_strangers_say(
 
 
 @pytest.mark.usefixtures("isolated")
-@settings(max_examples=60)
+@scaled(60)
 @given(words=st.sampled_from([words for words in VERBS if any("{}" in word for word in words)]), text=HOSTILE)
 def test_no_verb_passes_on_whatever_it_is_given(hostile: str, words: tuple[str, ...], text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:

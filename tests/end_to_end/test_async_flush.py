@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
@@ -33,6 +33,7 @@ from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Kind, Manifest, Policy, Sst
 
+from tests.models.profiles import scaled
 from tests.support.collecting import Killed
 from tests.support.manifests import claim
 from tests.support.running import eventually
@@ -291,7 +292,7 @@ def test_whoever_hears_of_commits_and_fails_stops_the_batches(runner: Runner, ga
         runner.batch()
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(
     seed=st.integers(0, 10_000),
     max_unflushed=st.integers(1, 4),
@@ -361,7 +362,7 @@ def merged(store: ObjectStore, cache: SstCache, ssts: tuple[Sst, ...]) -> tuple[
     )
 
 
-@settings(max_examples=25)
+@scaled(25)
 @given(
     max_unflushed=st.integers(0, 3),
     steps=st.lists(

@@ -16,6 +16,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 
+from tests.models.profiles import scaled
 from tests.moments.cut.test_ttl_moments import Hourly
 from tests.support.histories import Flight, FlightsApp, Kafka, flights
 
@@ -47,7 +48,7 @@ def assert_same(app: FlightsApp, cache: SstCache, found: Flips, sql: str) -> Non
     assert not flips
 
 
-@settings(max_examples=6, suppress_health_check=list(HealthCheck))
+@settings(scaled(6), suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(
         st.tuples(

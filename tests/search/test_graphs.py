@@ -16,6 +16,7 @@ from slackwater.search.search import bisect
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest
 
+from tests.models.profiles import scaled
 from tests.moments.cut.test_graph import App, histories
 from tests.moments.cut.test_line import prefix, the_line
 
@@ -56,7 +57,7 @@ UNSTEADY: Kinds = {
 """They come and go."""
 
 # Each example writes and reads Parquet some dozens of times.
-many = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+many = settings(scaled(12), suppress_health_check=list(HealthCheck))
 
 
 @dataclass(frozen=True)

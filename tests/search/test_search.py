@@ -23,6 +23,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.keys import manifest
 from slackwater.store.versions.manifest import Manifest
 
+from tests.models.profiles import scaled
 from tests.support.histories import STAGES, TABLES, Clock, Flight, FlightsApp, Kafka, flights, rows_of
 
 SECONDS = "SELECT carrier, delay / flights AS mean FROM carriers WHERE delay > 60 * flights"
@@ -407,7 +408,7 @@ PREDICATES: dict[str, Callable[[int], str]] = {
 }
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(scaled(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["send", "claim", "compact", "rescale", *STAGES]), st.integers(1, 3)), max_size=40

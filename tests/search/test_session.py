@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.search.session import Asked, Mark, Session, log_of, of_log, path_of, read
+
+from tests.models.profiles import scaled
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1)
 marks = st.builds(
@@ -25,7 +27,7 @@ asked = st.builds(
 )
 
 
-@settings(max_examples=30)
+@scaled(30)
 @given(asked, st.lists(marks, max_size=6, unique_by=lambda mark: mark.ref), words)
 def test_a_log_gives_what_was_asked_and_answered(question: Asked, given_marks: list[Mark], found: str) -> None:
     session = Session("memory:", question, found=found).with_marks(*given_marks)

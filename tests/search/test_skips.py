@@ -21,6 +21,7 @@ from slackwater.store.versions import apps
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Table
 
+from tests.models.profiles import scaled
 from tests.support.histories import write_columns
 
 VERSIONS = 20
@@ -125,7 +126,7 @@ def git(tmp_path_factory: pytest.TempPathFactory) -> Git:
     return Git(tmp_path_factory.mktemp("git"))
 
 
-@settings(max_examples=5, suppress_health_check=list(HealthCheck))
+@settings(scaled(5), suppress_health_check=list(HealthCheck))
 @given(
     first_bad=st.integers(2, VERSIONS),
     skips=st.frozensets(st.integers(2, VERSIONS - 1), max_size=12),
@@ -140,7 +141,7 @@ def test_git_bisect_leaves_the_same_commits(
     assert candidates(verdict) == git.left(said, known)
 
 
-@settings(max_examples=30)
+@scaled(30)
 @given(
     first_bad=st.integers(2, VERSIONS),
     skips=st.frozensets(st.integers(2, VERSIONS - 1)),

@@ -38,7 +38,15 @@ APPS = Path(__file__).parents[1] / "apps"
 LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 PATIENCE_S = 120.0
-SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
+_CLASSES = Path(sys.executable).parents[1] / "spark.jsa"
+"""Of `class_data.py`. Without it Spark's JVMs load their classes one by one."""
+SHORT_LIVED = " ".join(
+    [
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        f"-Djava.io.tmpdir={tempfile.gettempdir()}",
+        *([f"-XX:SharedArchiveFile={_CLASSES} -Xlog:cds*=off"] if _CLASSES.exists() else []),
+    ]
+)
 """For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR."""
 
 EXPECTED = {

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import slackwater as sw
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
 from slackwater.fold.kinds.due import BoundDue
@@ -14,6 +14,7 @@ from slackwater.fold.kinds.final import Final
 from slackwater.store.versions.manifest import EventTime
 
 from tests.fold.event_time.falling import DELAY, MINUTE_MS, Stage
+from tests.models.profiles import scaled
 
 HOUR, WAIT = 60, 25
 """Minutes."""
@@ -90,7 +91,7 @@ def check_reminders(schedule: list[list[Event] | str]) -> None:
     assert not stage.owed, "and none when none does any more"
 
 
-@settings(max_examples=50)
+@scaled(50)
 @given(schedules)
 def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(schedule: list[list[Event] | str]) -> None:
     check_reminders(schedule)
@@ -131,7 +132,7 @@ def check_final(schedule: list[list[Event] | str]) -> None:
     assert stage.head.handed_on_ms == stage.head.watermark_ms
 
 
-@settings(max_examples=50)
+@scaled(50)
 @given(schedules)
 def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
     schedule: list[list[Event] | str],
@@ -141,7 +142,7 @@ def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=1_000)
+@scaled(1_000)
 @given(schedules)
 def test_what_falls_due_equals_a_computation_over_the_raw_input_a_thousand_times(
     schedule: list[list[Event] | str],

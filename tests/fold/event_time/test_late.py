@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import slackwater as sw
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.fold.event_time import Lateness, Times, Watermark
@@ -24,6 +24,7 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.fold.event_time.committing import Committing
+from tests.models.profiles import scaled
 
 HOUR, DELAY, AHEAD, CLOCK = 60, 10, 60 * 24, 60 * 100
 """Minutes."""
@@ -38,6 +39,7 @@ TABLE = Table(
     tuple(Column(column.name, from_arrow(column.type)) for column in BOUND.values),
     3,
 )
+
 WATERMARK = Watermark(("at",), DELAY * MINUTE_MS, ("t",))
 
 Event = tuple[str, int, int]
@@ -138,7 +140,7 @@ def check(folder: Path, schedule: list[list[Event] | str], slide: int) -> None:
         assert list(stage.table(keys)) == expected
 
 
-@settings(max_examples=50)
+@scaled(50)
 @given(schedules, st.sampled_from([60, 30, 20]))
 def test_windows_equal_a_computation_over_the_raw_input(
     tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str], slide: int
@@ -148,7 +150,7 @@ def test_windows_equal_a_computation_over_the_raw_input(
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=1_000)
+@scaled(1_000)
 @given(schedules, st.sampled_from([60, 30, 20]))
 def test_windows_equal_a_computation_over_the_raw_input_a_thousand_times(
     tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str], slide: int

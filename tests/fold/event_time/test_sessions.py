@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import slackwater as sw
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
@@ -22,6 +22,7 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.fold.event_time.falling import DELAY, MINUTE_MS, Stage
+from tests.models.profiles import scaled
 
 TIME = pa.timestamp("us", "UTC")
 SESSION = pa.struct([pa.field("start", TIME, nullable=False), pa.field("end", TIME)])
@@ -42,6 +43,7 @@ Step = list[tuple[str, int, int, int]]
 steps = st.lists(
     st.tuples(st.sampled_from(USERS), st.integers(0, 300), st.sampled_from([1, 20, 60]), st.integers(1, 9)), max_size=8
 )
+
 schedules = st.lists(steps | st.sampled_from(["restart", "clone"]), min_size=1, max_size=8)
 
 
@@ -151,7 +153,7 @@ def check(schedule: list[Step | str]) -> None:
     assert stage.head.handed_on_ms == stage.head.watermark_ms
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(schedules)
 def test_sessions_equal_a_computation_over_the_raw_input(schedule: list[Step | str]) -> None:
     check(schedule)
@@ -159,7 +161,7 @@ def test_sessions_equal_a_computation_over_the_raw_input(schedule: list[Step | s
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=1_000)
+@scaled(1_000)
 @given(schedules)
 def test_sessions_equal_a_computation_over_the_raw_input_a_thousand_times(schedule: list[Step | str]) -> None:
     check(schedule)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import slackwater as sw
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
@@ -30,6 +30,7 @@ from slackwater.store.versions.manifest import Column, Table
 
 from tests.fold.event_time.committing import Committing
 from tests.fold.event_time.falling import InMemory, Noting
+from tests.models.profiles import scaled
 
 MINUTE_MS = 60_000
 TIME = pa.timestamp("us", "UTC")
@@ -186,7 +187,7 @@ def check(schedule: list[list[Row] | str], within: int, how: How) -> None:
         assert open_ <= (found or set()) <= set(rows)
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(schedules, st.sampled_from([0, 20, 60]), st.sampled_from(["inner", "left"]))
 def test_a_join_equals_a_computation_over_the_raw_input(schedule: list[list[Row] | str], within: int, how: How) -> None:
     check(schedule, within, how)
@@ -194,7 +195,7 @@ def test_a_join_equals_a_computation_over_the_raw_input(schedule: list[list[Row]
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=1_000)
+@scaled(1_000)
 @given(schedules, st.sampled_from([0, 20, 60]), st.sampled_from(["inner", "left"]))
 def test_a_join_equals_a_computation_over_the_raw_input_a_thousand_times(
     schedule: list[list[Row] | str], within: int, how: How

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
@@ -24,6 +24,7 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sink, Span
 
+from tests.models.profiles import scaled
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
 
 
@@ -456,7 +457,7 @@ def test_an_app_that_is_no_clone_has_nothing_to_finish(app: FlightsApp) -> None:
         finish_clone(app.store, app.store, info, channels=app.kafka, by="ada")
 
 
-@settings(max_examples=30)
+@scaled(30)
 @given(seed=st.integers(0, 2**32))
 def test_a_clone_through_a_store_with_faults_is_whole_in_the_end(seed: int) -> None:
     app = running(MemoryStore())
@@ -476,7 +477,7 @@ def test_a_clone_through_a_store_with_faults_is_whole_in_the_end(seed: int) -> N
     assert staging.state == app.state
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["send", "compact", *STAGES]), st.integers(1, 3)), max_size=25),
     data=st.data(),

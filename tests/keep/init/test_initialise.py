@@ -7,7 +7,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused, SlackwaterError, Usage
@@ -26,7 +26,7 @@ from slackwater.store.sst.types import arrow_schema
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table, Ttl
 
-from tests.models.profiles import PROFILE
+from tests.models.profiles import PROFILE, scaled
 from tests.support.collecting import AgingStore, Killed, keys_of
 from tests.support.manifests import claim
 
@@ -86,7 +86,7 @@ VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=2)
 
 
 @given(data=st.data(), partitions=st.integers(1, 9), slots=st.integers(0, 3))
-@settings(max_examples=settings.default.max_examples // 12)
+@scaled(8)
 def test_whatever_the_rows_are_the_table_has_them(
     data: st.DataObject, partitions: int, slots: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 import duckdb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.compaction.merge import run
@@ -22,6 +22,7 @@ from slackwater.store.read.multi_get import multi_get, point_get
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
 
+from tests.models.profiles import scaled
 from tests.support.state_rows import ROUTES, Hashes, Key, columns, manifest_of, write_version
 
 KEYS: list[Key] = [(f"k{n}", "x") for n in range(24)]
@@ -107,7 +108,7 @@ def a_state(hashes: Hashes) -> Iterator[State]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@settings(max_examples=20)
+@scaled(20)
 @given(st.lists(eras, min_size=2, max_size=6), st.sampled_from([0, 7]))
 def test_nothing_is_lost_whatever_is_written_merged_and_rescaled(history: list[Era], modulus: int) -> None:
     with a_state(Hashes(modulus)) as state:

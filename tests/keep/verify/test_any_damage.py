@@ -3,7 +3,7 @@
 from typing import Any, get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound
@@ -13,6 +13,7 @@ from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Input, Output
 
 from tests.keep.verify.damaging import change, of_input, of_output, put_snapshot, report
+from tests.models.profiles import scaled
 from tests.support.fan_in import FanIn, bank
 from tests.support.manifests import MANIFESTS, any_value
 
@@ -46,7 +47,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(before=STEPS, after=STEPS, back=st.integers(0, 9))
 def test_whatever_an_app_did_no_moment_of_it_has_a_difference(before: list[Any], after: list[Any], back: int) -> None:
     app = FanIn(MemoryStore())
@@ -77,7 +78,7 @@ def test_whatever_an_app_did_no_moment_of_it_has_a_difference(before: list[Any],
 COUNTS = st.sampled_from([("left", 3), ("right", 5), ("join", 3)])
 
 
-@settings(max_examples=100)
+@scaled(100)
 @given(where=COUNTS, partition=st.integers(0, 1), delta=st.integers(-3, 3).filter(bool), pick=st.integers(0, 5))
 def test_any_count_or_offset_that_is_off_is_found_without_reading_a_record(
     made: Bank, where: tuple[str, int], partition: int, delta: int, pick: int
@@ -100,7 +101,7 @@ def test_any_count_or_offset_that_is_off_is_found_without_reading_a_record(
 READ, SENT = ("offsets", "consumed"), ("ends", "sent")
 
 
-@settings(max_examples=150)
+@scaled(150)
 @given(data=st.data(), deep=st.booleans())
 def test_no_byte_of_any_object_makes_it_fail_otherwise_than_by_a_difference(
     made: Bank, data: st.DataObject, deep: bool
@@ -117,7 +118,7 @@ def test_no_byte_of_any_object_makes_it_fail_otherwise_than_by_a_difference(
         assert key in found.differences[0].message
 
 
-@settings(max_examples=150)
+@scaled(150)
 @given(data=st.data(), deep=st.booleans())
 def test_no_manifest_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
     made: Bank, data: st.DataObject, deep: bool
@@ -135,7 +136,7 @@ def test_no_manifest_that_the_types_allow_makes_it_fail_otherwise_than_by_a_diff
     report(app, deep=deep)
 
 
-@settings(max_examples=100)
+@scaled(100)
 @given(data=st.data(), deep=st.booleans())
 def test_no_snapshot_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
     made: Bank, data: st.DataObject, deep: bool

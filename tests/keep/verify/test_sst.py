@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.keep.clone.clone import clone
@@ -28,6 +28,7 @@ from slackwater.store.sst.writer import SstWriter, prepare
 from slackwater.store.versions import codec, keys
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
+from tests.models.profiles import scaled
 from tests.support.histories import TABLES, FlightsApp, Kafka, flights, write_columns
 from tests.support.hostile import as_it_is
 from tests.support.manifests import any_value
@@ -406,7 +407,7 @@ def entry(rows: pa.Table) -> Sst:
     return Sst("x", 0, 0, rows.num_rows, 1, "", hashes["min"], hashes["max"], 1, 1, 0, "", 0, tombstones)
 
 
-@settings(max_examples=50)
+@scaled(50)
 @given(
     values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=40, unique=True),
     block=st.integers(1, 10),
@@ -455,7 +456,7 @@ def made() -> History:
     return History()
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(data=st.data())
 def test_any_other_byte_of_any_sst_is_found_and_the_object_named(made: History, data: st.DataObject) -> None:
     app = made.fresh()
@@ -470,7 +471,7 @@ NOT_JUDGED = {"partition", "level"}
 """Of an SST's entry: where its rows belong is said by their hashes, and its level only guides compaction."""
 
 
-@settings(max_examples=150)
+@scaled(150)
 @given(data=st.data())
 def test_whatever_else_a_manifest_says_of_an_sst_is_found(made: History, data: st.DataObject) -> None:
     damage = Damage(made.fresh())
@@ -483,7 +484,7 @@ def test_whatever_else_a_manifest_says_of_an_sst_is_found(made: History, data: s
     assert not report(damage.app).consistent
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(data=st.data())
 def test_no_table_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
     made: History, data: st.DataObject

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.keep.maintain.retire import retire
@@ -18,6 +18,7 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 
+from tests.models.profiles import scaled
 from tests.support.histories import write_columns
 from tests.support.manifests import claim
 
@@ -147,7 +148,7 @@ def check(app: App, cut: Cut) -> None:
         assert (flight.rows if flight else 0) == sum(counts)
 
 
-@settings(max_examples=150)
+@scaled(150)
 @given(histories(), st.data())
 def test_any_moment_of_any_graph_is_a_consistent_cut(app: App, data: st.DataObject) -> None:
     first = min(head.time_ms for head in app.heads.values())
@@ -164,7 +165,7 @@ def test_any_moment_of_any_graph_is_a_consistent_cut(app: App, data: st.DataObje
         assert manifest == then or (stage, manifest.version) in needed
 
 
-@settings(max_examples=150)
+@scaled(150)
 @given(histories(), st.data())
 def test_any_version_of_any_stage_is_in_a_consistent_cut(app: App, data: st.DataObject) -> None:
     stage = data.draw(st.sampled_from(sorted(app.heads)))
@@ -174,7 +175,7 @@ def test_any_version_of_any_stage_is_in_a_consistent_cut(app: App, data: st.Data
     check(app, cut)
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(histories(retiring=True), st.data())
 def test_a_moment_has_no_stage_that_was_retired_by_then_unless_it_is_asked_for_or_needed(
     app: App, data: st.DataObject
@@ -196,7 +197,7 @@ def test_a_moment_has_no_stage_that_was_retired_by_then_unless_it_is_asked_for_o
     check(app, now)
 
 
-@settings(max_examples=50)
+@scaled(50)
 @given(histories())
 def test_the_newest_and_the_first_cut_of_any_graph_are_consistent(app: App) -> None:
     check(app, resolve(app.store, "app@now", now_ms=app.now_ms))

@@ -1,7 +1,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound
 from slackwater.moments.cut.graph import Cut
@@ -13,6 +13,7 @@ from slackwater.moments.take.taking import request, try_complete
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 
+from tests.models.profiles import scaled
 from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights
 
 
@@ -71,7 +72,7 @@ def test_versions_that_read_nothing_have_no_windows(app: FlightsApp) -> None:
     assert trace(app.store, None, app.version("carriers", 1)).direct == ()
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["send", *STAGES]), st.integers(1, 3)), max_size=25),
     data=st.data(),

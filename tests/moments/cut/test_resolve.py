@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound
@@ -17,6 +17,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
+from tests.models.profiles import scaled
 from tests.support.histories import STAGES, START_MS, Clock, Flight, FlightsApp, Kafka, flights, rows_of
 
 
@@ -309,7 +310,7 @@ def play(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> FlightsApp
     return app
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(steps=STEPS, skew_ms=SKEWS, data=st.data())
 def test_at_any_moment_every_flight_is_in_exactly_one_place(
     steps: list[tuple[str, object]], skew_ms: dict[str, int], data: st.DataObject
@@ -328,7 +329,7 @@ def test_at_any_moment_every_flight_is_in_exactly_one_place(
     assert cut(app, f"flights/{stage}@v{version}").stages[stage].version == version
 
 
-@settings(max_examples=25)
+@scaled(25)
 @given(steps=STEPS, skew_ms=SKEWS)
 def test_a_pinned_cut_is_found_again_unchanged(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> None:
     app = play(steps, skew_ms)

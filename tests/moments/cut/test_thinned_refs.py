@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound
 from slackwater.keep.gc.collect import collect
@@ -14,6 +14,7 @@ from slackwater.store.versions import history, horizon
 from slackwater.store.versions.horizon import Boundary
 from slackwater.store.versions.manifest import Manifest
 
+from tests.models.profiles import scaled
 from tests.support.collecting import HOUR_MS, StoreClock, aging_app, fresh
 from tests.support.histories import STAGES, FlightsApp, flights
 
@@ -29,6 +30,7 @@ STEPS = st.lists(
     min_size=5,
     max_size=16,
 )
+
 IDLE = [("all", 1, 0), *[("legs", 1, 30)] * 20]
 """One batch goes through, and then only the first stage commits."""
 HALFWAY = [*[("all", 2, 50)] * 6, ("legs", 3, 50), ("aircraft", 1, 50), ("legs", 3, 50), ("carriers", 1, 20)]
@@ -67,7 +69,7 @@ def at(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(steps=STEPS, rules=st.sampled_from(RULES), share=st.floats(0, 1), stage=st.sampled_from(("", *STAGES)))
 @example(steps=IDLE, rules=RULES[3], share=0.5, stage="carriers")
 @example(steps=IDLE, rules=RULES[3], share=0.5, stage="legs")
@@ -88,7 +90,7 @@ def test_a_time_names_the_newest_moment_left_and_never_a_later_one(
     assert not [moment for moment in limit.moments if found.time_ms < moment.time_ms <= time_ms]
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(steps=STEPS, rules=st.sampled_from(RULES))
 @example(steps=IDLE, rules=RULES[0])
 @example(steps=IDLE, rules=RULES[3])
@@ -115,7 +117,7 @@ def test_a_version_has_a_moment_if_one_is_left_or_the_whole_history_holds_one(
                     resolve(app.store, ref, now_ms=0)
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(steps=STEPS, rules=st.sampled_from(RULES[3:]), shares=st.lists(st.floats(0, 1), min_size=5, max_size=5))
 @example(steps=IDLE, rules=RULES[3], shares=[0, 0.2, 0.5, 0.7, 0.9])
 def test_another_moment_than_the_one_that_was_is_told_and_only_then(

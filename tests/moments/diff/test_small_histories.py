@@ -18,6 +18,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
 from slackwater.store.versions.manifest import Manifest, Ttl
 
+from tests.models.profiles import scaled
 from tests.support.stages import TABLE, Stage
 from tests.support.state_rows import Key, Values
 
@@ -27,6 +28,7 @@ TTL_MS = 3
 PUTS = st.tuples(
     st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 2), max_size=3), st.sampled_from([0, 0, 1, 3])
 )
+
 """Values by key, None to delete; and by how much the clock goes on."""
 MERGES = st.tuples(st.integers(0, 2), st.integers(1, 9))
 """Which sorted runs, newest first."""
@@ -78,7 +80,7 @@ def written(steps: list[tuple[object, object]], cache: SstCache, *, expires: boo
     return model
 
 
-@settings(max_examples=40, deadline=None)
+@settings(scaled(40), deadline=None)
 @given(STEPS, st.booleans(), st.data())
 def test_each_difference_and_history_is_that_of_the_dictionaries(
     steps: list[tuple[object, object]], expires: bool, data: st.DataObject

@@ -5,7 +5,7 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
 from slackwater.moments.cut.graph import Cut
@@ -18,6 +18,7 @@ from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Manifest, Table
 
+from tests.models.profiles import scaled
 from tests.support.histories import FlightsApp, Kafka, flights, rows_of
 
 
@@ -185,7 +186,7 @@ def test_how_a_struct_is_written_is_told() -> None:
     assert "JSON" in caught.value.hint
 
 
-@settings(max_examples=30)
+@scaled(30)
 @given(kind=st.sampled_from(sorted(KEYS)), text=st.text(max_size=12))
 def test_any_text_is_a_key_or_a_usage_error(kind: str, text: str) -> None:
     table = Table((Column("k", kind),), (), 1)

@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
 from slackwater.moments.cut.graph import Cut
@@ -17,6 +17,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 
+from tests.models.profiles import scaled
 from tests.support.collecting import gc, old_app
 from tests.support.histories import START_MS, Clock, Flight, FlightsApp, Kafka, flights, rows_of
 
@@ -158,7 +159,7 @@ CHANGES = st.lists(st.sampled_from(["run", "compact", "claim", "delete"]), min_s
 
 
 @given(CHANGES, st.integers(1, 5), st.integers(0, 3))
-@settings(max_examples=5)
+@scaled(5)
 def test_versions_are_the_whole_table_at_each_version_that_may_have_changed_it(
     cache: SstCache, changes: list[str], since: int, more: int
 ) -> None:

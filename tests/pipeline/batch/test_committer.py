@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Unavailable
@@ -19,6 +19,7 @@ from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Kind, Manifest
 
+from tests.models.profiles import scaled
 from tests.support.manifests import claim
 
 
@@ -176,7 +177,7 @@ def test_a_compaction_of_a_newer_epoch_is_not_adopted(store: CountingStore, runn
         runner.batch()
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(st.integers(0, 10_000), st.lists(st.sampled_from(["batch", "late batch", "compact", "look"]), max_size=20))
 def test_whatever_storage_and_compactions_do_every_record_is_read_once(seed: int, steps: list[str]) -> None:
     inner = MemoryStore()

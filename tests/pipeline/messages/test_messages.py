@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.messages.avro import AvroReader
 from slackwater.pipeline.messages.batches import open_reader, read_batch
 from slackwater.pipeline.messages.schema import BadMessage, Schema
 
+from tests.models.profiles import scaled
 from tests.pipeline.messages.avro_messages import changes, encoded, expected, record
 
 ORDER = record("Order", {"name": "number", "type": "long"}, {"name": "customer", "type": "string"})
@@ -49,7 +50,7 @@ def plain(value: Any) -> Any:
 
 
 @given(changes())
-@settings(max_examples=60)
+@scaled(60)
 def test_messages_are_read_as_avro_says_whatever_has_changed(changed: tuple[Any, Any, list[dict[str, Any]]]) -> None:
     writer, reader, rows = changed
     messages = [encoded(writer, 4, **row) for row in rows]
@@ -68,7 +69,7 @@ def test_messages_are_read_as_avro_says_whatever_has_changed(changed: tuple[Any,
         st.sampled_from(("good", "null", "cut", "longer", "json", "empty", "unknown", "proto", "newer")), max_size=12
     )
 )
-@settings(max_examples=40)
+@scaled(40)
 def test_a_bad_message_is_found_alone_and_all_others_are_read(kinds: list[str]) -> None:
     newer = record("Order", *ORDER["fields"], {"name": "more", "type": "bytes"})
     known = Known({1: avro(ORDER), 2: avro(newer), 3: Schema("PROTOBUF", PROTO)})
@@ -127,7 +128,7 @@ SOME = [
 
 
 @given(st.sampled_from(SOME), st.data())
-@settings(max_examples=60)
+@scaled(60)
 def test_what_cannot_be_a_message_at_a_glance_is_none_for_the_reader(
     values: dict[str, Any], data: st.DataObject
 ) -> None:

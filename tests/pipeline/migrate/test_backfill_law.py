@@ -3,17 +3,18 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.fold.kinds.kind import Kind
 from slackwater.store.versions import history
 
+from tests.models.profiles import scaled
 from tests.pipeline.migrate.past import AGGREGATES, NAMES, UPSERTS, App, records
 
 STEPS = st.lists(st.sampled_from(["batch", "begin", "land", "compact", "swap"]), max_size=12)
 
 
-@settings(max_examples=settings.default.max_examples // 4)
+@scaled(25)
 @given(
     kind=st.sampled_from([AGGREGATES, UPSERTS]),
     seed=st.integers(0, 1 << 16),

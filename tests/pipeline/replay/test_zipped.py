@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.pipeline.replay import zipped
@@ -25,11 +25,14 @@ from slackwater.pipeline.replay.bundle import (
 from slackwater.pipeline.replay.inputs import PLACE, Records
 from slackwater.store.versions.manifest import Column, Table, Ttl
 
+from tests.models.profiles import scaled
+
 ROUTES = Table(
     key=(Column("origin", "string"), Column("number", "int32")),
     values=(Column("flights", "int64"), Column("_sum", "decimal128(38, 2)"), Column("at", "timestamp[us, tz=UTC]")),
     partitions=4,
 )
+
 TOPIC = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64())])
 SENT = pa.schema([("origin", pa.string()), ("delays", pa.list_(pa.float64()))])
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -158,7 +161,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bundles") / "case.zip"
 
 
-@settings(max_examples=25)
+@scaled(25)
 @given(some_bundles())
 def test_what_is_written_is_read_again(path: Path, bundle: Bundle) -> None:
     data = zipped.encode(bundle)

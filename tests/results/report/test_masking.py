@@ -5,12 +5,13 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from slackwater.printable import printable
 from slackwater.results.report.contents import Case
 from slackwater.results.report.masking import DOTS, Mask
 
+from tests.models.profiles import scaled
 from tests.results.report.cases import Parsed, rendered, reports, with_values
 
 NASTY = (
@@ -38,8 +39,9 @@ values = st.tuples(
     st.lists(st.integers(-(2**60), 2**60), min_size=2, max_size=2, unique=True).map(lambda pair: (pair[0], pair[1])),
     st.lists(st.binary(max_size=20) | texts.map(str.encode), min_size=3, max_size=3, unique=True),
 )
+
 PLAIN: Values = ["k", "x", "y", "l", "c"], (1, 2), [b"1", b"2", b"3"]
-few = settings(max_examples=40)
+few = scaled(40)
 
 
 def in_words(data: bytes) -> str:

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.compaction.merge import run
@@ -20,6 +20,7 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.sorted_runs import bounds, by_partition, depth
 from slackwater.store.versions.manifest import Policy, Sst
 
+from tests.models.profiles import scaled
 from tests.support.state_rows import ROUTES, columns, write_version
 
 LEVELED = Policy("leveled", l0_trigger=2, level_base_bytes=100, fanout=10, target_file_bytes=50)
@@ -145,7 +146,7 @@ policies = st.builds(
 )
 
 
-@settings(max_examples=12)
+@scaled(12)
 @given(st.lists(eras, min_size=1, max_size=4), policies)
 def test_whatever_is_written_every_level_is_one_run_and_reads_are_unchanged(history: list[Era], policy: Policy) -> None:
     folder = Path(tempfile.mkdtemp())

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
@@ -16,6 +16,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.writer import prepare
 from slackwater.store.versions.manifest import Sst
 
+from tests.models.profiles import scaled
 from tests.store.compaction.runs import compaction_of
 from tests.support.state_rows import ROUTES, Hashes, Key, Values, write_version
 
@@ -85,7 +86,7 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(histories, st.sampled_from([0, 1, 5]), st.booleans(), st.sampled_from([4, 1 << 18]))
 def test_merging_changes_nothing_but_the_number_of_rows(
     tmp_path_factory: pytest.TempPathFactory,

@@ -4,10 +4,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.bench import write_amplification
 from slackwater.bench.write_amplification import leveled_optimum, universal_optimum
+
+from tests.models.profiles import scaled
 
 
 def by_trying_all(keys: int, draws: int, batches: int, most: int) -> float:
@@ -31,7 +33,7 @@ def by_trying_all(keys: int, draws: int, batches: int, most: int) -> float:
     return least(batches, ()) / (batches * rows(1))
 
 
-@settings(max_examples=30)
+@scaled(30)
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(50, 10_000))
 def test_no_schedule_of_merges_writes_less_than_the_optimum(batches: int, runs: int, keys: int) -> None:
     assert universal_optimum(keys, 50, batches, runs) == pytest.approx(by_trying_all(keys, 50, batches, runs))

@@ -16,6 +16,8 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import Leftover, Leftovers, ObjectStore
 
+from tests.models.profiles import scaled
+
 
 @pytest.fixture
 def store(any_store: ObjectStore) -> ObjectStore:
@@ -179,7 +181,7 @@ def part_of(names: list[str]) -> st.SearchStrategy[str]:
     return st.one_of(cut, st.sampled_from(names), KEY)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(scaled(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key_sets().flatmap(lambda names: st.tuples(st.just(names), part_of(names), part_of(names))))
 def test_a_listing_is_the_keys_in_the_order_of_their_bytes(
     store: ObjectStore, drawn: tuple[list[str], str, str]

@@ -3,11 +3,12 @@
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Unavailable
 from slackwater.store.objects.retry import Retry, RetryBudget, TransientError
 
+from tests.models.profiles import scaled
 from tests.support.crowd import Crowd
 
 PATIENCE_S = 60.0
@@ -39,7 +40,7 @@ def retries(crowd: Crowd, budget: RetryBudget, num: int) -> list[Retry]:
     ]
 
 
-@settings(max_examples=20)
+@scaled(20)
 @given(st.integers(1, 40), st.integers(1, 30), st.floats(0.1, 5))
 def test_of_a_server_that_is_away_no_crowd_asks_more_than_the_budget_says(num: int, at_once: int, per_s: float) -> None:
     crowd = Crowd()

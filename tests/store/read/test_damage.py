@@ -11,7 +11,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.store.compaction.merge import run
@@ -26,6 +26,7 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
+from tests.models.profiles import scaled
 from tests.support.manifests import manifest as plain
 from tests.support.state_rows import manifest_of, write_version
 
@@ -131,7 +132,7 @@ def put(store: ObjectStore, key: str, data: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("way", WHOLE)
-@settings(max_examples=25)
+@scaled(25)
 @given(data=st.data())
 def test_damage_to_any_sst_is_told_before_a_row_is_returned(way: str, data: st.DataObject) -> None:
     with made() as found:
@@ -143,7 +144,7 @@ def test_damage_to_any_sst_is_told_before_a_row_is_returned(way: str, data: st.D
 
 
 @pytest.mark.parametrize("way", BY_PIECES)
-@settings(max_examples=40)
+@scaled(40)
 @given(data=st.data(), known=st.booleans())
 def test_reading_by_pieces_tells_damage_or_returns_the_truth(way: str, known: bool, data: st.DataObject) -> None:
     with made() as found:
@@ -158,7 +159,7 @@ def test_reading_by_pieces_tells_damage_or_returns_the_truth(way: str, known: bo
             check_told(error, hurt.object)
 
 
-@settings(max_examples=25)
+@scaled(25)
 @given(data=st.data())
 def test_pages_of_another_sst_are_not_taken_for_those_of_this_one(data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp())
@@ -181,7 +182,7 @@ def test_pages_of_another_sst_are_not_taken_for_those_of_this_one(data: st.DataO
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@settings(max_examples=25)
+@scaled(25)
 @given(data=st.data())
 def test_damage_to_the_cache_costs_time_and_nothing_else(data: st.DataObject) -> None:
     with made() as found:
@@ -216,7 +217,7 @@ MANIFEST = plain(3)
 KEY = keys.manifest("app", "stage", 3)
 
 
-@settings(max_examples=200)
+@scaled(200)
 @given(data=st.data())
 def test_any_damage_to_a_manifest_is_told_with_its_name(data: st.DataObject) -> None:
     store = MemoryStore()

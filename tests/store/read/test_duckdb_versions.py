@@ -7,7 +7,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Usage
@@ -16,6 +16,7 @@ from slackwater.store.read import duckdb_versions, duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest, Sst, Ttl
 
+from tests.models.profiles import scaled
 from tests.support.state_rows import ROUTES, Hashes, Key, Values, manifest_of, write_version
 
 KEYS: list[Key] = [(name, "x") for name in "abcdef"]
@@ -31,7 +32,7 @@ def cache() -> Iterator[SstCache]:
 
 
 @given(STEPS, st.sampled_from([None, 0, 2]), st.integers(1, 3), st.integers(1, 3), st.data())
-@settings(max_examples=12)
+@scaled(12)
 def test_each_row_is_there_once_for_each_version_that_shows_it(
     cache: SstCache, steps: list[object], ttl_from: int | None, partitions: int, modulus: int, data: st.DataObject
 ) -> None:

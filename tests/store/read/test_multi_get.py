@@ -4,7 +4,7 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
@@ -17,6 +17,7 @@ from slackwater.store.read.multi_get import multi_get, point_get
 from slackwater.store.sst import writer
 from slackwater.store.versions.manifest import Column, Sst, Table
 
+from tests.models.profiles import scaled
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version
 
 LARGE = 1 << 40
@@ -224,7 +225,7 @@ def test_damage_is_an_error_and_never_an_absent_key(store: CountingStore, cache:
     assert error.value.object_key == ssts[0].object
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(
     st.lists(st.dictionaries(st.integers(0, 30), st.integers() | st.none(), min_size=1), min_size=1, max_size=6),
     st.sampled_from([0, 1, 3]),
@@ -256,7 +257,7 @@ def test_look_ups_equal_a_dictionary(
         assert look_up(store, None, ssts, list(asked), table, hashes) == expected
 
 
-@settings(max_examples=60)
+@scaled(60)
 @given(st.integers(1, 2_000), st.integers(1, 3_000), st.randoms(use_true_random=False))
 def test_a_large_block_is_searched_as_a_small_one(num: int, values: int, random: Random) -> None:
     hashes = np.sort(np.array([random.randrange(-values, values) for _ in range(num)], np.int64))

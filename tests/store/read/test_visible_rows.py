@@ -4,7 +4,7 @@ import duckdb
 import numpy as np
 import pytest
 from cachetools import LRUCache
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.objects.counting import CountingStore
@@ -16,6 +16,7 @@ from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.visible_rows import hidden_rows
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
+from tests.models.profiles import scaled
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, manifest_of, write_version
 
 LARGE = 1 << 40
@@ -32,7 +33,7 @@ def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     keep(monkeypatch, 1 << 20)
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(
     st.lists(st.dictionaries(st.integers(0, 30), st.integers() | st.none(), min_size=1), min_size=1, max_size=6),
     st.sampled_from([0, 1, 3]),

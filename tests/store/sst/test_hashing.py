@@ -7,11 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
 from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.sst.hashing import digests, hash_keys, normalise_keys, partition_of, same_keys, sort_keys
+
+from tests.models.profiles import scaled
 
 NAN = float("nan")
 
@@ -296,7 +298,7 @@ def test_null_is_null_and_nan_is_nan_among_keys() -> None:
     assert same_keys(left, right, ["a", "b"]).tolist() == [True, True, False, False, False]
 
 
-@settings(max_examples=50)
+@scaled(50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["", "a", "b", None]), st.sampled_from([0.0, NAN, None]))))
 def test_keys_sort_by_hash_and_key_and_repeats_keep_their_order(
     keys: list[tuple[int, str | None, float | None]],

@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
@@ -29,6 +29,7 @@ from slackwater.store.sst import expiry, ttl
 from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Table, Ttl
 
+from tests.models.profiles import scaled
 from tests.support.state_rows import Hashes, Key, Values, columns, manifest_of, write_version
 
 DAY_MS = 86_400_000
@@ -257,7 +258,7 @@ def test_event_times_are_milliseconds_whatever_their_type(
     assert expiry.latest_event_ms(deleted, table.ttl) is None
 
 
-@settings(max_examples=30)
+@scaled(30)
 @given(
     st.integers(40, 80),
     st.lists(st.dictionaries(st.integers(0, 99), st.integers(0, 9) | st.none(), min_size=1, max_size=9), max_size=3),

@@ -7,7 +7,7 @@ from threading import Barrier
 
 import pytest
 import slackwater as sw
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Refused, Unavailable, Usage
@@ -18,6 +18,7 @@ from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sst, Table
 
+from tests.models.profiles import scaled
 from tests.support.manifests import claim, manifest
 
 TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 2, sw.aggregate(n=sw.count()).stored)
@@ -331,7 +332,7 @@ def settled(store: FaultyStore, wanted: Manifest) -> bool:
         return True
 
 
-@settings(max_examples=200)
+@scaled(200)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 1), min_size=1, max_size=20))
 def test_lost_answers_neither_lose_nor_double_a_commit(seed: int, turns: list[int]) -> None:
     inner = MemoryStore()
@@ -353,7 +354,7 @@ def test_lost_answers_neither_lose_nor_double_a_commit(seed: int, turns: list[in
     assert len(acknowledged) == len(refused) == len(turns)
 
 
-@settings(max_examples=200)
+@scaled(200)
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=20))
 def test_writers_that_restart_whenever_storage_fails_leave_one_history(
     seed: int, steps: list[tuple[int, bool]]
