@@ -67,7 +67,7 @@ $(READY): pyproject.toml constraints.txt
 
 # Half of the time in which Spark starts goes into loading its classes. `tests/support/running.py` names this archive of them.
 $(CLASSES): $(READY)
-	@$(BIN)/python -m tests.support.class_data $@
+	@$(BIN)/python -m tests.class_data $@
 
 # What only the benchmark compares with.
 $(PEERS): $(READY)

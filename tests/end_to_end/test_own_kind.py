@@ -7,7 +7,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.replay.compare import compare, sent_rows
@@ -85,15 +84,3 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
     assert of_now == copy.expected(2)
     copy.verify(copy.app)
     assert app.tops() != of_now
-
-    # What expires counts no more, neither as a row nor for those that come later.
-    days = 86_400_000
-    began = history.head(store, app.app, "tops").time_ms  # type: ignore[union-attr]
-    producer = Producer(app.kafka.properties)
-    for account, amount, at in [("z1", 9, 1), ("z2", 8, 20), ("z3", 7, 40), ("z1", 5, 41)]:
-        entry = json.dumps({"account": account, "branch": 1, "amount": amount}).encode()
-        producer.produce(app.topic, entry, timestamp=began + at * days)
-        producer.flush()
-        app.catch_up()
-    assert app.tops() == {"z2": [8], "z3": [7], "z1": [5]}
-    app.verify(app.app)

@@ -1,6 +1,6 @@
 """An archive of Spark's classes that JVMs share (class data sharing, JEP 350).
 
-`python -m tests.support.class_data FILE` runs Spark once and writes the classes that it has loaded.
+`python -m tests.class_data FILE` runs Spark once and writes the classes that it has loaded.
 """
 
 from __future__ import annotations
