@@ -3,10 +3,12 @@
 import heapq
 import json
 import os
+import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.replay.compare import compare, sent_rows
@@ -84,3 +86,18 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
     assert of_now == copy.expected(2)
     copy.verify(copy.app)
     assert app.tops() != of_now
+
+
+def test_rows_of_a_kind_of_the_users_own_expire(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    app = Tops(kafka.bootstrap, tmp_path, program=APPS / "top_k.py")
+    producer = Producer(app.kafka.properties)
+    now, day = int(time.time() * 1000), 86_400_000
+    for batch in ([("a", 9, 41)], [("b", 8, 22), ("c", 7, 2)], [("a", 5, 1)]):
+        for account, amount, days in batch:
+            entry = json.dumps({"account": account, "branch": 1, "amount": amount}).encode()
+            producer.produce(app.topic, entry, timestamp=now - days * day)
+        producer.flush()
+        app.catch_up()
+    # A row lives 30 days from its newest record; what has expired counts no more for what comes later.
+    assert app.tops() == {"a": [5], "b": [8], "c": [7]}
+    app.verify(app.app)
