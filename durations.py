@@ -32,15 +32,12 @@ _SPAN = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
 def parse_ms(what: str, text: object, *, bare_seconds: bool = False) -> int:
-    """A span of time in milliseconds, rounded to whole ones.
+    """A span of time in milliseconds, rounded to whole ones. Upper and lower case are the same; `m` is minutes.
 
-    Args:
-        what: what the span is of, in words: the message begins with them; empty where somebody else says it.
-        text: the span. Upper and lower case are the same; `m` is minutes.
-        bare_seconds: whether a number without a unit is taken, as seconds.
+    With `bare_seconds`, a number without a unit is taken, as seconds.
 
     Raises:
-        Usage: it is written otherwise, or is longer than 10^9 days.
+        Usage: it is written otherwise, or is longer than 10^9 days; the message begins with `what`.
     """
     words = text.strip().lower() if isinstance(text, str) else ""
     if bare_seconds:

@@ -6,6 +6,7 @@
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -84,11 +85,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     def retention_of(self, app: str, **said: int | None) -> "Retention":
         """What of an app's history to keep: the app's own rules in the file, else the common ones, then what is said.
 
-        Raises:
-            Usage: a number that is said is not one that could work.
+        Raises `Usage` for a number that could not work.
         """
-        from dataclasses import replace
-
         from .keep.gc.retention import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
@@ -154,14 +152,11 @@ def load(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """Settings from what is said, then `environ`, then the nearest file from `folder` upwards.
+    """Settings from what is said, then `environ` (default this process's), then the nearest file from `folder` upwards.
 
-    `environ` is this process's and `folder` the current one when None. A relative path in the file means one
-    beside the file. Kafka client properties come from the file's `[kafka_properties]` and, before those, from
-    variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`.
-
-    Raises:
-        Usage: the file is not TOML, or says what nobody understands.
+    A relative path in the file means one beside the file. Kafka client properties come from the file's
+    `[kafka_properties]` and, before those, from variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is
+    `sasl.password`. Raises `Usage` where the file is not TOML, or says what nobody understands.
     """
     environ = os.environ if environ is None else environ
     parents = (folder or Path.cwd()).resolve()

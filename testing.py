@@ -50,10 +50,11 @@ class Replayed:
 def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | None = None) -> Replayed:
     """Replay a batch of history with a program, on a Spark of this machine; Kafka and the app's store are not needed.
 
+    A Spark session that runs here is used, else one is started for this call.
+
     Args:
         bundle: The file that `slackwater replay --bundle` wrote.
-        program: The Python file that declares the app; default the one in the bundle. A Spark session that runs here
-            is used, else one is started for this call.
+        program: The Python file that declares the app; default the one in the bundle.
 
     Raises:
         NotFound: There is no such file, or the program has no such stage.

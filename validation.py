@@ -20,25 +20,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def whole(what: str, value: object, least: int, most: int | None = None) -> int:
-    """The value, when it is a whole number, not below `least` and not above `most`.
-
-    Args:
-        what: which number, in words: the message begins with them.
-        value: an int, or what stands for one, as numpy's do.
-        least: the smallest that could work.
-        most: the largest that could; None for no limit.
+    """The value, when it is a whole number (also one of numpy's) from `least` to `most`; None for no limit.
 
     Raises:
-        Usage: it is something else, too small or too large.
+        Usage: it is something else, too small or too large; the message begins with `what`.
     """
-
-    def fits(number: float) -> bool:
-        return number >= least and (most is None or number <= most)
-
-    if isinstance(value, Integral) and not isinstance(value, bool) and fits(int(value)):
+    if isinstance(value, Integral) and not isinstance(value, bool) and _lies(int(value), least, most):
         return int(value)
     limit = f"{least} or more" if most is None else f"{least} to {most}"
-    only_written_so = isinstance(value, float) and value.is_integer() and fits(value)
+    only_written_so = isinstance(value, float) and value.is_integer() and _lies(value, least, most)
     raise Usage(
         f"{what} is {value!r}; expected a whole number, {limit}",
         hint=f"write it without a fraction: {value:.0f}" if only_written_so else "",
@@ -46,24 +36,22 @@ def whole(what: str, value: object, least: int, most: int | None = None) -> int:
 
 
 def finite(what: str, value: object, least: float, most: float | None = None) -> float:
-    """The value as a float, when it is a finite number, not below `least` and not above `most`.
-
-    Args:
-        what: which number, in words: the message begins with them.
-        value: an int or a float, or what stands for one, as numpy's do.
-        least: the smallest that could work.
-        most: the largest that could; None for no limit.
+    """The value as a float, when it is a finite number (also one of numpy's) from `least` to `most`; None for no limit.
 
     Raises:
-        Usage: it is something else, infinite, no number (NaN), too small or too large.
+        Usage: it is something else, infinite, no number (NaN), too small or too large; the message begins with `what`.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an int that no float can hold
             number = float(value)
-            if math.isfinite(number) and number >= least and (most is None or number <= most):
+            if math.isfinite(number) and _lies(number, least, most):
                 return number
     limit = f"{least:g} or more" if most is None else f"{least:g} to {most:g}"
     raise Usage(
         f"{what} is {value!r}; expected a finite number, {limit}",
         hint="for no limit, write a number that is never reached, such as 1e9" if value == math.inf else "",
     )
+
+
+def _lies(number: float, least: float, most: float | None) -> bool:
+    return number >= least and (most is None or number <= most)

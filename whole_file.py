@@ -12,12 +12,8 @@ from .errors import Refused
 def whole_file(path: Path, option: str) -> Iterator[Path]:
     """A file beside `path` to write to, which takes its place when the block is done.
 
-    Args:
-        path: what there will be.
-        option: which option named it, for messages.
-
     Raises:
-        Refused: the file cannot be written.
+        Refused: the file cannot be written; `option` named it.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:

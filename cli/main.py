@@ -4,8 +4,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of o
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from typer.main import get_command
 from ..errors import Usage
 from . import terminal
 from .options import examples
-from .output import output_for
+from .output import Output
 from .verbs import VERBS
 
 # typer exports one of the usage errors; their common base is what parsing raises.
@@ -28,37 +27,10 @@ _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 
 
-@contextmanager
-def _guard(args: Sequence[str], *, debug: bool = False) -> Iterator[None]:
-    """Run a verb's body. `args` are the words of the command line; `--json` among them makes errors JSON.
-
-    Raises `typer.Exit` with the code that fits; nothing else leaves but what typer itself prints.
-    """
-    output = output_for(json="--json" in args)
-    try:
-        yield
-        terminal.flush()
-    except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
-    except BrokenPipeError:
-        terminal.silence()
-        raise typer.Exit(_PIPE_CLOSED) from None
-    except UsageError as error:
-        _print_usage(error, args)
-        raise typer.Exit(2) from None
-    except (typer.Exit, typer.Abort):
-        raise
-    except Exception as error:
-        output.failure(error)
-        if debug:
-            terminal.print_traceback(error)
-        raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
-
-
 def _print_usage(error: Any, args: Sequence[str]) -> None:
     """What typer found wrong with the words of a command line, in which these words may be repeated."""
     if "--json" in args:
-        output_for(json=True).failure(Usage(error.format_message()))
+        Output(as_json=True).failure(Usage(error.format_message()))
         return
     context = error.ctx
     if type(error).__name__ == _NO_WORDS:
@@ -105,8 +77,26 @@ class _Verbs(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _guard(self._words, debug=bool(ctx.params.get("debug"))):
-            return super().invoke(ctx)
+        """Run a verb's body. What leaves it is what typer itself prints, or `typer.Exit` with the code that fits."""
+        try:
+            given = super().invoke(ctx)
+            terminal.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(_INTERRUPTED) from None
+        except BrokenPipeError:
+            terminal.silence()
+            raise typer.Exit(_PIPE_CLOSED) from None
+        except UsageError as error:
+            _print_usage(error, self._words)
+            raise typer.Exit(2) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            Output(as_json="--json" in self._words).failure(error)
+            if ctx.params.get("debug"):
+                terminal.print_traceback(error)
+            raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
+        return given
 
 
 app = typer.Typer(

@@ -6,64 +6,46 @@ import typer
 
 from ..errors import Usage
 
+
+def _named(name: str, metavar: str, explanation: str) -> Any:
+    return typer.Option(name, metavar=metavar, show_default=False, help=explanation)
+
+
+def positional(metavar: str, explanation: str) -> Any:
+    """A positional argument, for an annotation; a default stands beside that."""
+    return typer.Argument(metavar=metavar, show_default=False, help=explanation)
+
+
 Store = Annotated[
     str | None,
-    typer.Option(
-        "--store",
-        metavar="ROOT",
-        show_default=False,
-        help="Store root: s3://bucket/prefix or a folder. Else SLACKWATER_STORE, else slackwater.toml.",
+    _named(
+        "--store", "ROOT", "Store root: s3://bucket/prefix or a folder. Else SLACKWATER_STORE, else slackwater.toml."
     ),
 ]
 Kafka = Annotated[
     str | None,
-    typer.Option(
-        "--kafka",
-        metavar="HOST:PORT",
-        show_default=False,
-        help="Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml.",
-    ),
+    _named("--kafka", "HOST:PORT", "Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines; errors as one JSON object on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would be done; change nothing.")]
-Stage = Annotated[str, typer.Argument(metavar="APP/STAGE", help="A stage of an app.", show_default=False)]
-App = Annotated[str, typer.Argument(metavar="APP", help="Name of the app.", show_default=False)]
+Stage = Annotated[str, positional("APP/STAGE", "A stage of an app.")]
+App = Annotated[str, positional("APP", "Name of the app.")]
 Ref = Annotated[
-    str,
-    typer.Argument(
-        metavar="REF",
-        show_default=False,
-        help="A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.",
-    ),
+    str, positional("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
 ]
-
-Table = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False)]
+Table = Annotated[str, positional("TABLE", "Name of the table.")]
 Key = Annotated[
     list[str],
-    typer.Argument(
-        metavar="KEY",
-        show_default=False,
-        help="The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON.",
+    positional(
+        "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
     ),
 ]
-
 Conf = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="KEY=VALUE",
-        show_default=False,
-        help="A setting of Spark, before all others; may be repeated.",
-    ),
+    list[str] | None, _named("--conf", "KEY=VALUE", "A setting of Spark, before all others; may be repeated.")
 ]
 PyFiles = Annotated[
     list[str] | None,
-    typer.Option(
-        "--py-files",
-        metavar="FILES",
-        show_default=False,
-        help="Python files and zips that the program imports, comma between; may be repeated.",
-    ),
+    _named("--py-files", "FILES", "Python files and zips that the program imports, comma between; may be repeated."),
 ]
 
 _NULL = r"\N"
@@ -86,6 +68,11 @@ def option(metavar: str | None, explanation: str, default: Any = None, *, name: 
     return typer.Option(
         default, *filter(None, [name]), metavar=metavar, help=explanation, show_default=is_shown, **more
     )
+
+
+def program(explanation: str, otherwise: str = "") -> Any:
+    """The option for a program's file, and what else there is by default than that of the settings."""
+    return option("FILE", f"{explanation} Default: [programs] of slackwater.toml{otherwise}.")
 
 
 def span(
@@ -120,17 +107,21 @@ def span(
     )
 
 
-def names_of_stage(text: str) -> tuple[str, str]:
-    """App and stage of `APP/STAGE`. Raises `Usage`."""
-    app, _, stage = text.partition("/")
-    if not stage:
-        raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
-    return app, stage
+def pairs(option: str, said: list[str] | None, shape: str, example: str) -> dict[str, str]:
+    """The two sides of each `NAME=OTHER`. Raises `Usage` where one has another shape, or a name stands there twice."""
+    found: dict[str, str] = {}
+    for pair in said or ():
+        name, equals, other = pair.partition("=")
+        if not (name and equals and other):
+            raise Usage(f"{option} {pair!r} is not {shape}", hint=f"for example {option} {example}")
+        if found.setdefault(name, other) != other:
+            raise Usage(f"{option} names {name!r} twice: as {found[name]!r} and as {other!r}")
+    return found
 
 
-def key_values(key: list[str]) -> list[str | None]:
+def key_values(key: list[str]) -> tuple[str | None, ...]:
     """The values of a `Key`, None for those that are null."""
-    return [None if value == _NULL else value for value in key]
+    return tuple(None if value == _NULL else value for value in key)
 
 
 def examples(*lines: str) -> str:

@@ -1,4 +1,4 @@
-"""Two renderers of one result: words and tables for people, JSON for machines. Both render errors too.
+"""Results as words and tables for people, or as JSON for machines; errors in both ways, too.
 
 Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 """
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ..errors import SlackwaterError
-from ..results.document import Block, Result
+from ..results.document import Block
+from ..results.shown import Result
 from . import terminal
 
 _BUG = "this is a bug in slackwater, not something you did"
@@ -23,15 +24,19 @@ class Progress(Protocol):
         ...
 
 
-Show = Callable[[Result], None]
-"""As `Output.show`."""
+class Output:
+    """Where a verb hands its result: drawn by rich on a terminal, plain and whole elsewhere; or one JSON document."""
 
-
-class JsonOutput:
-    """One JSON document on stdout (one line, indented on a terminal); errors as one JSON object on stderr."""
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
 
     def show(self, result: Result) -> None:
-        """The data as JSON."""
+        """The blocks, one under the other, and the notes on stderr; or the data, indented on a terminal."""
+        if not self.as_json:
+            terminal.print_parts(result.blocks)
+            for line in result.notes:
+                self.note(line)
+            return
         import msgspec
 
         # Sums of integers come as decimals from DuckDB: numbers all the same.
@@ -41,71 +46,38 @@ class JsonOutput:
         terminal.print_json(encoded.decode())
 
     @contextmanager
-    def live(self) -> Iterator[Show]:
-        """A document for each result."""
-        yield self.show
-
-    def note(self, line: str) -> None:
-        """Nothing: what matters to a machine is in the result."""
-
-    @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """Nothing is shown."""
-        yield lambda line, *picture: None
-
-    def failure(self, error: Exception) -> None:
-        """`error` is the kind, a name in `slackwater.errors`, or "Bug"."""
-        import json
-
-        kind, sentence, quoted, hint = _described(error)
-        described = {"error": kind, "message": f"{sentence}\n{quoted}" if quoted else sentence, "hint": hint}
-        terminal.print_json(json.dumps(described, ensure_ascii=False), stderr=True)
-
-
-class TextOutput:
-    """Words and tables: drawn by rich on a terminal, plain and whole elsewhere."""
-
-    def show(self, result: Result) -> None:
-        """The blocks, one under the other, and the notes on stderr."""
-        terminal.print_parts(result.blocks)
-        for line in result.notes:
-            self.note(line)
-
-    @contextmanager
-    def live(self) -> Iterator[Show]:
-        """On a terminal in one place, else one under the other."""
-        if not terminal.is_terminal():
+    def live(self) -> Iterator[Callable[[Result], None]]:
+        """What it yields shows results: on a terminal in one place, else one under the other."""
+        if self.as_json or not terminal.is_terminal():
             yield self.show
             return
         with terminal.live() as draw:
             yield lambda result: draw((*result.blocks, *result.notes))
 
     def note(self, line: str) -> None:
-        """A line on stderr."""
-        terminal.print_note(line)
+        """A line on stderr; for machines nothing: what matters to them is in the result."""
+        if not self.as_json:
+            terminal.print_note(line)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """The picture, in one place, on a terminal; else the lines."""
-        if not terminal.is_terminal(stderr=True):
+        """The picture, in one place, on a terminal; else the lines, as notes."""
+        if self.as_json or not terminal.is_terminal(stderr=True):
             yield lambda line, *picture: self.note(line) if line else None
             return
         with terminal.live(stderr=True, transient=True) as draw:
             yield lambda line, *picture: draw(picture or (line,))
 
     def failure(self, error: Exception) -> None:
-        """The sentence, what it quotes, and the next step."""
+        """The sentence, what it quotes, and the next step; for machines as `error` a name of `errors`, or "Bug"."""
         kind, sentence, quoted, hint = _described(error)
-        terminal.print_failure("bug" if kind == "Bug" else "error", sentence, quoted=quoted, hint=hint)
+        if not self.as_json:
+            terminal.print_failure("bug" if kind == "Bug" else "error", sentence, quoted=quoted, hint=hint)
+            return
+        import json
 
-
-Output = JsonOutput | TextOutput
-"""Where a verb hands its result."""
-
-
-def output_for(*, json: bool) -> Output:
-    """The renderer for machines or for people."""
-    return JsonOutput() if json else TextOutput()
+        described = {"error": kind, "message": f"{sentence}\n{quoted}" if quoted else sentence, "hint": hint}
+        terminal.print_json(json.dumps(described, ensure_ascii=False), stderr=True)
 
 
 def _described(error: Exception) -> tuple[str, str, str, str]:

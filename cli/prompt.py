@@ -34,12 +34,9 @@ _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 def prompter(shell: Shell, input: "Input | None" = None, output: "Output | None" = None) -> Callable[[], str]:  # noqa: A002
-    """Asks for a text that can be carried out. Raises `KeyboardInterrupt` and `EOFError` as `shell.typed` has them.
+    """Asks, at `input` and `output` or else this process's terminal, for a text that `shell` can carry out.
 
-    Args:
-        shell: what carries it out; knows the moment, and the names.
-        input: default this process's terminal.
-        output: likewise.
+    Raises `KeyboardInterrupt` and `EOFError` as `shell.typed` has them.
     """
 
     @Condition
@@ -78,20 +75,16 @@ class Names(Completer):
         if not (word or is_moment):
             return
         try:
-            candidates = self._shell.moments() if is_moment else self._names()
+            if not is_moment and self._known[0] != self._shell.ref:
+                # Those of the moment, looked up when it is another one.
+                self._known = (self._shell.ref, [*self._shell.names(), *((word, "") for word in _KEYWORDS)])
+            candidates = self._shell.moments() if is_moment else self._known[1]
         except SlackwaterError:
             return  # whoever asks for rows is told
         for name, what in candidates:
             if name.casefold().startswith(word.casefold()):
                 text = name if is_moment or what == "" or _PLAIN.fullmatch(name) else f'"{name}"'
                 yield Completion(text, -len(word), display=printable(name), display_meta=printable(what))
-
-    def _names(self) -> list[tuple[str, str]]:
-        """Those of the moment, looked up when it is another one."""
-        ref = self._shell.ref
-        if self._known[0] != ref:
-            self._known = (ref, [*self._shell.names(), *((word, "") for word in _KEYWORDS)])
-        return self._known[1]
 
 
 def _history() -> History:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..pipeline.run.news import News
 from ..results import formats
-from ..results.document import Result
+from ..results.shown import Result
 from . import terminal
 from .output import Output
 
@@ -104,7 +104,9 @@ class Reporter(News):
         with self._lock:
             now = time.monotonic()
             if self._asked is not None:
-                self._say_what_an_end_waits_for(now, self._asked)
+                if now - self._said_at >= _STOPPING_AGAIN_S:
+                    self._said_at = now
+                    self.note(f"stopping: {self._doing or 'waiting'}, {now - self._asked:.0f} s")
             elif self._doing:
                 words = f"{self._doing} …"
                 if self._live:
@@ -114,12 +116,6 @@ class Reporter(News):
                     self._output.note(words)
             elif self._batches and now - max(self._since, self._last_commit or 0.0) >= _IDLE_S:
                 self._say_idle(now)
-
-    def _say_what_an_end_waits_for(self, now: float, asked: float) -> None:
-        if now - self._said_at < _STOPPING_AGAIN_S:
-            return
-        self._said_at = now
-        self.note(f"stopping: {self._doing or 'waiting'}, {now - asked:.0f} s")
 
     def _say_idle(self, now: float) -> None:
         line = idle(self._lags, None if self._last_commit is None else now - self._last_commit)
@@ -154,8 +150,9 @@ def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
 
 
 @contextmanager
-def reporting(output: Output, *, quiet: bool) -> Iterator[Reporter]:
-    """A reporter for the time of a run. `quiet` is for machines: they get commits alone, and of warnings."""
+def reporting(output: Output) -> Iterator[Reporter]:
+    """A reporter for the time of a run. Machines get commits alone."""
+    quiet = output.as_json
     reporter = Reporter(output, live=not quiet and terminal.is_terminal(stderr=True))
     over = threading.Event()
 

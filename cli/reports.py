@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Usage
-from ..instants import now_ms
 from ..whole_file import check_folder, whole_file
 from .session import Session
 
@@ -21,9 +20,9 @@ class Reports:
 
     report: Path | None
     """For HTML."""
-    md: Path | None
+    md: Path | None = None
     """For Markdown."""
-    show_values: bool
+    show_values: bool = False
 
     def check(self) -> None:
         """Before the search: raise `Usage` or `Refused` where they could not be written."""
@@ -38,36 +37,19 @@ class Reports:
             raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
 
     def write(self, session: Session, verdict: "Verdict", guilty: "Guilty | None") -> None:
-        """Write them, and say so.
-
-        Args:
-            session: has the store.
-            verdict: what bisect found.
-            guilty: the record behind it, None where nothing was replayed.
+        """Write them, and say so; `guilty` is the record behind what bisect found, None where nothing was replayed.
 
         Raises:
-            Refused: a file cannot be written.
-            NotFound: a manifest around the verdict was collected meanwhile.
-            Corruption: one is not readable.
-            Unavailable: storage did not answer.
+            Refused: a file cannot be written. Others as `report_of`.
         """
-        # These know Arrow, which no help needs.
-        from ..results import html, markdown
-        from ..results.report.contents import Case, document
-        from ..results.report.masking import Mask
-
-        formats = (self.report, "--report", html.render), (self.md, "--md", markdown.render)
-        wanted = [(path, option, render) for path, option, render in formats if path is not None]
-        if not wanted:
+        if self.report is None and self.md is None:
             return
-        from ..search.evidence import collect
-        from ..store.versions.apps import free_name
+        from ..client.searches import report_of
+        from ..results import html, markdown
 
-        reader = session.client.channels() if verdict.predicate.channels else None
-        evidence = collect(session.store, session.cache, verdict, reader)
-        clone = free_name(session.store, f"{verdict.app}-staging")
-        made = document(Case(verdict, guilty, evidence, clone, session.flags, now_ms()), Mask(self.show_values))
-        for path, option, render in wanted:
-            with whole_file(path, option) as temporary:
-                temporary.write_text(render(made), encoding="utf-8")
-            session.note(f"the report is in {path}")
+        made = report_of(session.client, verdict, guilty, show_values=self.show_values)
+        for option, path, render in (("--report", self.report, html.render), ("--md", self.md, markdown.render)):
+            if path is not None:
+                with whole_file(path, option) as temporary:
+                    temporary.write_text(render(made), encoding="utf-8")
+                session.note(f"the report is in {path}")

@@ -1,7 +1,6 @@
 """What every verb works with: settings, the store they name, the output; and the decorator that hands it over."""
 
 import inspect
-import shlex
 from collections.abc import Callable
 from contextlib import closing
 from functools import cached_property
@@ -10,26 +9,21 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from .. import instants
-from ..results import formats
-from ..results.document import Result
+from ..results.formats import store_flag
+from ..results.shown import Result
 from . import options
-from .output import Output, output_for
+from .output import Output
 
 if TYPE_CHECKING:
-    from ..client import Client
-    from ..moments.cut.graph import Cut, Thinned
+    from ..client import Client, StoredApp
     from ..settings import Settings
-    from ..store.objects.protocol import ObjectStore
-    from ..store.read.cache import SstCache
 
 
 class Session:
     """The options that verbs share, as what they stand for. Nothing is read or opened before it is asked for."""
 
-    def __init__(self, output: Output, store: str | None, kafka: str | None, as_json: bool) -> None:
+    def __init__(self, output: Output, store: str | None, kafka: str | None) -> None:
         self.output = output
-        self.as_json = as_json
         self.said_store = store
         self._kafka = kafka
 
@@ -45,27 +39,25 @@ class Session:
         """The Python API over the store that the settings name. Raises `Usage`."""
         from ..client import Client
 
-        return Client(self.settings)
+        return Client(self.settings, note=self.note, flags=store_flag(self.said_store))
 
-    @property
-    def store(self) -> "ObjectStore":
-        """The store that the settings name. Raises `Usage`."""
-        return self.client.store
+    def app(self, ref: str) -> "StoredApp":
+        """The app of that name, or of a ref. Whether there is one, its methods find out."""
+        from ..client.app import StoredApp
 
-    @property
-    def cache(self) -> "SstCache":
-        """The local cache of SSTs, which is closed with the session."""
-        return self.client.cache
+        return StoredApp(self.client, ref.partition("@")[0].partition("/")[0])
+
+    def stage(self, text: str) -> "tuple[StoredApp, str]":
+        """The app and the name of a stage, said as `APP/STAGE`. Raises `Usage`."""
+        from ..client.client import names_of_stage
+
+        app, stage = names_of_stage(text)
+        return self.app(app), stage
 
     def close(self) -> None:
         """Give back open files."""
         if "client" in self.__dict__:
             self.client.close()
-
-    @property
-    def flags(self) -> str:
-        """The `--store` that a command to type next needs because this one was given it; else nothing."""
-        return store_flag(self.said_store)
 
     def show(self, result: Result) -> None:
         """The result. Raises `typer.Exit` where what was asked does not hold."""
@@ -76,41 +68,6 @@ class Session:
     def note(self, line: str) -> None:
         """Something worth knowing that is not the result."""
         self.output.note(line)
-
-    def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Say when gc has left another moment than `ref` asked for. Machines find `thinned_out` in the result."""
-        if thinned is None:
-            return
-        moved_ms = thinned.answered_ms - thinned.asked_ms
-        how_far = f", {formats.duration(abs(moved_ms))} {'earlier' if moved_ms < 0 else 'later'}" if moved_ms else ""
-        self.note(
-            f"note: {ref}: history was thinned out by gc there; answering with the moment "
-            f"{instants.iso(thinned.answered_ms, 'milliseconds')}{how_far}"
-        )
-
-    def note_name(self, ref: str, name: str, then: str) -> None:
-        """Say what a stage or table was called at `ref`, where that is another name."""
-        if then != name:
-            self.note(f"note: {name} was called {then} at {ref}")
-
-    def cut_around(self, ref: str, done: str, store: "ObjectStore | None" = None) -> "tuple[Cut, bool]":
-        """The moment that a ref names, and whether all of the app is in it; notes say what is not, or is another.
-
-        `done` is what happens to the one stage that is left where others cannot be read; `store` is where to look, by
-        default in the session's.
-        """
-        from ..moments.cut.resolve import resolve_around
-
-        cut, damage = resolve_around(store or self.store, ref, now_ms=instants.now_ms())
-        if damage is not None:
-            self.note(f"only {', '.join(cut.stages)} is {done}, by itself: {damage.message}")
-        self.note_thinned(ref, cut.thinned)
-        return cut, damage is None
-
-
-def store_flag(root: str | None) -> str:
-    """The `--store` to type for a root; empty for None."""
-    return f" --store {shlex.quote(root)}" if root else ""
 
 
 def group() -> typer.Typer:
@@ -169,21 +126,19 @@ def verb(
     app = of or typer.Typer(add_completion=False)
 
     def register(body: Callable[..., None]) -> typer.Typer:
-        shared = {"store": options.Store, "kafka": options.Kafka, "as_json": options.Json}
-        wanted = {"store": store, "kafka": kafka, "as_json": True}
+        shared = {"store": options.Store if store else None, "kafka": options.Kafka if kafka else None}
 
         def command(*, store: str | None = None, kafka: str | None = None, as_json: bool = False, **given: Any) -> None:
-            with closing(Session(output_for(json=as_json), store, kafka, as_json)) as session:
+            with closing(Session(Output(as_json=as_json), store, kafka)) as session:
                 body(session, **given)
 
         own = inspect.signature(body).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [each.replace(kind=keyword) for each in own if each.name != "session"]
         parameters += [
-            inspect.Parameter(each, keyword, default=False if each == "as_json" else None, annotation=kind)
-            for each, kind in shared.items()
-            if wanted[each]
+            inspect.Parameter(each, keyword, default=None, annotation=kind) for each, kind in shared.items() if kind
         ]
+        parameters.append(inspect.Parameter("as_json", keyword, default=False, annotation=options.Json))
         command.__doc__ = body.__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -1,44 +1,16 @@
 """SQL as it is typed: asking a statement at a moment, and the shell of `slackwater sql`, which moves in time."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from .. import instants
 from ..errors import Usage
-from ..results.document import Result, Table
+from ..results.document import Table
+from ..results.shown import Result
 from .session import Session
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from ..moments.cut.graph import Cut
-
-
-def ask(session: Session, ref: str, sql: str, around: "tuple[Cut, bool]") -> "tuple[pa.Table, Mapping[str, Cut]]":
-    """The rows that a statement returns, and the other moments that it names, by their refs. Notes say what is missing.
-
-    `around` is the moment of the ref, as `Session.cut_around` gives it.
-    """
-    from ..client.moment import rows_of
-    from ..moments.cut.moments import later_stages
-
-    cut, is_whole = around
-    others: dict[str, Cut] = {}
-    # A stage that could not be read is none that has not begun.
-    later = later_stages(session.store, cut) if is_whole else {}
-    rows = rows_of(session.client, cut, sql, later, others.__setitem__)
-    named = cut.under_names_of(later).stages
-    for name, head in later.items():
-        if head.table is None or name.casefold() not in sql.casefold():
-            continue
-        if name in named:
-            session.note_name(ref, name, named[name].stage)
-        else:
-            session.note(f"note: {name} had no version yet at {ref}: it has no rows there")
-    for name, each in others.items():
-        session.note_thinned(name, each.thinned)
-    return rows, others
-
+    from ..client import Moment
 
 _HELP = (
     ("SQL;", "DuckDB's, over the tables of the moment; SHOW TABLES; and DESCRIBE TABLE; tell what there is"),
@@ -66,14 +38,11 @@ class Shell:
     def __init__(self, session: Session, ref: str, limit: int) -> None:
         self._session = session
         self._limit = limit
-        self._ref = ref
-        self._pinned: tuple[Cut, bool] | None = None
-        self._move(ref)
-
-    @property
-    def ref(self) -> str:
+        self._app = session.app(ref)
+        self.ref = ref
         """The moment at which statements are asked."""
-        return self._ref
+        self._pinned: Moment | None = None
+        self._move(ref)
 
     def run(self, statements: Iterable[str]) -> int:
         """Carry out statements up to their end, or EXIT. Returns how many have failed."""
@@ -92,20 +61,13 @@ class Shell:
 
     def names(self) -> list[tuple[str, str]]:
         """What may stand in a statement, each with what it is: the tables and columns of the moment."""
-        from ..moments.query.columns import columns
-
-        cut, _ = self._around()
-        found = [(name, "table") for name in cut.tables]
-        for name, manifest in cut.tables.items():
-            found += [(each.name, f"{each.type} of {name}") for each in columns(manifest)]
-        return found
+        tables = self._moment().tables
+        columns = [(each.name, f"{each.type} of {name}") for name, listed in tables.items() for each in listed]
+        return [*((name, "table") for name in tables), *columns]
 
     def moments(self) -> list[tuple[str, str]]:
         """What may stand behind AT, each with what it is: the app's snapshots."""
-        from ..moments.cut.stored import list_snapshots
-
-        app = self._ref.partition("@")[0].partition("/")[0]
-        found = [(each.name, instants.when(each.completed_ms)) for each in list_snapshots(self._session.store, app)]
+        found = [(each.name, instants.when(each.completed_ms)) for each in self._app.snapshots]
         return [*reversed(found), ("now", "as it goes on")]
 
     def _carry_out(self, text: str) -> bool:
@@ -123,22 +85,22 @@ class Shell:
         else:
             from ..results.rows import rows
 
-            around = self._around()
-            found, moments = ask(self._session, self._ref, text, around)
-            self._session.show(rows(found, around[0], moments, self._limit))
+            moment = self._moment()
+            found, cuts = moment.answer(text)
+            self._session.show(rows(found, moment.cut, cuts, self._limit))
         return True
 
     def _at(self, said: str) -> None:
         from ..moments.query.moments import ref_of_words
 
         if said:
-            app = self._ref.partition("@")[0].partition("/")[0]
             unquoted = said[1:-1] if said[0] == said[-1] == "'" and len(said) > 2 else said
-            self._move(ref_of_words(self._session.store, app, unquoted, now_ms=instants.now_ms()))
-        cut, _ = self._around()
+            store, now_ms = self._session.client.store, instants.now_ms()
+            self._move(ref_of_words(store, self._app.name, unquoted, now_ms=now_ms))
+        cut = self._moment().cut
         versions = ", ".join(f"{stage}@v{version}" for stage, version in cut.versions.items())
-        data = {"app": cut.app, "ref": self._ref, "versions": cut.versions, "thinned_out": cut.thinned}
-        line = f"at {self._ref}, committed {instants.when(cut.time_ms)}: {versions}"
+        data = {"app": cut.app, "ref": self.ref, "versions": cut.versions, "thinned_out": cut.thinned}
+        line = f"at {self.ref}, committed {instants.when(cut.time_ms)}: {versions}"
         self._session.show(Result(data, line))
 
     def _move(self, ref: str) -> None:
@@ -146,14 +108,14 @@ class Shell:
         from ..moments.cut.refs import AtTime, Latest, parse
 
         parsed = parse(ref, now_ms=instants.now_ms())
-        found = self._session.cut_around(ref, "shown")
+        found = self._session.client.moment(ref, "shown")
         self._pinned = None if isinstance(parsed.moment, Latest) else found
         if isinstance(parsed.moment, AtTime) and parsed.moves:
             ref = f"{ref.partition('@')[0]}@{instants.iso(parsed.moment.time_ms, 'milliseconds')}"
-        self._ref = ref
+        self.ref = ref
 
-    def _around(self) -> "tuple[Cut, bool]":
-        return self._pinned or self._session.cut_around(self._ref, "shown")
+    def _moment(self) -> "Moment":
+        return self._pinned or self._session.client.moment(self.ref, "shown")
 
 
 def read(lines: Iterable[bytes]) -> Iterator[str]:
@@ -181,8 +143,6 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
     `ask` gives a text that `is_finished`, and raises `KeyboardInterrupt` and `EOFError` for these keys.
     """
-    from ..moments.query.clauses import split, words
-
     while True:
         try:
             text = ask()
@@ -190,10 +150,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
             continue
         except EOFError:
             return
-        statements, rest = split(text)
-        yield from statements
-        if words(rest):
-            yield rest
+        yield from read([text.encode()])
 
 
 def is_finished(text: str) -> bool:

@@ -13,9 +13,9 @@ from .client import Client, open
 if TYPE_CHECKING:
     from ..moments.query.columns import TableColumn
     from .app import StoredApp
-    from .history import Bisection
     from .moment import Moment, Tables
     from .results import Difference, KeyHistory, Log, TableDifference, Verification
+    from .search import Bisection
 
 __all__ = [
     "Bisection",
@@ -34,7 +34,7 @@ __all__ = [
 
 
 _HOMES = {
-    "Bisection": ".history",
+    "Bisection": ".search",
     "Moment": ".moment",
     "StoredApp": ".app",
     "TableColumn": "..moments.query.columns",

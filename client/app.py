@@ -1,22 +1,29 @@
 """An app as it is stored: its history, and what can be done to it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..keep.clone.clone import clone as make_clone
-from ..keep.migrate.migrate import Migrated
-from ..moments.take.waiting import take
-from .history import AppHistory
+from .. import instants
+from ..moments.cut.stored import own_request
+from ..moments.status import lag
+from ..moments.take import taking
+from ..moments.take.remove import remove_or_withdraw
+from ..moments.take.waiting import Look, take
+from ..results import snapshots
+from ..results.shown import Result
+from .kept import KeptApp
 from .moment import Moment
-from .programs import run_options
 
 if TYPE_CHECKING:
+    from ..keep.migrate.migrate import Migrated
     from ..pipeline.migrate.backfilled import Backfilled
+    from ..pipeline.run.options import Options
 
 
-class StoredApp(AppHistory):
+class StoredApp(KeptApp):
     """An app of a store, whether it runs or not."""
 
     def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
@@ -31,11 +38,42 @@ class StoredApp(AppHistory):
         Raises:
             Usage: no snapshot can have this name.
             Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
-            Unavailable: a stage did not answer in time and is named; or the store, or Kafka, did not.
+            Unavailable: a stage did not answer in time and is named.
         """
         store, reader = self._client.store, self._client.channels()
-        taken = take(store, self._name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
+        taken = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
         return self.at(taken.snapshot.name)
+
+    def take(
+        self, name: str, *, instant: bool, timeout_s: float, wait: bool, on_look: Callable[[Look], None]
+    ) -> Result:
+        """As `snapshot`, but tells how far it is; without `wait`, it is only asked for."""
+        client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
+
+        def is_new() -> bool:
+            # A call that was interrupted is typed again: it finds what that one took, or its request.
+            return taking.taken_already(store, app, name, "markers", by=client.by, now_ms=now_ms) is None
+
+        if not wait and not instant and is_new():
+            own = own_request(store, app, name, client.by)
+            return snapshots.asked(app, own or taking.request(store, app, name, client.by), already=own is not None)
+        if not instant and not lag.beats(store, app, now_ms) and is_new():
+            client.note(f"nobody runs {app} now: its next runner takes the snapshot; --instant needs none")
+        reader = client.channels()
+        by = client.by
+        taken = take(store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look)
+        if instant and reader is None and not taken.already:
+            client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
+        return snapshots.taken(taken.snapshot, client.flags, already=taken.already)
+
+    def forget(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
+        """Remove a snapshot, or withdraw the request for one; with `force` also one that a clone lives from.
+
+        Raises `NotFound` where there is none, and `Refused` where a clone lives from it.
+        """
+        client = self._client
+        gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
+        return snapshots.unpinned(f"{self.name}@{name}", gone, dry_run=dry_run)
 
     def migrate(
         self,
@@ -47,7 +85,7 @@ class StoredApp(AppHistory):
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         py_files: Sequence[str] = (),
-    ) -> Migrated:
+    ) -> "Migrated":
         """Have the app go on with a changed program: all of its stages, or none. No data is rewritten.
 
         Starts Spark, unless a session runs here already, to see which columns the program declares.
@@ -70,15 +108,14 @@ class StoredApp(AppHistory):
                 where that is.
             Refused: what is stored cannot be kept under the program, or somebody else migrates the app. Nothing was
                 changed.
-            Unavailable: the store or Kafka did not answer; the same call again finishes what was begun.
         """
         # Spark's Python side takes a second or two.
         from ..pipeline.migrate.program import migrate_file
 
         return migrate_file(
             str(code),
-            app=self._name,
-            options=run_options(self._client, master, spark_conf, py_files),
+            app=self.name,
+            options=self._run_options(master, spark_conf, py_files),
             renames=rename or {},
             stages=rename_stage or {},
             dry_run=dry_run,
@@ -122,65 +159,35 @@ class StoredApp(AppHistory):
             Usage: an argument is not one that could work, or nothing says where Kafka is.
             NotFound: there is no such moment, or a rename names what is not there.
             Refused: nothing that was added can be computed, or the app cannot be migrated.
-            Unavailable: the store or Kafka did not answer; the same call goes on.
         """
         # Spark's Python side takes a second or two.
         from ..pipeline.migrate.backfill import backfill_file
-        from ..pipeline.run.news import Told
+        from ..pipeline.run.news import News
 
         self._client.known_channels("from which the past is read")
         return backfill_file(
             str(code),
-            app=self._name,
-            options=run_options(self._client, master or "local[*]", spark_conf, py_files),
+            app=self.name,
+            options=self._run_options(master or "local[*]", spark_conf, py_files),
             renames=rename or {},
             stages=rename_stage or {},
             since=self._ref(since) if since else "",
             dry_run=dry_run,
-            news=Told(on_progress),
+            news=News(on_progress),
         )
 
-    def clone(
-        self,
-        to: str,
-        *,
-        at: str | datetime = "now",
-        topics: Mapping[str, str] | None = None,
-        sinks: Mapping[str, str] | None = None,
-        store: str | None = None,
-    ) -> "StoredApp":
-        """Make a new app from a moment of this one: same state, same offsets, topics between stages of its own.
+    def _run_options(
+        self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
+    ) -> "Options":
+        """How Spark is started; with Kafka where the client knows it. Raises `Usage`."""
+        # Spark's Python side takes a second or two.
+        from ..pipeline.spark.conf import check_py_files, check_settings
 
-        No state is copied. A call that was interrupted is finished by the same call.
-
-        Args:
-            to: the new app's name.
-            at: the moment, as `at` takes it.
-            topics: topics that it reads instead, by the names that the app declares.
-            sinks: what it publishes: a topic of its own for each sink, by the name that the app declares; default
-                nothing.
-            store: the store root of the new app; default the same.
-
-        Returns:
-            The new app, which has not begun to run.
-
-        Raises:
-            Usage: the name or the moment is malformed, or nothing says where Kafka is.
-            NotFound: there is no such moment, topic or sink.
-            Refused: the name is taken, a topic does not hold the offsets, or records in flight are gone.
-            Unavailable: the store or Kafka did not answer.
-        """
-        client, source = self._client, self._ref(at)
-        channels = client.known_channels("in which a clone has topics of its own")
-        target = client.beside(client.store.at(store)) if store else client
-        make_clone(
-            client.store,
-            source,
-            to,
-            topics=topics or {},
-            sinks=sinks,
-            channels=channels,
-            target_store=target.store,
-            by=self._client.by,
+        channels = self._client.channels()
+        return replace(
+            self._client.settings.run_options(channels.kafka.properties if channels is not None else {}),
+            store=self._client.root,
+            master=master,
+            spark_conf=check_settings(spark_conf or {}, "spark_conf"),
+            py_files=check_py_files(py_files, "py_files"),
         )
-        return StoredApp(target, to)

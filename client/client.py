@@ -17,7 +17,9 @@ from .connection import Connection
 if TYPE_CHECKING:
     from ..keep.init.initialise import Initialised
     from ..keep.init.load import Loaded
+    from ..pipeline.migrate.first_version import FirstVersion
     from .app import StoredApp
+    from .moment import Moment
 
 
 def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noqa: A001  said as sw.open()
@@ -37,31 +39,29 @@ def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noq
 
 
 class Client(Connection, Shown):
-    """A store and its apps. Threads may share it. `close` it, or use it in a `with`, to give back its open files."""
+    """A store and its apps. Threads may share it. `close` it, or use it in a `with`, to give back its open files.
+
+    Whatever asks the store raises `Unavailable` when it does not answer, and `Usage` once the client is closed.
+    """
 
     @property
     def apps(self) -> tuple[str, ...]:
-        """Names of the apps in the store, sorted. One listing.
-
-        Raises:
-            Usage: the client is closed.
-            Unavailable: the store did not answer.
-        """
+        """Names of the apps in the store, sorted. One listing."""
         return tuple(sorted(list_apps(self.store)))
 
     def app(self, name: str) -> "StoredApp":
-        """An app of the store.
-
-        Raises:
-            NotFound: there is none of that name; tells the nearest.
-            Usage: no app can have that name, or the client is closed.
-            Unavailable: the store did not answer.
-        """
+        """An app of the store. Raises `NotFound` for one that is not there, with the nearest, and `Usage`."""
         # It knows Arrow and DuckDB, which whoever only opens a store shall not wait for.
         from .app import StoredApp
 
         read_app(self.store, name)
         return StoredApp(self, name)
+
+    def moment(self, ref: str, done: str) -> "Moment":
+        """The moment of a ref, for reading; `done` is what happens to a stage that alone can be read."""
+        from .moment import Moment
+
+        return Moment.around(self, ref, done)
 
     def init(
         self,
@@ -97,30 +97,52 @@ class Client(Connection, Shown):
             Refused: the stage has versions, or the rows are not the table's: columns, types, a null key, a key twice.
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
+        self.known_channels("from which the app goes on")
+        text = at.isoformat() if isinstance(at, datetime) else at
+        words = [f"{topic}={_said(where)}" for topic, where in (offsets or {}).items()]
+        return self.initialise(stage, str(file), sql, str(code), words, text, dry_run, on_progress)[0]
+
+    def initialise(
+        self,
+        stage: str,
+        file: str,
+        sql: str,
+        code: str,
+        offsets: Sequence[str],
+        at: str,
+        dry_run: bool,
+        on_progress: "Callable[[Loaded], None]",
+    ) -> "tuple[Initialised, FirstVersion]":
+        """As `init`, with `offsets` in the words of the command line; and what the version is besides its rows."""
         # Spark's Python side takes a second or two.
         from ..keep.init.initialise import initialise
         from ..keep.init.source import Source
         from ..pipeline.migrate.first_version import first_version_of
 
-        channels = self.known_channels("from which the app goes on")
-        app, _, name = stage.partition("/")
-        if not name:
-            raise Usage(f"{stage!r} names no stage; expected 'app/stage'")
-        text = at.isoformat() if isinstance(at, datetime) else at
-        words = [f"{topic}={_said(where)}" for topic, where in (offsets or {}).items()]
-        first = first_version_of(str(code), app, name, self.store, channels.kafka, offsets=words, at=text, by=self.by)
-        return initialise(
+        app, name = names_of_stage(stage)
+        source, kafka = Source(file, sql), self.known_channels("from which the app goes on").kafka
+        first = first_version_of(code, app, name, self.store, kafka, offsets=offsets, at=at, by=self.by)
+        done = initialise(
             self.store,
             first.manifest,
-            Source(str(file), sql),
+            source,
             info=first.info,
             channels=first.channels,
             dry_run=dry_run,
             on_progress=on_progress,
         )
+        return done, first
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)
+
+
+def names_of_stage(text: str) -> tuple[str, str]:
+    """App and stage of `APP/STAGE`. Raises `Usage`."""
+    app, _, stage = text.partition("/")
+    if not stage:
+        raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
+    return app, stage
 
 
 def _said(where: str | Sequence[int]) -> str:

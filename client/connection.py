@@ -3,27 +3,20 @@
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from ..errors import Usage
+from ..instants import iso
+from ..results import formats
 from ..settings import Settings
 
 if TYPE_CHECKING:
-    from ..keep.clone.first_versions import Channels
-    from ..keep.verify.verify import Rereader
-    from ..moments.query.log import Topics
-    from ..pipeline.kafka.protocol import Kafka as Opened
+    from ..moments.cut.graph import Thinned
+    from ..pipeline.kafka.channels import KafkaChannels
     from ..store.objects.protocol import ObjectStore
     from ..store.read.cache import SstCache
-
-    class Kafka(Channels, Rereader, Topics, Protocol):
-        """What a client needs of Kafka; `pipeline` implements it."""
-
-        @property
-        def kafka(self) -> Opened:
-            """Kafka, opened."""
-            ...
 
 
 class Connection:
@@ -32,15 +25,27 @@ class Connection:
     Args:
         settings: where things are.
         channels: the topics between stages, None when nothing says where Kafka is; default by the settings.
+        note: told what is worth knowing beside what a call returns; default nobody.
+        flags: what commands to type next need besides, in the words of results.
 
     Raises:
         Usage: nothing says where the store is, or what says it cannot be understood.
     """
 
-    def __init__(self, settings: Settings, channels: "Callable[[], Kafka | None] | None" = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        channels: "Callable[[], KafkaChannels | None] | None" = None,
+        *,
+        note: Callable[[str], None] = lambda _line: None,
+        flags: str = "",
+    ) -> None:
         self.settings = settings
+        self.channels = channels or settings.open_channels
+        """The topics between stages; None when nothing says where Kafka is."""
+        self.note = note
+        self.flags = flags
         self._store = settings.open_store()
-        self._channels = channels or settings.open_channels
         self._closed = Event()
 
     @property
@@ -67,25 +72,48 @@ class Connection:
 
         return whoami()
 
-    def channels(self) -> "Kafka | None":
-        """The topics between stages; None when nothing says where Kafka is."""
-        return self._channels()
-
-    def known_channels(self, what_for: str) -> "Kafka":
-        """The same; raises `Usage` when nothing says where Kafka is, and what it is needed for."""
+    def known_channels(self, what_for: str) -> "KafkaChannels":
+        """The topics between stages; raises `Usage` when nothing says where Kafka is, and what it is needed for."""
         channels = self.channels()
         if channels is None:
             raise Usage(
                 f"nothing says where the Kafka brokers are, {what_for}",
-                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
+                hint="give --kafka HOST:PORT, in Python sw.open(kafka=…), or set SLACKWATER_KAFKA, or write "
+                'kafka = "…" (host:port) in slackwater.toml',
             )
         return channels
 
-    def beside(self, store: "ObjectStore") -> Self:
-        """The same for another store, which is closed with this one."""
+    def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
+        """The program of an app: the one that is said, else that of the settings.
+
+        `what_for` goes on from "which program", `ran` is the file to name. Raises `Usage` where neither says it.
+        """
+        file = str(code) if code is not None else self.settings.programs.get(app)
+        if file is None:
+            raise Usage(
+                f"nothing says which program {what_for}",
+                hint=f"add --code {ran}, or write under [programs] in slackwater.toml: {app} = …",
+            )
+        return file
+
+    def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
+        """Tell that gc has left another moment than `ref` asked for. Machines find `thinned_out` in the result."""
+        if thinned is None:
+            return
+        moved_ms = thinned.answered_ms - thinned.asked_ms
+        how_far = f", {formats.duration(abs(moved_ms))} {'earlier' if moved_ms < 0 else 'later'}" if moved_ms else ""
+        self.note(
+            f"note: {ref}: history was thinned out by gc there; answering with the moment "
+            f"{iso(thinned.answered_ms, 'milliseconds')}{how_far}"
+        )
+
+    def beside(self, root: str | None) -> Self:
+        """The same for another store root, which is closed with this one; itself for none."""
+        if not root:
+            return self
         _ = self.cache  # is shared
         other = copy(self)
-        other._store = store
+        other._store = self.store.at(root)
         return other
 
     def close(self) -> None:

@@ -1,14 +1,14 @@
 """What methods give: the log, a verification, what changed between moments or of a key."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import overload
 
 import duckdb
 
 from ..keep.verify.report import Difference as Finding
 from ..keep.verify.verify import Report
+from ..moments.cut.graph import Cut
 from ..moments.diff import key_history as history
 from ..moments.diff.moments import TableDiff
 from ..moments.query.answers import as_relation
@@ -73,52 +73,44 @@ class TableDifference(Shown):
         return table_diff(self.found)
 
 
-class Difference(Shown, Mapping[str, TableDifference]):
+class Difference(Shown, dict[str, TableDifference]):
     """How the tables of two moments differ, by table."""
 
-    def __init__(self, before: str, after: str, found: Sequence[TableDiff]) -> None:
-        self._refs = before, after
-        self._found = {each.table: TableDifference(each) for each in found}
-
-    def __getitem__(self, table: str) -> TableDifference:
-        return self._found[table]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+    def __init__(self, refs: tuple[str, str], cuts: tuple[Cut, Cut], found: Sequence[TableDiff]) -> None:
+        super().__init__((each.table, TableDifference(each)) for each in found)
+        self.refs = refs
+        self.cuts = cuts
+        """Their manifests."""
 
     @property
     def equal(self) -> bool:
         """Whether nothing differs."""
-        return all(each.equal for each in self._found.values())
+        return all(each.equal for each in self.values())
+
+    @property
+    def found(self) -> tuple[TableDiff, ...]:
+        """All that was found out, by table."""
+        return tuple(each.found for each in self.values())
 
     def _blocks(self) -> Iterator[Block]:
-        before, after = self._refs
-        tables = [each.found for each in self._found.values()]
+        before, after = self.refs
         yield Title(f"{before} and {after} {'are equal' if self.equal else 'differ'}")
-        rows = ((each.table, each.added, each.removed, each.changed) for each in tables)
+        rows = ((each.table, each.added, each.removed, each.changed) for each in self.found)
         yield Table.of(("table", "added", "removed", "changed"), rows)
-        yield from (f"{each.table}: {what}" for each in tables for what in each.unlike)
+        yield from (f"{each.table}: {what}" for each in self.found for what in each.unlike)
 
 
-class KeyHistory(Shown, Sequence[history.Change]):
+class KeyHistory(Shown, tuple[history.Change, ...]):  # noqa: SLOT001  it has more than its items
     """The changes of one key, newest first."""
 
-    def __init__(self, found: history.KeyHistory) -> None:
-        self.found = found
-        """All that was found out."""
+    found: history.KeyHistory
+    """All that was found out."""
 
-    @overload
-    def __getitem__(self, place: int) -> history.Change: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[history.Change]: ...
-    def __getitem__(self, place: int | slice) -> history.Change | Sequence[history.Change]:
-        return self.found.changes[place]
-
-    def __len__(self) -> int:
-        return len(self.found.changes)
+    def __new__(cls, found: history.KeyHistory) -> "KeyHistory":
+        """The changes, and all that was found out."""
+        made = super().__new__(cls, found.changes)
+        made.found = found
+        return made
 
     def _blocks(self) -> Iterator[Block]:
         found, (key,) = self.found, python_rows(self.found.key)

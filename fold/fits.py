@@ -30,8 +30,6 @@ class Declared:
 
     app: str
     stages: Mapping[str, DeclaredStage]
-    file: str = ""
-    """The file that declares it, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,8 @@ def fit_table(stage: str, stored: Table | None, declared: Table | None, renames:
         NotFound: A rename names a column that is not there.
     """
     if (stored is None) != (declared is None):
-        now, before = ("keeps state now", "had none") if stored is None else ("keeps no state now", "kept a table")
-        return TableFit(refused=Refused(f"stage {stage!r} {now}, and {before}", hint=ANOTHER_STAGE))
+        change = "keeps state now, and had none" if stored is None else "kept state, and has none now"
+        return TableFit(refused=Refused(f"stage {stage!r} {change}", hint=ANOTHER_STAGE))
     if stored is None or declared is None:
         return TableFit()
     try:

@@ -136,23 +136,6 @@ class Page:
     closing: Aside
 
 
-class Result:
-    """What a verb shows and a method gives.
-
-    Args:
-        data: for machines: builtins, structs and dataclasses.
-        blocks: for people.
-        notes: lines worth knowing beside it; machines find what they say in the data.
-        failed: whether what was asked does not hold, so that the exit code is 1.
-    """
-
-    def __init__(self, data: object, *blocks: Block, notes: Iterable[str] = (), failed: bool = False) -> None:
-        self.data = data
-        self.blocks = blocks
-        self.notes = tuple(notes)
-        self.failed = failed
-
-
 def spans(cell: Cell) -> Line:
     """The pieces of a cell or line."""
     return cell if isinstance(cell, tuple) else (cell,)

@@ -1,5 +1,6 @@
 """How numbers, spans of time and windows of offsets are written, short enough for the columns of a table."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..durations import rounded
@@ -68,6 +69,11 @@ def bar(done: int, total: int) -> str:
     """A bar of 40 characters, full where `done` is `total` or more."""
     full = min(_BAR_WIDTH, _BAR_WIDTH * done // max(total, 1))
     return f"{'━' * full}{'─' * (_BAR_WIDTH - full)}"
+
+
+def store_flag(root: str | None) -> str:
+    """The `--store` to type for a root; empty for None."""
+    return f" --store {shlex.quote(root)}" if root else ""
 
 
 def listed(*counted: tuple[int, str]) -> str:

@@ -5,14 +5,16 @@ from itertools import chain
 from pathlib import Path
 
 from .. import instants
+from ..moments.cut.graph import Cut
 from ..moments.diff.key_changes import KeyChange
 from ..moments.diff.key_history import Change, KeyHistory
-from ..moments.diff.moments import ColumnMatch, StoredCut, TableDiff
+from ..moments.diff.moments import TableDiff
 from ..moments.query.log import Entry
 from ..moments.take.audit_log import Operation
 from ..search.verdict import Guilty
 from . import formats, values
-from .document import Block, Cell, Name, Result, Table, Title
+from .document import Block, Cell, Name, Table, Title
+from .shown import Result
 from .values import value_lines, word
 from .verdict import record_data
 
@@ -20,15 +22,16 @@ _IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "back
 """Kinds of versions that read no rows."""
 
 
-def log(commits: Sequence[Entry], app_name: str, *, asked_kafka: bool = False) -> Result:
-    """Commits, newest first; `asked_kafka` where it is known what can be replayed."""
-    if not commits:
-        return Result(commits, f"{app_name} has no commit yet; `slackwater run FILE` makes them")
-    return Result(commits, commits_table(commits, asked_kafka=asked_kafka))
+def log(commits: Sequence[Entry], app_name: str) -> Result:
+    """Commits, newest first."""
+    none = f"{app_name} has no commit yet; `slackwater run FILE` makes them"
+    return Result(commits, commits_table(commits) if commits else none)
 
 
-def commits_table(commits: Sequence[Entry], *, asked_kafka: bool = False) -> Table:
+def commits_table(commits: Sequence[Entry]) -> Table:
     """A line for each commit, and one for those right before it that are gone."""
+    # Kafka was asked whether it still holds what they read.
+    asked_kafka = any(entry.replayable is not None for entry in commits)
     timed = any(entry.watermark_ms is not None for entry in commits)
     more = (*(["watermark"] if timed else []), *(["can be"] if asked_kafka else []))
     lines = (line for entry in commits for line in _lines(entry, asked_kafka=asked_kafka, timed=timed))
@@ -37,16 +40,18 @@ def commits_table(commits: Sequence[Entry], *, asked_kafka: bool = False) -> Tab
 
 def _lines(entry: Entry, *, asked_kafka: bool, timed: bool) -> Iterator[tuple[Cell, ...]]:
     watermark = "-" if entry.watermark_ms is None else instants.iso(entry.watermark_ms)
+    is_idle = entry.kind in _IDLE
     yield (
         instants.when(entry.time_ms),
         entry.stage,
         f"v{entry.version}",
         entry.kind,
-        *_work(entry),
+        "-" if is_idle else entry.rows_in,
+        "-" if is_idle else formats.duration(entry.duration_ms),
         ", ".join(entry.snapshots),
         *([watermark] if timed else []),
         *(["restored, replayed" if entry.replayable else "restored"] if asked_kafka else []),
-        formats.windows(map(str, entry.windows)) or "; ".join((*_lost(entry), *_added(entry), *_renamed(entry))),
+        formats.windows(map(str, entry.windows)) or "; ".join(_instead(entry)),
     )
     if entry.thinned is not None:
         first, last = entry.thinned
@@ -54,31 +59,18 @@ def _lines(entry: Entry, *, asked_kafka: bool, timed: bool) -> Iterator[tuple[Ce
         yield ("", entry.stage, versions, "gone", "-", "-", "", *("-" * (timed + asked_kafka)), "thinned out by gc")
 
 
-def _lost(entry: Entry) -> Iterator[str]:
-    """What a claim went on without."""
+def _instead(entry: Entry) -> Iterator[str]:
+    """What a version that read nothing did: what a claim went on without, columns, another name."""
     for lost in entry.lost.values():
         versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
         rows = f" ({formats.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
         yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
-
-
-def _added(entry: Entry) -> Iterator[str]:
-    """Since when a table has a column."""
     if entry.added:
         yield f"since here: {', '.join(entry.added)}"
     if entry.backfilled:
         yield f"backfilled: {', '.join(entry.backfilled)}"
-
-
-def _renamed(entry: Entry) -> Iterator[str]:
-    """What the stage is called after this version, or was called before."""
     if entry.renamed:
         yield f"{'was called' if entry.kind == 'rename' else 'is called'} {entry.renamed}"
-
-
-def _work(entry: Entry) -> tuple[Cell, Cell]:
-    """The rows that it read, and how long that took; of versions that are there for something else, neither."""
-    return ("-", "-") if entry.kind in _IDLE else (entry.rows_in, formats.duration(entry.duration_ms))
 
 
 def operations(done: Sequence[Operation], app_name: str) -> Result:
@@ -93,23 +85,13 @@ def key_history(
     found: KeyHistory, key: str, behind: Sequence[Guilty | None] | None = None, *, limit: int = 0, verbose: bool = False
 ) -> Result:
     """The changes of a key, which the person who asked wrote as `key`; `behind` is the record behind each."""
-    notes = [
-        *(
-            f"note: the record behind one change cannot be told: {each.reason}"
-            for each in behind or ()
-            if each is not None and each.reason
-        ),
-        *_notes(found, limit),
-    ]
+    reasons = [each.reason for each in behind or () if each is not None and each.reason]
+    notes = [f"note: the record behind one change cannot be told: {reason}" for reason in reasons]
+    notes += _notes(found, limit)
     if verbose:
         took = formats.plural(found.reads.requests, "request")
         notes.append(f"read {formats.size(found.reads.bytes)} of SSTs in {took}")
-    never = f"table {found.table} of {found.app} never had a key {key}, in the versions that are left"
-    return Result(_data(found, behind), changes_table(found, behind) if found.changes else never, notes=notes)
-
-
-def _data(found: KeyHistory, behind: Sequence[Guilty | None] | None) -> dict[str, object]:
-    (key,) = values.rows(found.key)
+    (values_of_key,) = values.rows(found.key)
     fields = ("stage", "version", "after_version", "time_ms", "expired", "gap", "windows", "before", "after")
     changes = (
         {name: getattr(each, name) for name in fields}
@@ -117,14 +99,16 @@ def _data(found: KeyHistory, behind: Sequence[Guilty | None] | None) -> dict[str
         | {"record": record_data(record)}
         for each, record in zip(found.changes, behind or (None,) * len(found.changes), strict=True)
     )
-    return {
+    data = {
         "app": found.app,
         "table": found.table,
-        "key": key,
+        "key": values_of_key,
         "changes": values.stream(changes),
         "whole_from": found.whole_from or None,
         "read": {"requests": found.reads.requests, "bytes": found.reads.bytes},
     }
+    never = f"table {found.table} of {found.app} never had a key {key}, in the versions that are left"
+    return Result(data, changes_table(found, behind) if found.changes else never, notes=notes)
 
 
 def changes_table(found: KeyHistory, behind: Sequence[Guilty | None] | None = None) -> Table:
@@ -138,13 +122,11 @@ def changes_table(found: KeyHistory, behind: Sequence[Guilty | None] | None = No
 
 def _change(change: Change, read: str) -> Iterator[tuple[Cell, ...]]:
     """A line for each value that changed; the first says when, by which version, and of what it came."""
-    about = (instants.when(change.time_ms), f"v{change.version}", _what(change))
-    for number, line in enumerate(value_lines(change.before, change.after)):
-        yield (*(about if number == 0 else ("", "", "")), *line, read if number == 0 else "")
-
-
-def _what(change: Change) -> str:
-    return "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
+    what = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
+    about = (instants.when(change.time_ms), f"v{change.version}", what)
+    for line in value_lines(change.before, change.after):
+        yield (*about, *line, read)
+        about, read = ("", "", ""), ""
 
 
 def _notes(found: KeyHistory, limit: int) -> Iterator[str]:
@@ -170,7 +152,7 @@ def _notes(found: KeyHistory, limit: int) -> Iterator[str]:
 
 def diff(
     refs: Sequence[str],
-    sides: Sequence[StoredCut],
+    cuts: Sequence[Cut],
     found: Sequence[TableDiff],
     *,
     with_rows: bool = True,
@@ -179,16 +161,17 @@ def diff(
 ) -> Result:
     """The rows that differ between two moments, named by `refs`; `out` is the file that has all of them."""
     equal = all(each.equal for each in found)
-    described = zip("ab", refs, (side.cut for side in sides), strict=True)
+    sides = zip("ab", refs, cuts, strict=True)
     data = {
-        **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in described},
+        **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in sides},
         "equal": equal,
         "tables": [_table_data(each, with_rows=with_rows, with_values=with_values) for each in found],
         "file": str(out) if out is not None else None,
     }
-    each_table = (table_diff(each, with_rows=with_rows, with_values=with_values, out=out) for each in found)
-    blocks = (block for number, each in enumerate(each_table) for block in (*[""] * (number > 0), *each))
-    return Result(data, *blocks, failed=not equal)
+    blocks: list[Block] = []
+    for each in found:
+        blocks += ["", *table_diff(each, with_rows=with_rows, with_values=with_values, out=out)]
+    return Result(data, *blocks[1:], failed=not equal)
 
 
 def _table_data(each: TableDiff, *, with_rows: bool, with_values: bool) -> dict[str, object]:
@@ -211,37 +194,30 @@ def table_diff(
     yield from each.unlike
     if each.changed and each.columns:
         about = f"of {'about ' if each.about else ''}{formats.plural(each.rows_in_both, 'row')}"
-        yield Table.of(("column", ">differ", f">{about} equal"), (_match(one, each) for one in each.columns))
+        # Rounded down: all are equal only where all are.
+        equal = [(each.rows_in_both - one.differing) * 1_000_000 // each.rows_in_both for one in each.columns]
+        lines = (
+            (one.column, one.differing, f"{parts / 10_000:g} %") for one, parts in zip(each.columns, equal, strict=True)
+        )
+        yield Table.of(("column", ">differ", f">{about} equal"), lines)
     if with_rows and len(each.changes):
         yield ""
         yield from _rows(each, with_values=with_values, out=out)
 
 
-def _match(column: ColumnMatch, of: TableDiff) -> tuple[Cell, ...]:
-    # Rounded down: all are equal only where all are.
-    parts = (of.rows_in_both - column.differing) * 1_000_000 // of.rows_in_both
-    return column.column, column.differing, f"{parts / 10_000:g} %"
-
-
 def _rows(each: TableDiff, *, with_values: bool, out: Path | None) -> Iterator[Block]:
-    changes = each.changes
-    headings: tuple[str | Name, ...] = ("", *(Name(name) for name in changes.keys.column_names))
-    some = changes.head(formats.MOST_SHOWN)
+    def key(change: KeyChange) -> tuple[Cell, ...]:
+        return change.kind, *map(word, change.key.values())
+
+    some = each.changes.head(formats.MOST_SHOWN)
+    headings: tuple[str | Name, ...] = ("", *map(Name, each.changes.keys.column_names))
     if with_values:
-        yield Table.of((*headings, "column", ">before", ">after"), (line for one in some for line in _values(one)))
+        # A line for each value that differs; of a row that one side has, for each that it has.
+        lines = ((*key(change), *line) for change in some for line in value_lines(change.before, change.after))
+        yield Table.of((*headings, "column", ">before", ">after"), lines)
     else:
-        yield Table.of(headings, map(_key, some))
-    if len(changes) > formats.MOST_SHOWN:
-        more = formats.count(len(changes) - formats.MOST_SHOWN)
-        yield f"and {more} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
+        yield Table.of(headings, map(key, some))
+    if (more := len(each.changes) - formats.MOST_SHOWN) > 0:
+        yield f"and {formats.count(more)} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
     elif out is not None:
-        yield f"{formats.plural(len(changes), 'row')} in {out}"
-
-
-def _key(change: KeyChange) -> tuple[Cell, ...]:
-    return change.kind, *map(word, change.key.values())
-
-
-def _values(change: KeyChange) -> Iterator[tuple[Cell, ...]]:
-    """A line for each value that differs; of a row that one side has, for each that it has."""
-    return ((*_key(change), *line) for line in value_lines(change.before, change.after))
+        yield f"{formats.plural(len(each.changes), 'row')} in {out}"

@@ -1,6 +1,6 @@
 """What changes what is stored: garbage collection, compaction, rescaling, retiring and removal, as they are shown."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from .. import instants
@@ -14,7 +14,8 @@ from ..keep.maintain.stage_compactor import Compacted
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from . import formats
-from .document import Block, Result, Table, Title
+from .document import Table, Title
+from .shown import Result, Words, result
 
 _RULES = {
     "head": "newest",
@@ -38,12 +39,9 @@ def explained(found: Explanation) -> Result:
     return Result(found, Title(title), *found.reasons)
 
 
-def collected(done: Collected) -> Result:
+@result
+def collected(done: Collected) -> Words:
     """What garbage collection took, and why the rest stays."""
-    return Result(done, *_collected(done))
-
-
-def _collected(done: Collected) -> Iterator[Block]:
     verb = "would collect" if done.dry_run else "collected"
     what = f"{formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}" if done.objects else "nothing"
     yield Title(f"{verb} {what} of {done.app}")
@@ -80,6 +78,7 @@ def _collected(done: Collected) -> Iterator[Block]:
         yield f"{formats.plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
     if done.retention.keeps_everything:
         yield "no rule of retention is set, so the whole history stays: [retention] in slackwater.toml has the rules"
+    return done
 
 
 def compacted_line(done: Compacted) -> str:
@@ -95,86 +94,75 @@ def compacted_line(done: Compacted) -> str:
     return "  ".join(filter(None, words))
 
 
-def compacted(app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest]) -> Result:
+@result
+def compacted(app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest]) -> Words:
     """What was merged; `earlier` are the versions that did when nothing is left to."""
-    data = {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
-    return Result(data, *_compacted(app_name, done, earlier))
-
-
-def _compacted(app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest]) -> Iterator[Block]:
     if earlier:
         merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
         yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
-        return
-    if not done:
+    elif not done:
         yield f"nothing to merge in {app_name}"
-        return
-    yield Title(f"compacted {app_name}")
-    yield Table.each(
-        done,
-        {
-            "stage": lambda each: each.stage,
-            ">version": lambda each: f"v{each.version}",
-            ">merges": lambda each: each.merges,
-            ">SSTs before": lambda each: each.inputs,
-            ">after": lambda each: each.outputs,
-            ">read": lambda each: formats.size(each.bytes_read),
-            ">written": lambda each: formats.size(each.bytes_written),
-        },
-    )
+    else:
+        yield Title(f"compacted {app_name}")
+        yield Table.each(
+            done,
+            {
+                "stage": lambda each: each.stage,
+                ">version": lambda each: f"v{each.version}",
+                ">merges": lambda each: each.merges,
+                ">SSTs before": lambda each: each.inputs,
+                ">after": lambda each: each.outputs,
+                ">read": lambda each: formats.size(each.bytes_read),
+                ">written": lambda each: formats.size(each.bytes_written),
+            },
+        )
+    return {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
 
 
-def to_compact(app_name: str, due: Sequence[Merge]) -> Result:
+@result
+def to_compact(app_name: str, due: Sequence[Merge]) -> Words:
     """What would be merged."""
-    return Result({"app": app_name, "dry_run": True, "merges": due}, *_planned(app_name, due))
-
-
-def _planned(app_name: str, due: Sequence[Merge]) -> Iterator[Block]:
-    if not due:
+    if due:
+        yield Title(f"would merge in {app_name}")
+        yield Table.each(
+            due,
+            {
+                "stage": lambda each: each.stage,
+                ">partition": lambda each: str(each.partition),
+                ">SSTs": lambda each: each.inputs,
+                ">size": lambda each: formats.size(each.bytes),
+                "of levels": lambda each: ", ".join(map(str, each.levels)),
+                "into level": lambda each: str(each.level),
+                "": lambda each: "moved, not rewritten" if each.moves else "",
+            },
+        )
+    else:
         yield f"nothing to merge in {app_name}"
-        return
-    yield Title(f"would merge in {app_name}")
-    yield Table.each(
-        due,
-        {
-            "stage": lambda each: each.stage,
-            ">partition": lambda each: str(each.partition),
-            ">SSTs": lambda each: each.inputs,
-            ">size": lambda each: formats.size(each.bytes),
-            "of levels": lambda each: ", ".join(map(str, each.levels)),
-            "into level": lambda each: str(each.level),
-            "": lambda each: "moved, not rewritten" if each.moves else "",
-        },
-    )
+    return {"app": app_name, "dry_run": True, "merges": due}
 
 
-def rescaled(done: Rescaled, stage: str, *, dry_run: bool) -> Result:
+@result
+def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
     """Another number of state partitions."""
-    return Result({**asdict(done), "dry_run": dry_run}, *_rescaled(done, stage, dry_run=dry_run))
-
-
-def _rescaled(done: Rescaled, stage: str, *, dry_run: bool) -> tuple[str, ...]:
-    if done.before == done.partitions:
-        return (f"done already: {stage} has {formats.plural(done.before, 'state partition')}",)
-    what = f"{stage} from {done.before} to {formats.plural(done.partitions, 'state partition')}"
-    if dry_run:
-        return (f"would rescale {what} with v{done.version}",)
-    return (
-        f"rescaled {what} with v{done.version}; {formats.plural(done.ssts, 'SST')} kept as they are",
-        "a runner that is on stops now; go on with them: slackwater run FILE",
-    )
-
-
-def retired(done: Retired, flags: str, *, dry_run: bool) -> Result:
-    """A stage without which the app goes on."""
-    return Result({**asdict(done), "dry_run": dry_run}, *_retired(done, flags, dry_run=dry_run))
-
-
-def _retired(done: Retired, flags: str, *, dry_run: bool) -> Iterator[str]:
     stage = f"{done.app}/{done.stage}"
+    what = f"{stage} from {done.before} to {formats.plural(done.partitions, 'state partition')}"
+    if done.before == done.partitions:
+        yield f"done already: {stage} has {formats.plural(done.before, 'state partition')}"
+    elif dry_run:
+        yield f"would rescale {what} with v{done.version}"
+    else:
+        yield f"rescaled {what} with v{done.version}; {formats.plural(done.ssts, 'SST')} kept as they are"
+        yield "a runner that is on stops now; go on with them: slackwater run FILE"
+    return asdict(done) | {"dry_run": dry_run}
+
+
+@result
+def retired(done: Retired, flags: str, *, dry_run: bool) -> Words:
+    """A stage without which the app goes on."""
+    data, stage = asdict(done) | {"dry_run": dry_run}, f"{done.app}/{done.stage}"
     if done.already:
         yield f"{stage} is retired since v{done.version}: done already"
-        return
+        return data
     last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'nobody known'}"
     if dry_run:
         yield f"would retire {stage} with v{done.version}"
@@ -190,15 +178,12 @@ def _retired(done: Retired, flags: str, *, dry_run: bool) -> Iterator[str]:
         yield f"it has not read {formats.plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
     if not dry_run:
         yield f'see its last state: slackwater query {stage}{flags} "SELECT …"; a program that has it brings it back'
+    return data
 
 
-def removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Result:
+@result
+def removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
     """An app that was removed wholly; `groups` are its consumer groups, which go with the topics if `topics` do."""
-    data = {**asdict(done), "groups": groups, "dry_run": dry_run}
-    return Result(data, *_removed(done, groups, topics=topics, dry_run=dry_run))
-
-
-def _removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Iterator[str]:
     removal, what = done.removal, done.contents
     if done.already:
         when = instants.when(removal.time_ms)
@@ -214,3 +199,4 @@ def _removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: boo
             yield f"{'would remove' if dry_run else 'removed'} from Kafka its {kind} {names}"
         elif names:
             yield f"left in Kafka are its {kind} {names}: --topics removes them"
+    return asdict(done) | {"groups": groups, "dry_run": dry_run}

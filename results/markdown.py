@@ -4,24 +4,8 @@ import re
 from collections.abc import Iterator
 
 from ..printable import printable
-from .document import (
-    Aside,
-    Block,
-    Cell,
-    Facts,
-    Found,
-    Listing,
-    Name,
-    Page,
-    Section,
-    Span,
-    Table,
-    Time,
-    Title,
-    Value,
-    spans,
-    words,
-)
+from . import document
+from .document import Block, Cell, Page, Section, Span, Table, spans, words
 from .report.picture import Timeline
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
@@ -30,10 +14,10 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~&$@]")
 """What may begin markup within words of ours."""
 
 
-def render(document: Page) -> str:
+def render(page: Page) -> str:
     """The file's text."""
-    facts = "\n\n".join(_block(document.facts))
-    parts = (f"## {_line(document.sentence)}", facts, *map(_section, document.sections), *_block(document.closing))
+    facts = "\n\n".join(_block(page.facts))
+    parts = (f"## {_line(page.sentence)}", facts, *map(_section, page.sections), *_block(page.closing))
     return "\n\n".join(parts) + "\n"
 
 
@@ -43,20 +27,20 @@ def _section(section: Section) -> str:
 
 def _block(block: Block) -> Iterator[str]:
     match block:
-        case Title(line):
+        case document.Title(line):
             yield f"**{_line(line)}**"
-        case Aside(line):
+        case document.Aside(line):
             yield f"<sub>{_line(line)}</sub>"
         case Table():
             yield "\n".join(_rows(block))
-        case Facts(rows):
+        case document.Facts(rows):
             yield "\n".join(f"- {_span(name)}: {_line(line)}" for name, line in rows)
-        case Listing(text):
+        case document.Listing(text):
             lines = [*map(printable, text.split("\n"))]
             # A fence ends a listing when it is as long as the one that began it.
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
             yield "\n".join((fence, *lines, fence))
-        case Timeline():
+        case Timeline() | "":
             return
         case _:
             yield _line(block)
@@ -78,13 +62,13 @@ def _line(line: Cell) -> str:
 
 def _span(span: Span) -> str:
     match span:
-        case Name(text) | Value(text, False):
+        case document.Name(text) | document.Value(text, False):
             return _code(text)
-        case Value(text, _):
+        case document.Value(text, _):
             return f"*{_words(text)}*"
-        case Time():
+        case document.Time():
             return span.text
-        case Found(word):
+        case document.Found(word):
             return f"**{word}**"
         case _:
             return _words(words(span))

@@ -8,15 +8,19 @@ from .. import instants
 from ..keep.init.initialise import Initialised
 from ..keep.migrate.migrate import Migrated, lines
 from ..pipeline.batch.batch_report import BatchReport
-from ..pipeline.migrate.backfilled import Backfilled, Filled
+from ..pipeline.migrate.backfilled import Backfilled
 from ..pipeline.migrate.first_version import FirstVersion
 from ..pipeline.replay.compare import ChannelComparison, Comparison
 from . import formats, values
-from .document import Block, Cell, Result, Table, Title
+from .document import Block, Cell, Table, Title
+from .shown import Result, Words, result
 
 
-def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, dry_run: bool) -> Result:
+@result
+def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, dry_run: bool) -> Words:
     """What a changed program changes, and what was computed over the past; None where that was not asked for."""
+    yield from _migrated(done, file, dry_run, flags)
+    yield from past_words(past, dry_run) if past is not None else ()
     data = {
         "app": done.plan.app,
         "migration": done.number or None,
@@ -26,10 +30,7 @@ def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, 
         "changes": done.plan.changes,
         "dry_run": dry_run,
     }
-    words = _migrated(done, file, dry_run, flags)
-    if past is None:
-        return Result(data, *words)
-    return Result({**data, "backfill": _past_data(past)}, *words, *past_words(past, dry_run))
+    return data if past is None else data | {"backfill": _past_data(past)}
 
 
 def _migrated(done: Migrated, file: str, dry_run: bool, flags: str) -> Iterator[Block]:
@@ -74,7 +75,11 @@ def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
     if not past.filled and not past.left:
         yield "nothing to backfill: no column is without the past"
     for each in past.filled:
-        target, columns, read = each.target, ", ".join(each.target.columns), _read_of(each)
+        target, columns = each.target, ", ".join(each.target.columns)
+        windows = [formats.between(topic, at, target.ends[topic]) for topic, at in each.starts.items()]
+        since = f", from {instants.iso(each.from_ms)} on" if each.from_ms is not None else ""
+        read = ", ".join(filter(None, windows)) or "nothing: nothing was read before"
+        read += f" (about {formats.plural(each.records, 'record')}{since})"
         if dry_run:
             yield f"{target.stage}: {columns} would be computed from {read}"
         else:
@@ -83,7 +88,9 @@ def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
             yield f"{target.stage}  v{each.version}"
             yield f"  {columns} computed from {read}"
             yield f"  {keys} brought in by one commit, {ssts} rewritten, {formats.size(each.bytes)}"
-        yield f"  {_complete(each)}"
+        whole = "complete: of all that the stage ever read"
+        part = f"complete from {formats.starts(each.starts)} on; what came before is not in it"
+        yield f"  {whole if each.whole else part}"
         if each.needed:
             yield f"  {each.needed} stays, as a batch under way may need it; the next --backfill removes it"
     for left in past.left:
@@ -93,26 +100,9 @@ def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
             yield f"  {left.hint}"
 
 
-def _read_of(each: Filled) -> str:
-    windows = [formats.between(topic, at, each.target.ends[topic]) for topic, at in each.starts.items()]
-    told = ", ".join(filter(None, windows)) or "nothing: nothing was read before"
-    since = f", from {instants.iso(each.from_ms)} on" if each.from_ms is not None else ""
-    return f"{told} (about {formats.plural(each.records, 'record')}{since})"
-
-
-def _complete(each: Filled) -> str:
-    if each.whole:
-        return "complete: of all that the stage ever read"
-    return f"complete from {formats.starts(each.starts)} on; what came before is not in it"
-
-
-def initialised(done: Initialised, first: FirstVersion, program: str, *, dry_run: bool) -> Result:
+@result
+def initialised(done: Initialised, first: FirstVersion, program: str, *, dry_run: bool) -> Words:
     """A table that begins with rows from elsewhere."""
-    data = {**asdict(done), "dry_run": dry_run, "starts": first.info.starts, "others": first.others}
-    return Result(data, *_initialised(done, first, program, dry_run))
-
-
-def _initialised(done: Initialised, first: FirstVersion, program: str, dry_run: bool) -> Iterator[str]:
     where = f"{done.app}/{done.stage}"
     held = f"{formats.plural(done.rows, 'row')} in {formats.plural(done.ssts, 'SST')}, {formats.size(done.bytes)}"
     if done.already:
@@ -126,6 +116,7 @@ def _initialised(done: Initialised, first: FirstVersion, program: str, dry_run: 
         yield f"{', '.join(first.others)} {'begins' if len(first.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
         yield f"the first run goes on from here: slackwater run {program} --app {done.app}"
+    return asdict(done) | {"dry_run": dry_run, "starts": first.info.starts, "others": first.others}
 
 
 def replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Result:
@@ -185,19 +176,12 @@ def _comparison(found: Comparison) -> dict[str, object]:
 
 def _written(found: Comparison) -> Iterator[tuple[Cell, ...]]:
     if found.committed is not None:
-        different = len(found.different or ()) + found.hidden
-        numbers = (found.committed.num_rows, found.num_replayed, different)
-        yield found.stage, "keys", *numbers
+        keys = len(found.different or ()) + found.hidden
+        yield found.stage, "keys", found.committed.num_rows, found.num_replayed, keys
     for each in found.channels:
-        if each.committed.rows is None:
-            yield each.name, "rows sent", None, each.replayed.num_rows, None
-        else:
-            numbers = (
-                each.committed.rows.num_rows,
-                each.replayed.num_rows,
-                each.missing.num_rows + each.added.num_rows,
-            )
-            yield each.name, "rows sent", *numbers
+        sent = each.committed.rows
+        different = None if sent is None else each.missing.num_rows + each.added.num_rows
+        yield each.name, "rows sent", sent.num_rows if sent is not None else None, each.replayed.num_rows, different
 
 
 def _channel(channel: ChannelComparison) -> Iterator[Block]:

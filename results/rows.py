@@ -1,7 +1,7 @@
 """Rows of a moment: what a query returns, a key's row, tables and their columns, exports, rejected records."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +12,8 @@ from ..moments.cut.graph import Cut
 from ..moments.query.columns import TableColumn, columns
 from ..moments.query.export import ABOUT, Exported
 from . import formats, values
-from .document import Block, Cell, Result, Table, Title
+from .document import Cell, Table, Title
+from .shown import Result, Words, result
 
 _SHOWN = 60
 """Characters of an error that a table has room for."""
@@ -40,70 +41,67 @@ def tables(cut: Cut) -> Result:
 
 def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> Table:
     """The columns of each table."""
-    lines = ((name, each.name, each.type, _role(each)) for name, listed in found.items() for each in listed)
+
+    def role(column: TableColumn) -> str:
+        if column.complete_from:
+            return f"complete from {formats.starts(column.complete_from)}"
+        return "key" if column.key else f"since v{column.since}" if column.since else ""
+
+    lines = ((name, each.name, each.type, role(each)) for name, listed in found.items() for each in listed)
     return Table.of(("table", "column", "type", ""), lines)
 
 
-def _role(column: TableColumn) -> str:
-    if column.complete_from:
-        return f"complete from {formats.starts(column.complete_from)}"
-    return "key" if column.key else f"since v{column.since}" if column.since else ""
-
-
-def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Result:
+@result
+def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     """Tables in a file of their own."""
-    data = {
-        "file": str(file),
-        "bytes": written.bytes,
-        "app": cut.app,
-        "versions": cut.versions,
-        "tables": written.rows,
-        "thinned_out": cut.thinned,
-    }
-    return Result(
-        data,
-        Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is"),
-        Table.of(
-            ("table", ">version", ">rows"),
-            ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items()),
-        ),
-    )
+    yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is")
+    lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
+    yield Table.of(("table", ">version", ">rows"), lines)
+    about = {"app": cut.app, "versions": cut.versions, "tables": written.rows, "thinned_out": cut.thinned}
+    return {"file": str(file), "bytes": written.bytes, **about}
 
 
-def row(found: Mapping[str, object] | None, cut: Cut, read: Mapping[str, int], notes: Sequence[str]) -> Result:
-    """The row of a key, None where it is not there; `read` is what that took."""
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """What a look-up of a key found, and what it took."""
+
+    found: pa.Table
+    """One row or none."""
+    cut: Cut
+    requests: int
+    bytes: int
+    table_bytes: int
+    """Of the whole table."""
+
+
+def row(read: KeyRow, table: str, key: Sequence[str], *, verbose: bool) -> Result:
+    """The row of a key, as it was typed; `verbose` says what was read for it."""
+    (found,) = values.rows(read.found) or (None,)
     lines = ((name, values.word(value)) for name, value in (found or {}).items())
-    data = {"found": found is not None, "row": found, "read": read, "thinned_out": cut.thinned}
-    shown = [Table.of(("column", "value"), lines)] if found is not None else []
-    return Result(data, *shown, notes=notes, failed=found is None)
+    took = {"requests": read.requests, "bytes": read.bytes, "table_bytes": read.table_bytes}
+    data = {"found": found is not None, "row": found, "read": took, "thinned_out": read.cut.thinned}
+    notes = [f"table {table} of {read.cut.ref} has no key {' '.join(key)}"] if found is None else []
+    if verbose:
+        what = formats.plural(read.requests, "request")
+        notes.append(f"read {formats.size(read.bytes)} of {formats.size(read.table_bytes)} in {what}")
+    return Result(data, *([Table.of(("column", "value"), lines)] if found else []), notes=notes, failed=found is None)
 
 
 def rejected(found: RejectedRecords, limit: int) -> Result:
     """Records that stages left out, newest first."""
-    data = {
-        "app": found.app,
-        "total": dict(found.total),
-        "waiting": dict(found.waiting),
-        "records": values.stream(map(asdict, found.records)),
-    }
-    is_part = limit and len(found.records) == limit
-    notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
-    return Result(data, *_rejected(found), notes=notes)
-
-
-def _rejected(found: RejectedRecords) -> Iterator[Block]:
+    records = values.stream(map(asdict, found.records))
+    data = {"app": found.app, "total": dict(found.total), "waiting": dict(found.waiting), "records": records}
     if not found.records:
-        yield (
-            f"no rejected record of {found.app} waits" if found.total else f"no stage of {found.app} rejected a record"
-        )
-        return
-    headings = ("stage", "record", "rejected", ">attempts", "error", "")
-    yield Table.of(headings, map(_record, found.records))
-    yield ""
-    yield "; ".join(
+        none = f"no rejected record of {found.app} waits"
+        return Result(data, none if found.total else f"no stage of {found.app} rejected a record")
+    counts = "; ".join(
         f"{name}: {formats.plural(found.waiting[name], 'record')} waiting of {total:,}"
         for name, total in found.total.items()
     )
+    headings = ("stage", "record", "rejected", ">attempts", "error", "")
+    is_part = len(found.records) == limit
+    notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
+    return Result(data, Table.of(headings, map(_record, found.records)), "", counts, notes=notes)
 
 
 def _record(each: RejectedRecord) -> tuple[Cell, ...]:
@@ -113,16 +111,13 @@ def _record(each: RejectedRecord) -> tuple[Cell, ...]:
     return each.stage, each.address, instants.when(each.rejected_ms), str(each.attempts), f"{each.error}: {short}", done
 
 
-def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Result:
+@result
+def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Words:
     """Rejected records that wait, by stage, and are to be put through again."""
-    data = {"app": app_name, "dry_run": dry_run, "waiting": waiting, "running": sorted(running & waiting.keys())}
-    return Result(data, *_asked(app_name, waiting, running, dry_run=dry_run))
-
-
-def _asked(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Iterator[Block]:
     if not waiting:
         yield f"no rejected record of {app_name} waits to be retried"
     for name, count in waiting.items():
         who = "the runner puts them through within seconds" if name in running else "the next `slackwater run` does it"
         said = "would be put through again" if dry_run else "asked for"
         yield f"{app_name}/{name}: {formats.plural(count, 'rejected record')} {said}; {who}"
+    return {"app": app_name, "dry_run": dry_run, "waiting": waiting, "running": sorted(running & waiting.keys())}

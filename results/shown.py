@@ -1,9 +1,15 @@
-"""Values that show themselves: in words where Python prints them, as a table in notebooks."""
+"""What verbs show and methods give: in words where Python prints it, as a table in notebooks, as data for machines."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from functools import wraps
+from typing import ParamSpec
 
 from .document import Block
 from .text import plain
+
+_Given = ParamSpec("_Given")
+Words = Generator[Block, None, object]
+"""Yields blocks for people, and returns the data for machines."""
 
 
 class Shown:
@@ -22,3 +28,38 @@ class Shown:
         from .html import notebook
 
         return notebook(self._blocks())
+
+
+class Result(Shown):
+    """What a verb shows and a method gives.
+
+    Args:
+        data: for machines: builtins, structs and dataclasses.
+        blocks: for people.
+        notes: lines worth knowing beside it; machines find what they say in the data.
+        failed: whether what was asked does not hold, so that the exit code is 1.
+    """
+
+    def __init__(self, data: object, *blocks: Block, notes: Iterable[str] = (), failed: bool = False) -> None:
+        self.data = data
+        self.blocks = blocks
+        self.notes = tuple(notes)
+        self.failed = failed
+
+    def _blocks(self) -> Iterable[Block]:
+        return *self.blocks, *self.notes
+
+
+def result(told: Callable[_Given, Words]) -> Callable[_Given, Result]:
+    """Makes a function that gives a `Result` of one that gives its `Words`."""
+
+    @wraps(told)
+    def made(*args: _Given.args, **kwargs: _Given.kwargs) -> Result:
+        blocks, words = [], told(*args, **kwargs)
+        while True:
+            try:
+                blocks.append(next(words))
+            except StopIteration as end:
+                return Result(end.value, *blocks)
+
+    return made

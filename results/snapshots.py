@@ -12,9 +12,9 @@ from ..moments.cut.graph import Cut
 from ..moments.cut.in_flight import InFlight
 from ..moments.cut.stored import Request, Snapshot
 from ..moments.take.audit_log import Operation
-from ..moments.take.waiting import Taken
 from . import formats
-from .document import Block, Cell, Result, Table, Title
+from .document import Block, Cell, Table, Title
+from .shown import Result, Words, result
 
 _ACCEPTED = "sent = consumed + lost + in flight"
 
@@ -76,21 +76,25 @@ def _entry(entry: Entry, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
             yield ("", "", "", str(partition), *numbers, "")
 
 
-def taken(done: Taken, flags: str) -> Result:
+@result
+def taken(snapshot: Snapshot, flags: str, *, already: bool) -> Words:
     """A snapshot that was taken, now or by the same call before."""
-    return Result(done.snapshot, *_taken(done.snapshot, flags, done.already))
-
-
-def _taken(snapshot: Snapshot, flags: str, is_earlier: bool) -> Iterator[Block]:
     took = formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
-    if is_earlier:
+    if already:
         done = f"is the one that you took {instants.age(snapshot.completed_ms)}"
-    begin = "done already: " if is_earlier else ""
+    begin = "done already: " if already else ""
     yield f"{begin}snapshot {snapshot.app}@{snapshot.name} {done}: {versions(snapshot)}"
     if rows := sum(kept.rows for kept in snapshot.channels):
         yield f"{formats.plural(rows, 'record')} on the way between stages kept with it"
     yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'
+    return snapshot
+
+
+def asked(app_name: str, request: Request, *, already: bool) -> Result:
+    """A snapshot that was asked for, now or by the same call before."""
+    name, when = request.name, f" already, {instants.age(request.created_ms)}" if already else ""
+    return Result(request, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
 
 
 def snapshots(app_name: str, taken: Sequence[Snapshot], asked: Sequence[Request], waiting: Iterable[str]) -> Result:
@@ -102,18 +106,13 @@ def snapshots(app_name: str, taken: Sequence[Snapshot], asked: Sequence[Request]
     return Result({"snapshots": taken, "requests": asked}, table if rows else none, notes=waiting)
 
 
-def snapshot(found: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Result:
+@result
+def snapshot(found: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
     """The versions of a snapshot, where its inputs stood, and what was on the way."""
-    inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
-    data = {"snapshot": found, "inputs": inputs, "in_flight": flights}
-    return Result(data, *_shown(found, cut, flights))
-
-
-def _shown(snapshot: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Iterator[Block]:
-    by = f" by {snapshot.by}" if snapshot.by else ""
-    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {instants.when(snapshot.completed_ms)}{by}"
-    if snapshot.clone:
-        yield f"kept for the clone {snapshot.clone}"
+    by = f" by {found.by}" if found.by else ""
+    yield f"{found.app}@{found.name}  {found.kind}, {instants.when(found.completed_ms)}{by}"
+    if found.clone:
+        yield f"kept for the clone {found.clone}"
     manifests = [cut.stages[stage] for stage in cut.versions]
     yield Table.each(
         manifests,
@@ -125,14 +124,22 @@ def _shown(snapshot: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Iterato
             "read up to": lambda m: formats.places((i.topic, i.offsets) for i in m.inputs.values()),
         },
     )
-    if not flights:
+    if flights:
+        yield ""
+        yield Table.each(
+            flights,
+            {
+                "on the way": lambda f: f.channel,
+                "from": lambda f: f.sender,
+                "to": lambda f: f.receiver or "-",
+                ">rows": lambda f: f.rows,
+                "offsets": lambda f: formats.between(f.topic, f.starts, f.ends),
+            },
+        )
+    else:
         yield "nothing was on the way between stages"
-        return
-    yield ""
-    yield Table.of(
-        ("on the way", "from", "to", ">rows", "offsets"),
-        ((f.channel, f.sender, f.receiver or "-", f.rows, formats.between(f.topic, f.starts, f.ends)) for f in flights),
-    )
+    inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
+    return {"snapshot": found, "inputs": inputs, "in_flight": flights}
 
 
 def unpinned(what: str, gone: Snapshot | Request | Operation, *, dry_run: bool) -> Result:
@@ -154,15 +161,20 @@ def versions(snapshot: Snapshot) -> str:
     return ", ".join(f"{stage}@v{version}" for stage, version in snapshot.stages.items())
 
 
-def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: bool) -> Result:
+@result
+def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: bool) -> Words:
     """A clone of `source`; `runs` says whether one that was there before has run on."""
-    return Result(
-        _clone_data(plan, dry_run),
-        *(_cloned_before(plan, runs=runs) if plan.done else _cloned(plan, source, flags, dry_run)),
-    )
-
-
-def _clone_data(plan: ClonePlan, dry_run: bool) -> dict[str, object]:
+    if plan.done:
+        origin = plan.info.origin
+        since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
+        yield (
+            f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
+            f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
+        )
+        if runs:
+            yield "it has run on since; another clone of that moment needs another name"
+    else:
+        yield from _cloned(plan, source, flags, dry_run)
     return {
         "app": plan.info,
         "store": plan.target_root,
@@ -179,17 +191,6 @@ def _clone_data(plan: ClonePlan, dry_run: bool) -> dict[str, object]:
         "done_already": plan.done,
         "dry_run": dry_run,
     }
-
-
-def _cloned_before(plan: ClonePlan, *, runs: bool) -> Iterator[Block]:
-    origin = plan.info.origin
-    since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
-    yield (
-        f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
-        f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
-    )
-    if runs:
-        yield "it has run on since; another clone of that moment needs another name"
 
 
 def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator[Block]:

@@ -1,16 +1,15 @@
 """How far apps are, and what they cost."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from .. import instants
-from ..moments.status.cost import AppCost, StageCost
-from ..moments.status.lag import InputLag
+from ..moments.status.cost import AppCost
+from ..moments.status.lag import InputLag, SinkLag
 from ..moments.status.overview import AppOverview, StageOverview, TableFigures
 from . import formats
-from .document import Block, Cell, Result, Table, Title
-
-_FIGURES = ("table", ">L0", ">debt", ">read amp", ">write amp", ">cache hits", ">filter hits", ">commit")
+from .document import Block, Cell, Table, Title
+from .shown import Result, Words, result
 
 
 def status(
@@ -28,76 +27,45 @@ def _overviews(found: Sequence[AppOverview], *, in_detail: bool) -> Iterator[Blo
     for number, each in enumerate(found):
         if number:
             yield ""
-        yield _title(each)
-        yield Table.of(
-            ("stage", "runs", ">version", ">epoch", "committed", ">rows read", ">keys", ">SSTs", ">size", "lag"),
-            (_row(stage) for stage in each.stages),
-        )
+        title = [f"{each.app}  created {instants.when(each.created_ms)}"]
+        if each.origin:
+            title.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
+        if each.requested:
+            title.append(f"snapshot asked for: {', '.join(each.requested)}")
+        yield "; ".join(title)
+        yield Table.each(each.stages, _COLUMNS)
         if any(stage.sinks for stage in each.stages):
             yield ""
-            yield Table.of(("stage", "publishes", ">up to", "lag"), _sinks(each))
-        yield from (
-            f"{stage.stage} rejected {formats.plural(stage.rejected, 'record')}, {stage.rejected_waiting:,} waiting: "
-            f"slackwater rejected {each.app}"
-            for stage in each.stages
-            if stage.rejected
-        )
+            yield Table.each([(stage.stage, sink) for stage in each.stages for sink in stage.sinks], _SINKS)
+        for stage in each.stages:
+            if stage.rejected:
+                count, waiting = formats.plural(stage.rejected, "record"), f"{stage.rejected_waiting:,} waiting"
+                yield f"{stage.stage} rejected {count}, {waiting}: slackwater rejected {each.app}"
         if in_detail:
-            if any(stage.figures for stage in each.stages):
-                yield ""
-                yield Table.of(
-                    (*_FIGURES, ">of versions"),
-                    (_figures(stage, figures) for stage in each.stages if (figures := stage.figures)),
-                )
-            yield from (
-                f"{stage.stage}: {', '.join(f'{name} since v{version}' for name, version in stage.since.items())}"
-                for stage in each.stages
-                if stage.since
-            )
-            yield from (
-                _event_time(stage)
-                for stage in each.stages
-                if stage.watermark_ms is not None or stage.ahead or stage.late
-            )
-            yield ""
-            yield Table.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
+            yield from _details(each)
 
 
-def _title(each: AppOverview) -> str:
-    words = [f"{each.app}  created {instants.when(each.created_ms)}"]
-    if each.origin:
-        words.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
-    if each.requested:
-        words.append(f"snapshot asked for: {', '.join(each.requested)}")
-    return "; ".join(words)
+def _details(each: AppOverview) -> Iterator[Block]:
+    if any(stage.figures for stage in each.stages):
+        yield ""
+        yield Table.each([(stage.stage, stage.figures) for stage in each.stages if stage.figures], _FIGURES)
+    for stage in each.stages:
+        if stage.since:
+            yield f"{stage.stage}: {', '.join(f'{name} since v{version}' for name, version in stage.since.items())}"
+    for stage in each.stages:
+        if stage.watermark_ms is not None or stage.ahead or stage.late:
+            watermark = "none yet" if stage.watermark_ms is None else instants.when(stage.watermark_ms)
+            ahead = f"; {formats.plural(stage.ahead, 'row')} came too far ahead of the clock" if stage.ahead else ""
+            late = f"; {formats.plural(stage.late, 'row')} left out of the table as late" if stage.late else ""
+            yield f"{stage.stage}: watermark {watermark}{ahead}{late}"
+    yield ""
+    yield Table.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
 
 
-def _row(stage: StageOverview) -> tuple[Cell, ...]:
-    keys = "-" if stage.keys is None else f"{'' if stage.keys_exact else '≤'}{formats.count(stage.keys)}"
-    has_table = stage.keys is not None
-    return (
-        stage.stage,
-        "?" if stage.runner is None else "yes" if stage.runner else "no",
-        f"v{stage.version}",
-        str(stage.epoch),
-        instants.age(stage.time_ms),
-        stage.rows,
-        keys,
-        str(stage.ssts) if has_table else "-",
-        formats.size(stage.bytes) if has_table else "-",
-        f"called {stage.called} since"
-        if stage.called
-        else "retired"
-        if stage.retired
-        else "; ".join(map(_lag, stage.inputs)),
-    )
-
-
-def _event_time(stage: StageOverview) -> str:
-    watermark = "none yet" if stage.watermark_ms is None else instants.when(stage.watermark_ms)
-    ahead = f"; {formats.plural(stage.ahead, 'row')} came too far ahead of the clock" if stage.ahead else ""
-    late = f"; {formats.plural(stage.late, 'row')} left out of the table as late" if stage.late else ""
-    return f"{stage.stage}: watermark {watermark}{ahead}{late}"
+def _lags(stage: StageOverview) -> str:
+    if stage.called:
+        return f"called {stage.called} since"
+    return "retired" if stage.retired else "; ".join(map(_lag, stage.inputs))
 
 
 def _lag(source: InputLag) -> str:
@@ -108,28 +76,6 @@ def _lag(source: InputLag) -> str:
         return f"{source.name} {formats.count(source.lag)}"
     rows = "? rows" if source.records is None else formats.plural(source.records, "row")
     return f"{source.name} {formats.plural(source.versions, 'version')}, {rows}"
-
-
-def _sinks(each: AppOverview) -> Iterator[tuple[Cell, ...]]:
-    for stage in each.stages:
-        for sink in stage.sinks:
-            at = "-" if sink.place is None else f"v{sink.place}"
-            lag = f"{formats.plural(sink.versions, 'version')}, {formats.plural(sink.rows, 'row')}"
-            yield stage.stage, sink.name, at, lag if sink.rows else "0"
-
-
-def _figures(stage: StageOverview, figures: TableFigures) -> tuple[Cell, ...]:
-    return (
-        stage.stage,
-        str(figures.l0_files),
-        formats.size(figures.debt_bytes),
-        _ratio(figures.read_amplification, "{:.1f}"),
-        _ratio(figures.write_amplification, "{:.1f}"),
-        _ratio(figures.cache_hits, "{:.0%}"),
-        _ratio(figures.filter_hits, "{:.0%}"),
-        _ratio(figures.commit_ms, "{:.0f} ms"),
-        figures.versions,
-    )
 
 
 def _ratio(value: float | None, shape: str) -> str:
@@ -146,26 +92,63 @@ def _partitions(each: AppOverview) -> Iterator[tuple[Cell, ...]]:
                 yield stage.stage, f"{source.topic}[{partition}]", str(offset), ends, lag
 
 
-def cost(costs: Sequence[AppCost], since: str, empty: str) -> Result:
+@result
+def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
     """What each app costs, by the versions of the last `since`, and what the figures mean."""
-    return Result(costs, *(_costs(costs, since) if costs else (empty,)))
-
-
-def _costs(costs: Sequence[AppCost], since: str) -> Iterator[Block]:
     for each in costs:
         money, total = each.prices.currency, each.total
         rates = (">GET/h", ">PUT/h", ">LIST/h", ">DELETE/h", ">read/h", ">written/h")
         yield Title(each.app)
-        yield Table.of(("stage", *rates, ">stored", f">{money}/month"), map(_cost, (*each.stages, total)))
+        lines = []
+        for row in (*each.stages, total):
+            counts: tuple[Cell, ...] = (row.gets, row.puts, row.lists, row.deletes)
+            counts += (formats.size(row.bytes_read), formats.size(row.bytes_written))
+            known = counts if row.counted_ms else ("-",) * len(rates)
+            lines.append((row.stage, *known, formats.size(row.stored_bytes), f"{row.monthly_cost:,.2f}"))
+        yield Table.of(("stage", *rates, ">stored", f">{money}/month"), lines)
         yield (
             f"a month: {total.requests_cost:,.2f} {money} for requests, {total.storage_cost:,.2f} for storage"
             + (f", {total.traffic_cost:,.2f} for traffic" if each.prices.read_per_gb else "")
         )
         yield ""
-    yield f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
+    means = f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
+    yield means if costs else empty
+    return costs
 
 
-def _cost(row: StageCost) -> tuple[Cell, ...]:
-    rates = (row.gets, row.puts, row.lists, row.deletes, formats.size(row.bytes_read), formats.size(row.bytes_written))
-    shown = rates if row.counted_ms else ("-",) * len(rates)
-    return (row.stage, *shown, formats.size(row.stored_bytes), f"{row.monthly_cost:,.2f}")
+_COLUMNS: dict[str, Callable[[StageOverview], Cell]] = {
+    "stage": lambda stage: stage.stage,
+    "runs": lambda stage: "?" if stage.runner is None else "yes" if stage.runner else "no",
+    ">version": lambda stage: f"v{stage.version}",
+    ">epoch": lambda stage: str(stage.epoch),
+    "committed": lambda stage: instants.age(stage.time_ms),
+    ">rows read": lambda stage: stage.rows,
+    ">keys": lambda stage: (
+        "-" if stage.keys is None else f"{'' if stage.keys_exact else '≤'}{formats.count(stage.keys)}"
+    ),
+    ">SSTs": lambda stage: "-" if stage.keys is None else str(stage.ssts),
+    ">size": lambda stage: "-" if stage.keys is None else formats.size(stage.bytes),
+    "lag": _lags,
+}
+"""What is shown of a stage."""
+_SINKS: dict[str, Callable[[tuple[str, SinkLag]], Cell]] = {
+    "stage": lambda each: each[0],
+    "publishes": lambda each: each[1].name,
+    ">up to": lambda each: "-" if each[1].place is None else f"v{each[1].place}",
+    "lag": lambda each: (
+        f"{formats.plural(each[1].versions, 'version')}, {formats.plural(each[1].rows, 'row')}" if each[1].rows else "0"
+    ),
+}
+"""What is shown of its sinks."""
+_FIGURES: dict[str, Callable[[tuple[str, TableFigures]], Cell]] = {
+    "table": lambda each: each[0],
+    ">L0": lambda each: str(each[1].l0_files),
+    ">debt": lambda each: formats.size(each[1].debt_bytes),
+    ">read amp": lambda each: _ratio(each[1].read_amplification, "{:.1f}"),
+    ">write amp": lambda each: _ratio(each[1].write_amplification, "{:.1f}"),
+    ">cache hits": lambda each: _ratio(each[1].cache_hits, "{:.0%}"),
+    ">filter hits": lambda each: _ratio(each[1].filter_hits, "{:.0%}"),
+    ">commit": lambda each: _ratio(each[1].commit_ms, "{:.0f} ms"),
+    ">of versions": lambda each: each[1].versions,
+}
+"""What is shown of its table."""

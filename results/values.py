@@ -18,6 +18,7 @@ from .document import Cell, Name, Table
 
 if TYPE_CHECKING:
     from ..moments.diff.key_changes import KeyChanges
+    from ..moments.diff.moments import TableDiff
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
@@ -27,7 +28,10 @@ def grid(table: pa.Table, limit: int | None = None) -> Table:
     """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
     shown = table if limit is None else table.slice(0, min(limit, table.num_rows))
     headings = tuple(map(Name, table.column_names))
-    to_right = tuple(map(_is_number, table.schema.types))
+    types = pa.types
+    to_right = tuple(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) for kind in table.schema.types
+    )
     return Table(headings, to_right, tuple(tuple(map(word, row.values())) for row in rows(shown)))
 
 
@@ -91,7 +95,7 @@ def changes(
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:
     """The rows as objects of Python values, by names that differ. Binary values are hexadecimal."""
-    return [row for batch in _batches(table) for row in batch]
+    return [*chain.from_iterable(_batches(table))]
 
 
 def for_json(table: pa.Table) -> dict[str, Any]:
@@ -104,6 +108,20 @@ def for_json(table: pa.Table) -> dict[str, Any]:
 def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
     """Objects of Python values as one array of JSON, encoded one by one. Binary values are hexadecimal."""
     return msgspec.Raw(b"[" + b",".join(_encoder.encode(_hexadecimal(each)) for each in objects) + b"]")
+
+
+def stacked(found: "Iterable[TableDiff]") -> pa.Table:
+    """The rows that differ of all tables, with the table's name before them; columns that one does not have are null.
+
+    Raises:
+        Usage: the columns of these tables do not go together.
+    """
+    flat = ((each.table, each.changes.flat()) for each in found)
+    tables = [rows.add_column(0, "table", pa.array([name] * rows.num_rows, pa.string())) for name, rows in flat]
+    try:
+        return pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise Usage(f"these tables do not fit into one file: {error}", hint="--table NAME writes one of them") from None
 
 
 def check_ending(path: Path) -> None:
@@ -122,10 +140,10 @@ def write(table: pa.Table, path: Path) -> None:
         Refused: the file cannot be written, or such a file cannot hold a column.
     """
     writer = _WRITERS[path.suffix.lower()]
+    check_folder(path, "--out")
     try:
-        check_folder(path, "--out")
         with whole_file(path, "--out") as temporary:
-            writer(table, temporary)
+            writer(table.rename_columns(_unique(table.column_names)), temporary)
     except pa.ArrowException as error:
         hint = "let the query return text, as in column::VARCHAR, or choose another ending"
         raise Refused(f"{path} cannot hold these columns: {error}", hint=hint) from None
@@ -134,13 +152,12 @@ def write(table: pa.Table, path: Path) -> None:
 def _write_parquet(table: pa.Table, path: Path) -> None:
     from pyarrow import parquet
 
-    parquet.write_table(table.rename_columns(_unique(table.column_names)), path, compression="zstd")
+    parquet.write_table(table, path, compression="zstd")
 
 
 def _write_csv(table: pa.Table, path: Path) -> None:
     from pyarrow import csv
 
-    table = table.rename_columns(_unique(table.column_names))
     for number, field in enumerate(table.schema):
         column = table.column(number)
         if _is_worded(field.type) or _goes_beyond(column):
@@ -165,11 +182,10 @@ _WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
 
 def _json(table: pa.Table) -> Iterator[bytes]:
     separator = b"["
-    for batch in _batches(table):
-        for row in batch:
-            yield separator
-            yield _encoder.encode(row)
-            separator = b",\n "
+    for row in chain.from_iterable(_batches(table)):
+        yield separator
+        yield _encoder.encode(row)
+        separator = b",\n "
     yield b"]" if table.num_rows else b"[]"
 
 
@@ -200,12 +216,8 @@ def _goes_beyond(column: pa.ChunkedArray) -> bool:
 
 def _holds_binary(kind: pa.DataType) -> bool:
     types = pa.types
-    if types.is_struct(kind):
-        return any(_holds_binary(field.type) for field in kind)
-    if types.is_map(kind):
-        return _holds_binary(kind.key_type) or _holds_binary(kind.item_type)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _holds_binary(kind.value_type)
+    if types.is_nested(kind):
+        return any(_holds_binary(kind.field(number).type) for number in range(kind.num_fields))
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
@@ -215,10 +227,8 @@ def _hexadecimal(value: object) -> object:
             return value.hex()
         case dict():
             return {name: _hexadecimal(inner) for name, inner in value.items()}
-        case list():
-            return [_hexadecimal(inner) for inner in value]
-        case tuple():
-            return tuple(_hexadecimal(inner) for inner in value)
+        case list() | tuple():
+            return type(value)(map(_hexadecimal, value))
         case _:
             return value
 
@@ -230,7 +240,3 @@ def _unique(names: list[str]) -> list[str]:
         candidates = chain([name], (f"{name}_{number}" for number in count(1)))
         unique[next(each for each in candidates if each not in unique)] = None
     return list(unique)
-
-
-def _is_number(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))

@@ -13,10 +13,11 @@ from ..moments.diff.candidates import ChangedKeys
 from ..moments.diff.key_changes import KeyChanges
 from ..search.flips import Flips
 from ..search.session import Session as Search
-from ..search.verdict import MAX_ROWS, Guilty, Message, Step, Verdict
+from ..search.verdict import MAX_ROWS, Guilty, Step, Verdict
 from . import formats
-from .document import Block, Cell, Result, Table, Title
+from .document import Block, Name, Table, Title
 from .report.masking import readable
+from .shown import Result
 from .values import changes, for_json, stream
 
 _MAX_TEXT = 2_000
@@ -72,7 +73,10 @@ def blocks(
     yield ""
     if not found.where and found.rows.column(0)[0].as_py():
         yield f"at {found.bad_ref}: {found.rows.column(0)[0]}"
-    yield f"found with {_effort(found)}; to go on:"
+    made = sum(not step.given for step in found.steps)
+    effort = formats.plural(found.evaluations, "evaluation") if made else formats.plural(len(found.steps), "answer")
+    more = f", {made:,} with those that looked for other changes" if made > found.evaluations else ""
+    yield f"found with {effort}{more}; to go on:"
     query = shlex.quote(found.where or f"FROM {found.stage}")
     yield from (f"  slackwater query {ref} {query}{flags}" for ref in (found.good_ref, found.bad_ref) if ref)
     if found.good_ref and clone:
@@ -100,15 +104,16 @@ def _data(found: Verdict, out: Path | None, guilty: Guilty | None) -> dict[str, 
         fields = ("ref", "bad", "answer", "why", "took_ms")
         return [{"cut": step.cut.versions} | {name: getattr(step, name) for name in fields} for step in of]
 
-    def moment(ref: str, version: int, time_ms: int, cut: Cut) -> dict[str, Any]:
-        return {"ref": ref, "version": version, "time_ms": time_ms, "cut": cut.versions}
+    def moment(which: str, cut: Cut) -> dict[str, Any]:
+        fields = ("ref", "version", "time_ms")
+        return {name: getattr(found, f"{which}_{name}") for name in fields} | {"cut": cut.versions}
 
     keys = found.keys
     return {
         **{name: getattr(found, name) for name in ("app", "where", "stage", "more_rows", "candidates", "evaluations")},
         "predicate": found.predicate.text,
-        "last_good": moment(found.good_ref, found.good_version, found.good_time_ms, found.good),
-        "first_bad": moment(found.bad_ref, found.bad_version, found.bad_time_ms, found.bad),
+        "last_good": moment("good", found.good),
+        "first_bad": moment("bad", found.bad),
         "windows": found.lineage.direct,
         "source_windows": found.lineage.sources,
         "lost_windows": found.lineage.lost,
@@ -122,14 +127,6 @@ def _data(found: Verdict, out: Path | None, guilty: Guilty | None) -> dict[str, 
         "begins": found.begins or None,
         "record": record_data(guilty),
     }
-
-
-def _effort(found: Verdict) -> str:
-    made = sum(not step.given for step in found.steps)
-    if not made:
-        return formats.plural(len(found.steps), "answer")
-    more = f", {made:,} with those that looked for other changes" if made > found.evaluations else ""
-    return f"{formats.plural(found.evaluations, 'evaluation')}{more}"
 
 
 def _keys(keys: ChangedKeys, out: Path | None) -> Iterator[Block]:
@@ -153,22 +150,23 @@ def read(lineage: Lineage) -> Iterator[Block]:
     """What a commit read, what that came from, and what it passed over."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
-        yield _windows("it read", ">records" if reads_sources else ">messages", lineage.direct)
+        yield windows("it read", ">records" if reads_sources else ">messages", lineage.direct)
     else:
         yield "it read no record"
     if not reads_sources:
         yield ""
         if lineage.sources:
-            yield _windows("which came from", ">records", lineage.sources)
+            yield windows("which came from", ">records", lineage.sources)
         else:
             yield "no record is behind these: rows fell due, windows ended, or rejected records were retried"
     if lineage.lost:
         yield ""
-        yield _windows("gone from Kafka and never read", ">messages", lineage.lost)
+        yield windows("gone from Kafka and never read", ">messages", lineage.lost)
 
 
-def _windows(heading: str, unit: str, windows: Iterable[Window]) -> Table:
-    return Table.of((heading, unit), ((str(window), window.end - window.start) for window in windows))
+def windows(heading: str, unit: str, found: Iterable[Window]) -> Table:
+    """Windows of offsets, and how many each spans."""
+    return Table.of((heading, unit), ((Name(str(window)), window.end - window.start) for window in found))
 
 
 def _record(guilty: Guilty) -> Iterator[Block]:
@@ -176,7 +174,14 @@ def _record(guilty: Guilty) -> Iterator[Block]:
     if guilty.message is not None:
         yield ""
         yield Title(f"{guilty.message.address} is the record behind it")
-        yield Table.of(("", ""), _message(guilty.message))
+        message = guilty.message
+        named = [(f"header {name}", data) for name, data in message.headers]
+        named = [*([("key", message.key)] if message.key is not None else []), *named, ("value", message.value)]
+        texts = (
+            (name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)"))
+            for name, data in named
+        )
+        yield Table.of(("", ""), (("sent", instants.when(message.time_ms)), *texts))
     if guilty.hops:
         yield ""
         rows = ((hop.stage, f"v{hop.version}", str(hop.record), hop.records, hop.replays) for hop in guilty.hops)
@@ -221,25 +226,19 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
     }
 
 
-def _message(message: Message) -> Iterator[tuple[str, str]]:
-    yield "sent", instants.when(message.time_ms)
-    key = (("key", message.key),) if message.key is not None else ()
-    for name, data in (*key, *((f"header {name}", value) for name, value in message.headers), ("value", message.value)):
-        yield name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")
-
-
 def scan(found: Flips) -> Result:
     """All changes of a condition on single rows."""
-    rows: Iterable[tuple[Cell, ...]] = (
-        (flip.ref, instants.when(flip.time_ms), "good to bad" if flip.bad else "bad to good", flip.keys)
-        for flip in found.flips
+    changes = Table.each(
+        found.flips,
+        {
+            "commit": lambda flip: flip.ref,
+            "committed": lambda flip: instants.when(flip.time_ms),
+            "went from": lambda flip: "good to bad" if flip.bad else "bad to good",
+            ">wrong keys": lambda flip: flip.keys,
+        },
     )
     written = f"{found.stage}@v{found.first + 1}..v{found.last}, of {formats.plural(found.rows, 'row')} written"
-    return Result(
-        found,
-        Table.of(("commit", "committed", "went from", ">wrong keys"), rows) if found.flips else "",
-        f"{formats.plural(len(found.flips), 'change')} in {written}",
-    )
+    return Result(found, changes if found.flips else "", f"{formats.plural(len(found.flips), 'change')} in {written}")
 
 
 def explained(search: Search) -> Result:

@@ -94,7 +94,7 @@ def test_an_app_that_is_not_there_is_an_error_that_tells_the_nearest(client: Cli
 
 
 def test_a_moment_is_asked_for_as_behind_the_at_of_a_ref(app: StoredApp, history: FlightsApp) -> None:
-    pin(history.store, app.at()._cut, "before-deploy", by="ada@host")
+    pin(history.store, app.at().cut, "before-deploy", by="ada@host")
     newest = app.at()
     assert newest.versions == app.at("now").versions == app.at("before-deploy").versions == app.at("-5m").versions
     earlier = datetime.fromtimestamp(history.version("carriers", 2).time_ms / 1_000, UTC)
@@ -119,11 +119,11 @@ def test_a_whole_ref_and_a_stage_beside_it_are_refused(app: StoredApp) -> None:
 def test_a_snapshot_that_was_taken_again_meanwhile_is_not_verified_in_its_place(
     app: StoredApp, history: FlightsApp
 ) -> None:
-    pin(history.store, app.at()._cut, "again", by="ada@host")
+    pin(history.store, app.at().cut, "again", by="ada@host")
     then = app.at("again")
     remove(history.store, "flights", "again")
     history.run(flights(10))
-    pin(history.store, app.at()._cut, "again", by="ada@host")
+    pin(history.store, app.at().cut, "again", by="ada@host")
     with pytest.raises(sw.errors.NotFound, match="taken again at another moment"):
         then.verify()
     assert app.at("again").verify().consistent
@@ -155,7 +155,7 @@ def test_nothing_that_is_done_to_a_relation_writes_a_file(app: StoredApp, tmp_pa
 
 
 def test_clients_that_share_a_cache_are_closed_together(client: Client, tmp_path: Path) -> None:
-    other = client.beside(LocalStore(tmp_path / "other"))
+    other = client.beside(str(tmp_path / "other"))
     client.close()
     with pytest.raises(sw.errors.Usage, match="closed"):
         _ = other.apps

@@ -116,9 +116,9 @@ def _app(keys: int, *, changed: bool) -> sw.App:
 
 
 def _measure(spark: SparkSession, bootstrap: str, folder: Path, keys: int) -> Measured:
-    from slackwater.keep.migrate.migrate import migrate
+    from slackwater.keep.migrate.migrate import find_plan, migrate
     from slackwater.pipeline.batch.schemas import shapes
-    from slackwater.pipeline.migrate.program import Changed
+    from slackwater.pipeline.migrate.program import declared
     from slackwater.store.objects.counting import CountingStore
     from slackwater.store.objects.open import open_store
     from slackwater.store.read.cache import SstCache
@@ -129,7 +129,7 @@ def _measure(spark: SparkSession, bootstrap: str, folder: Path, keys: int) -> Me
     copy(folder / "old", folder / "new")
     store = CountingStore(open_store(str(folder / "new")))
     began = time.perf_counter()
-    plan = Changed(after, store, shapes(after, spark)).plan({"flights": "legs"})
+    plan = find_plan(store, declared(after, shapes(after, spark)), {"flights": "legs"})
     migrate(store, plan, {}, by=BY, now_ms=time.time_ns() // 1_000_000)
     seconds = time.perf_counter() - began
     requests, moved = store.requests, store.bytes_read + store.bytes_written

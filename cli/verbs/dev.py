@@ -5,7 +5,8 @@ from typing import Any
 
 from ... import instants
 from ...results import formats
-from ...results.document import Result, Table, Title
+from ...results.document import Table, Title
+from ...results.shown import Result
 from .. import options, terminal
 from ..session import Session, group, verb
 
@@ -49,28 +50,20 @@ def up(
     with session.output.progress() as progress:
         servers = DevServers(folder, tell=progress)
         started = servers.up(kafka_port=kafka_port, s3_port=s3_port)
-    status, environment = servers.status(), servers.environment()
+    status = servers.status()
     for each in status:
         was = "started" if each.name in started else "was running already"
         session.note(f"{each.name} {was} on {each.address}, data in {_short(each.data)}")
+    lines = [*servers.env_file.read_text(encoding="utf-8").splitlines()]
+    data = {"started": started, "servers": status, "environment": servers.environment()}
+    result = Result(data | {"env_file": str(servers.env_file)}, *lines)
     source = f"source {_short(str(servers.env_file))}"
-    heading = []
-    if terminal.is_terminal() and not session.as_json:
+    if terminal.is_terminal() and not session.output.as_json:
         # Nobody takes them over here: a person reads.
         session.note("")
-        heading = [Title(f"To use them, type these lines, or just: {source}")]
+        result.blocks = (Title(f"To use them, type these lines, or just: {source}"), *lines)
     else:
         session.note(f"to use them from another shell: {source}")
-    result = Result(
-        {
-            "started": started,
-            "servers": status,
-            "environment": environment,
-            "env_file": str(servers.env_file),
-        },
-        *heading,
-        *servers.env_file.read_text(encoding="utf-8").splitlines(),
-    )
     session.show(result)
 
 

@@ -3,15 +3,13 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import Usage
 from ...results import formats
 from .. import options
 from ..output import Progress
-from ..replaying import needed_program
 from ..reporter import reporting
 from ..session import Session, verb
 
@@ -19,13 +17,6 @@ if TYPE_CHECKING:
     from ...keep.init.load import Loaded
     from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.options import Options
-
-
-class Compaction(StrEnum):
-    """Who merges SSTs."""
-
-    inline = "inline"
-    external = "external"
 
 
 @verb(
@@ -60,8 +51,8 @@ def run(
     metrics: int | None = options.option(
         "PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535
     ),
-    compaction: Compaction = options.option(
-        None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", Compaction.inline
+    compaction: Literal["inline", "external"] = options.option(
+        None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", "inline"
     ),
     compaction_threads: int = options.option(
         "N", "Merges of each stage that go on at once beside the batches.", 1, min=1
@@ -76,6 +67,7 @@ def run(
     """
     by_settings = session.settings.run_options()  # first says what is missing
     from ...pipeline.run.options import gc_every_ms
+    from ...pipeline.run.stopping import stop_signals
 
     chosen = replace(
         _with_spark(session, by_settings, master, conf, py_files),
@@ -86,32 +78,10 @@ def run(
         max_unflushed=max_unflushed,
         accept_loss=accept_loss,
         patience_s=patience / 1_000,
-        compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
+        compaction_threads=compaction_threads if compaction == "inline" else 0,
         gc_every_ms=gc_every_ms("--gc", gc),
     )
-    _run(session, str(file), app=app_name, options=chosen, metrics=metrics)
-
-
-def _with_spark(
-    session: Session, options: "Options", master: str, conf: list[str] | None, py_files: list[str] | None
-) -> "Options":
-    """The options, with what was said to Spark. Notes secrets among it. Raises `Usage`, and `NotFound` for a file."""
-    from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
-
-    spark_conf = settings_of(conf or ())
-    if secrets := secrets_in(spark_conf):
-        session.note(
-            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
-            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
-        )
-    files = check_py_files(file for files in py_files or () for file in files.split(","))
-    return replace(options, master=master, spark_conf=spark_conf, py_files=files)
-
-
-def _run(session: Session, file: str, *, app: str | None, options: "Options", metrics: int | None) -> None:
-    from ...pipeline.run.stopping import stop_signals
-
-    with reporting(session.output, quiet=session.as_json) as reporter, stop_signals(reporter.asked) as stop:
+    with reporting(session.output) as reporter, stop_signals(reporter.asked) as stop:
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
@@ -131,7 +101,23 @@ def _run(session: Session, file: str, *, app: str | None, options: "Options", me
             if observed is not None:
                 observed.observe(commit)
 
-        run_file(file, app=app, options=options, on_commit=on_commit, news=reporter, stop=stop)
+        run_file(str(file), app=app_name, options=chosen, on_commit=on_commit, news=reporter, stop=stop)
+
+
+def _with_spark(
+    session: Session, options: "Options", master: str, conf: list[str] | None, py_files: list[str] | None
+) -> "Options":
+    """The options, with what was said to Spark. Notes secrets among it. Raises `Usage`, and `NotFound` for a file."""
+    from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
+
+    spark_conf = settings_of(conf or ())
+    if secrets := secrets_in(spark_conf):
+        session.note(
+            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
+            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
+        )
+    files = check_py_files(file for files in py_files or () for file in files.split(","))
+    return replace(options, master=master, spark_conf=spark_conf, py_files=files)
 
 
 _DRAW_S = 0.1
@@ -149,9 +135,7 @@ def init(
     stage: options.Stage,
     file: str = options.argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
     sql: str = options.option("SQL", "A query that returns the rows, in the place of FILE.", ""),
-    code: Path | None = options.option(
-        "FILE", "The program that declares the app. Default: [programs] of slackwater.toml."
-    ),
+    code: Path | None = options.program("The program that declares the app."),
     offsets: list[str] = options.option(
         "TOPIC=WHERE",
         "Where the app begins to read a topic: earliest, latest, or JSON by partition, as Spark's startingOffsets; may "
@@ -169,29 +153,14 @@ def init(
     commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
     `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
     """
-    from ...keep.init.initialise import initialise
-    from ...keep.init.source import Source
     from ...results.programs import initialised
 
-    app, name = options.names_of_stage(stage)
-    source = Source(file, sql)
-    program = needed_program(session, app, code, "declares the table")
+    app, _ = session.stage(stage)
+    program = session.client.program_of(app.name, code, "declares the table")
     with session.output.progress() as progress:
-        kafka, store, by = session.settings.open_kafka(), session.store, session.client.by
         progress("starting Spark, which knows the program's columns")
-        # Spark's Python side takes a second or two.
-        from ...pipeline.migrate.first_version import first_version_of
-
-        first = first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=by)
-        done = initialise(
-            store,
-            first.manifest,
-            source,
-            info=first.info,
-            channels=first.channels,
-            dry_run=dry_run,
-            on_progress=_drawn(progress),
-        )
+        drawn = _drawn(progress)
+        done, first = session.client.initialise(stage, file, sql, program, offsets, at, dry_run, drawn)
     session.show(initialised(done, first, program, dry_run=dry_run))
 
 
@@ -254,12 +223,13 @@ def migrate(
     """
     if since and not backfill:
         raise Usage("--from goes with --backfill")
-    renames, stages = _renames("--rename", "column", rename), _renames("--rename-stage", "stage", rename_stage)
+    renames = options.pairs("--rename", rename, "OLD=NEW", "delay=delay_min")
+    stages = options.pairs("--rename-stage", rename_stage, "OLD=NEW", "carriers=airlines")
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
     spark = master or ("local[*]" if backfill else "local[1]")
     run_options = _with_spark(session, by_settings, spark, conf, py_files)
-    with reporting(session.output, quiet=session.as_json) as reporter:
+    with reporting(session.output) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
         from ...pipeline.migrate.backfill import backfill_file
@@ -276,16 +246,4 @@ def migrate(
         }
         past = backfill_file(str(file), since=since, **given) if backfill else None
         done = past.migrated if past is not None else migrate_file(str(file), **given)
-    session.show(migrated(done, past, str(file), session.flags, dry_run=dry_run))
-
-
-def _renames(option: str, what: str, said: list[str] | None) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for each in said or ():
-        old, equals, new = each.partition("=")
-        if not (old and equals and new):
-            raise Usage(f"{option} {each!r} names no {what} and what it is called; expected OLD=NEW")
-        if old in found:
-            raise Usage(f"{option} names {old!r} twice")
-        found[old] = new
-    return found
+    session.show(migrated(done, past, str(file), session.client.flags, dry_run=dry_run))

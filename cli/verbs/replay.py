@@ -1,24 +1,14 @@
 """`slackwater replay`: run one batch of history again, here, and compare."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from ...errors import Refused, Usage
 from .. import options
-from ..replaying import needed_program
 from ..session import Session, verb
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from ...pipeline.replay.compare import SentRows
-    from ...pipeline.replay.stage_replay import StageReplay
-
-    _Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
 
 _ZIP = ".zip"
 _LEFT_DEBUGGER = 130
@@ -37,9 +27,7 @@ def replay(
     ref: str = options.argument(
         "APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."
     ),
-    code: Path | None = options.option(
-        "FILE", "The program to run. Default: [programs] of slackwater.toml; for a bundle, the one in it."
-    ),
+    code: Path | None = options.program("The program to run.", "; for a bundle, the one in it"),
     key: list[str] = options.option(
         "VALUE", "Only this key of the stage's table; once for each key column. Written as in `get`.", []
     ),
@@ -55,6 +43,7 @@ def replay(
     a Spark of this machine; nothing of the app is touched. Shown are the keys, and the rows sent, that come out
     different. Exits with 1 when any does.
     """
+    from ...client.replays import STARTING, batch_in, batch_of
     from ...pipeline.replay.compare import compare
     from ...results.programs import replayed
 
@@ -66,12 +55,15 @@ def replay(
         check_beside(pytest, written or Path(ref))
     with ExitStack() as until_done:
         with session.output.progress() as progress:
-            progress("starting Spark for the replay")
-            opened = _bundled(given, code) if given is not None else _of_history(session, ref, code, key)
+            progress(STARTING)
+            opened = batch_in(given, code) if given else batch_of(session.client, ref, code, options.key_values(key))
             batch, sent, only = until_done.enter_context(opened)
         # Nothing is drawn from here on: a debugger may have the terminal.
         if stop:
-            _stop_in(session, batch)
+            from ...pipeline.replay.program import stop_in
+
+            # Not before: its function ran once already, to see what columns it gives.
+            session.note(f"stopping in {' and '.join(stop_in(batch.stage))}")
         with _debugger():
             found = compare(batch, sent, only)
         if written is not None:
@@ -98,54 +90,6 @@ def _written_to(given: Path | None, key: list[str], bundle: Path | None, pytest:
     if written is not None and written.suffix != _ZIP:
         raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
     return written
-
-
-@contextmanager
-def _bundled(given: Path, code: Path | None) -> "Iterator[_Opened]":
-    """The batch of a bundle, what it sent, and the keys that it is about."""
-    from ...pipeline.replay.bundled import open_bundle
-    from ...pipeline.replay.zipped import read
-
-    with open_bundle(read(given), code) as (batch, sent):
-        yield batch, sent, batch.only
-
-
-@contextmanager
-def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -> "Iterator[_Opened]":
-    """The batch that a ref names, what it sent, and the key that is asked for."""
-    from ...moments.query.columns import parse_key
-
-    app, stage = options.names_of_stage(ref.partition("@")[0])
-    cut, _ = session.cut_around(ref, "replayed")
-    after, only = cut.stages[stage], None
-    if key:
-        if after.table is None:
-            raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
-        only = parse_key(stage, after.table, options.key_values(key))
-    ran = after.program.path if after.program is not None else "FILE"
-    file = needed_program(session, app, code, "to replay with", f"{ran}, the program that ran")
-    kafka = session.settings.open_kafka()
-    # Spark's Python side takes a second or two.
-    from ...pipeline.claim.claim import program_of
-    from ...pipeline.replay.compare import sent_rows
-    from ...pipeline.replay.program import open_program
-    from ...pipeline.replay.stage_replay import StageReplay
-    from ...pipeline.run.program import load_app
-
-    declared = load_app(file, name=app)
-    now, then = program_of(declared), after.program
-    if now is not None and then is not None and now.checksum != then.checksum:
-        session.note(f"note: {file} is not, byte for byte, the program that ran then, {then}")
-    with open_program(declared, session.store, session.cache, kafka) as program:
-        batch = StageReplay.of(program, after)
-        yield batch, sent_rows(batch) if only is None else {}, only
-
-
-def _stop_in(session: Session, batch: "StageReplay") -> None:
-    from ...pipeline.replay.program import stop_in
-
-    # Not before: its function ran once already, to see what columns it gives.
-    session.note(f"stopping in {' and '.join(stop_in(batch.stage))}")
 
 
 @contextmanager

@@ -5,10 +5,9 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from ... import instants
 from ...errors import Usage
 from ...results import formats
-from ...results.document import Result
+from ...results.shown import Result
 from .. import options
 from ..session import Session, verb
 
@@ -47,38 +46,32 @@ def query(
             raise Usage("--ui shows all tables of a moment", hint="leave the SQL and --out away")
         _show_page(session, ref)
         return
-    text = _sql(sql, file)
+    if sql is not None and file is not None:
+        raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
+    text = sql
+    if file is not None:
+        text = _decoded(file.read_bytes(), str(file))
+    elif sql == "-":
+        text = _decoded(typer.get_binary_stream("stdin").read(), "standard input")
     if text is None:
-        from ...moments.cut.resolve import resolve
         from ...results.rows import tables
 
-        cut = resolve(session.store, ref, now_ms=instants.now_ms())
-        session.note_thinned(ref, cut.thinned)
-        session.show(tables(cut))
+        session.show(tables(session.client.moment(ref, "shown").cut))
         return
     from ...results import values
     from ...results.rows import rows
-    from ..shell import ask
 
     if out is not None:
         values.check_ending(out)
-    around = session.cut_around(ref, "shown")
-    found, moments = ask(session, ref, text, around)
+    moment = session.client.moment(ref, "shown")
+    found, moments = moment.answer(text)
     if out is None:
-        session.show(rows(found, around[0], moments, limit))
+        session.show(rows(found, moment.cut, moments, limit))
         return
     values.write(found, out)
     number = found.num_rows
-    written = {"file": str(out), "rows": number, "thinned_out": around[0].thinned}
+    written = {"file": str(out), "rows": number, "thinned_out": moment.thinned_out}
     session.show(Result(written, f"{formats.plural(number, 'row')} in {out}"))
-
-
-def _sql(sql: str | None, file: Path | None) -> str | None:
-    if sql is not None and file is not None:
-        raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
-    if file is not None:
-        return _decoded(file.read_bytes(), str(file))
-    return _decoded(typer.get_binary_stream("stdin").read(), "standard input") if sql == "-" else sql
 
 
 def _decoded(text: bytes, where: str) -> str:
@@ -93,15 +86,16 @@ def _decoded(text: bytes, where: str) -> str:
 
 def _show_page(session: Session, ref: str) -> None:
     """Serve the page until Ctrl-C or SIGTERM."""
-    from ...moments.query.export import check_page, export, page
+    from ...moments.query.export import check_page, page
     from ...pipeline.run.stopping import stop_signals
 
     check_page()
-    cut, _ = session.cut_around(ref, "shown")
+    moment = session.client.moment(ref, "shown")
+    app = session.app(ref).name
     with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
-        written = export(session.store, session.cache, cut, ref, Path(folder) / f"{cut.app}.duckdb")
+        written = moment.write(Path(folder) / f"{app}.duckdb")
         with page(written.path) as words:
-            shown = {"page": words, "app": cut.app, "versions": cut.versions, "tables": written.rows}
+            shown = {"page": words, "app": app, "versions": moment.versions, "tables": written.rows}
             session.show(Result(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it"))
             stop.wait()
 
@@ -152,27 +146,10 @@ def get(
 
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
-    from ...moments.cut.moments import having
-    from ...moments.cut.resolve import telling_if_collected
-    from ...moments.query import columns as lookup
-    from ...results import values
-    from ...results.rows import row as shown
-    from ...store.objects.counting import CountingStore
+    from ...results.rows import row
 
-    cut, _ = session.cut_around(ref, "read")
-    counted = CountingStore(session.store)
-    with telling_if_collected(counted, cut):
-        cut = having(counted, cut, (table,))
-        row = lookup.get(counted, cut, table, options.key_values(key))
-    session.note_name(ref, table, cut.tables[table].stage)
-    state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)
-    read = {"requests": counted.requests, "bytes": counted.bytes_read, "table_bytes": state_bytes}
-    (found,) = values.rows(row) or (None,)
-    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}"] if found is None else []
-    if verbose:
-        what = formats.plural(counted.requests, "request")
-        notes.append(f"read {formats.size(counted.bytes_read)} of {formats.size(state_bytes)} in {what}")
-    session.show(shown(found, cut, read, notes))
+    found = session.client.moment(ref, "read").look_up(table, options.key_values(key))
+    session.show(row(found, table, key, verbose=verbose))
 
 
 @verb(
@@ -191,14 +168,10 @@ def export(
     They are tables, not views: any DuckDB client opens the file, without slackwater and without the store. The table
     _slackwater beside them names the moment, and the version of each stage. The file appears whole or not at all.
     """
-    from ...moments.query.export import check_free
-    from ...moments.query.export import export as write
     from ...results.rows import exported
 
-    check_free(file, force=force)
-    cut, _ = session.cut_around(ref, "exported")
-    written = write(session.store, session.cache, cut, ref, file, only=table or None, force=force)
-    session.show(exported(written, cut, ref, file))
+    moment = session.client.moment(ref, "exported")
+    session.show(exported(moment.write(file, table or None, force=force), moment.cut, ref, file))
 
 
 @verb(
@@ -224,26 +197,10 @@ def rejected(
     """
     if dry_run and not retry:
         raise Usage("--dry-run goes with --retry")
+    app = session.app(app_name)
     if retry:
-        _ask(session, app_name, stage or "", dry_run=dry_run)
-        return
-    from ...keep.rejected.listing import rejected as list_rejected
-    from ...results.rows import rejected as shown
+        session.show(app.retry(stage or "", dry_run=dry_run))
+    else:
+        from ...results.rows import rejected as shown
 
-    cut, _ = session.cut_around(app_name, "read")
-    found = list_rejected(session.store, session.cache, cut, stage=stage or "", limit=limit, every=every)
-    session.show(shown(found, limit))
-
-
-def _ask(session: Session, app_name: str, stage: str, *, dry_run: bool) -> None:
-    from ...keep.rejected import retries
-    from ...moments.status import lag
-    from ...results.rows import retries as shown
-
-    now_ms = instants.now_ms()
-    waiting = retries.waiting(session.store, app_name, stage)
-    running = {name for beat in lag.beats(session.store, app_name, now_ms) for name in beat.stages}
-    if not dry_run:
-        for name in waiting:
-            retries.ask(session.store, app_name, name, by=session.client.by, now_ms=now_ms)
-    session.show(shown(app_name, waiting, running, dry_run=dry_run))
+        session.show(shown(app.rejected(stage=stage or "", limit=limit, every=every), limit))

@@ -2,5 +2,3 @@
 
 What is read is computed by an app of its own, which `pipeline` runs. Not here: what a migration changes (`migrate`).
 """
-
-__all__ = ["channels", "fill", "swap", "targets", "windows"]

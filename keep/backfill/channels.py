@@ -39,17 +39,9 @@ class Channel:
 
 
 def channel(store: ObjectStore, app: str, name: str, begun: Input | None, end: Input) -> tuple[Channel, bool]:
-    """What can be read of it, by those manifests of its writer that are left.
+    """What can be read of a channel up to `end`, by those manifests of its writer that are left.
 
-    Args:
-        store: the store of the app.
-        app: the app's name.
-        name: the channel's.
-        begun: where its reader began, or is to begin; None where nobody knows.
-        end: up to where it is read.
-
-    Returns:
-        That, and whether it begins there.
+    With it, whether it begins where its reader began, or is to begin: `begun`, None where nobody knows.
     """
     first = history.first_version(store, app, end.upstream)
     if not 0 < first <= end.version:
@@ -82,19 +74,10 @@ def left_in(store: ObjectStore, app: str, name: str, one: Channel, earliest: tup
 
 
 def tell(store: ObjectStore, app: str, name: str, one: Channel, scratch: str, writer: str, now_ms: int) -> None:
-    """Have the app that computes a backfill know which attempts of a channel count, by versions of a stage of its own.
+    """Have `scratch`, which computes a backfill of an app, know which attempts of a channel count of what it reads.
 
-    Args:
-        store: the store of both apps.
-        app: the one that is backfilled.
-        name: the channel's.
-        one: what is read of it.
-        scratch: the app that computes.
-        writer: the stage in it that stands for the channel's writer.
-        now_ms: the wall clock.
-
-    Raises:
-        Unavailable: the store did not answer. The same call goes on.
+    By versions of a stage of its own, `writer`, which stands for the channel's writer. Raises `Unavailable`; the same
+    call goes on.
     """
     # In Kafka there is none of this name: whoever removes the app removes nobody's records.
     topic = channel_topic(scratch, name)

@@ -42,27 +42,19 @@ _WORKERS = min(os.cpu_count() or 1, 4)
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """One backfill, and how its values come into rows of a table.
-
-    Attributes:
-        table: The table whose rows are filled.
-        source: The version of the backfill's app that has the values.
-        since: The version of the table's stage from which on it has the columns.
-        parts: Of these, the columns whose values join with those of the past. Empty where a row is of one record.
-        names: The columns that get values, internal ones included.
-    """
+    """One backfill, and how its values come into rows of a table."""
 
     store: ObjectStore
     cache: SstCache
     table: Table
     source: Manifest
+    """The version of the backfill's app that has the values."""
     since: int
-    parts: tuple[str, ...]
+    """The version of the table's stage from which on it has the columns."""
     names: tuple[str, ...]
-
-    def changes(self, sst: Sst) -> bool:
-        """Whether any row of the SST can get a value."""
-        return bool(self.parts) or sst.seq_min < self.since
+    """The columns that get values, internal ones included."""
+    parts: tuple[str, ...]
+    """Of these, those whose values join with those of the past. Empty where a row is of one record."""
 
     def rows(self, rows: pa.Table) -> pa.Table:
         """These rows of an SST of the table, which have all its columns, with the backfill's values in them.
@@ -113,9 +105,7 @@ class Fill:
 def fill_of(store: ObjectStore, cache: SstCache, table: Table, backfill: Backfill, stage: str) -> Fill:
     """How a backfill of a stage is brought into rows of its table.
 
-    Raises:
-        Refused: what it computed is gone.
-        Unavailable: the store did not answer.
+    Raises `Refused` where what it computed is gone, and `Unavailable`.
     """
     source = history.find(store, backfill.app, stage, backfill.at)
     if source is None or source.writer != backfill.writer:
@@ -124,9 +114,8 @@ def fill_of(store: ObjectStore, cache: SstCache, table: Table, backfill: Backfil
             hint="nothing committed is lost; start again: it goes on with the columns as they are filled",
         )
     names = [column.name for column, number in zip(table.columns, table.ids, strict=True) if number in backfill.columns]
-    columns = kind_of(table.state).columns
-    parts = tuple(name for name in names if name in columns)
-    return Fill(store, cache, table, source, backfill.since, parts, tuple(names))
+    parts = tuple(name for name in names if name in kind_of(table.state).columns)
+    return Fill(store, cache, table, source, backfill.since, tuple(names), parts)
 
 
 def fill_ssts(
@@ -136,14 +125,11 @@ def fill_ssts(
 
     One put for each, under a new name; those in which nothing can change stay. What is read comes into the cache.
 
-    Raises:
-        Refused: a sum has no room.
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
+    Raises `Refused` where a sum has no room, `Corruption` where an SST is missing or damaged, and `Unavailable`.
     """
 
     def one(sst: Sst) -> Sst:
-        due = [fill for fill in fills if fill.changes(sst)]
+        due = [fill for fill in fills if fill.parts or sst.seq_min < fill.since]
         return _filled(store, cache, names, due, sst) if due else sst
 
     with ThreadPoolExecutor(_WORKERS, "fill") as pool:

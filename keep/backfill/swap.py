@@ -12,7 +12,6 @@ before and is committed later.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 
 from msgspec.structs import replace
@@ -24,7 +23,7 @@ from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.manifest import Backfill, Manifest, Sst, Table
+from ...store.versions.manifest import Backfill, Manifest, Sst
 from ..gc.inventory import do_all
 from .fill import fill_of, fill_ssts
 
@@ -44,123 +43,83 @@ class Swapped:
     bytes: int
 
 
-class Swap:
-    """A backfill on its way into a table. What is filled for one head is not filled again for the next.
+def swap_in(
+    store: ObjectStore,
+    cache: SstCache,
+    names: tuple[str, str],
+    backfill: Backfill,
+    *,
+    writer: str,
+    by: str,
+    now_ms: Callable[[], int],
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Swapped:
+    """Commit a version of a stage (`names`: its app and itself) whose columns have the backfill's values.
 
-    Args:
-        store: the store of the app.
-        cache: where SSTs come to lie.
-        names: app and stage.
-        writer: unique id of the caller.
-        by: user@host.
-        now_ms: the wall clock.
-        on_progress: told how many SSTs are filled, and of how many.
+    It takes the stage from nobody. After a lost race, what is new is filled, too. The backfill's `version` does not
+    count. `on_progress` is told how many SSTs are filled, and of how many.
+
+    Raises:
+        CommitConflict: others kept winning the race for the next version.
+        Refused: the table is gone or was changed meanwhile, a sum has no room, or it took more than half an hour.
+        Corruption: an SST is missing or damaged.
+        Unavailable: storage did not answer; the version may have been committed.
     """
+    app, stage = names
+    store = counting = CountingStore(store)
+    began_s = time.monotonic()
+    filled: dict[str, Sst] = {}
+    """By its object before."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: SstCache,
-        names: tuple[str, str],
-        *,
-        writer: str,
-        by: str,
-        now_ms: Callable[[], int],
-        on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-    ) -> None:
-        self._store, self._cache, self._names = CountingStore(store), cache, names
-        self._writer, self._by, self._now_ms, self._on_progress = writer, by, now_ms, on_progress
-        self._filled: dict[str, Sst] = {}
-        self._began_s: float | None = None
-
-    def bring_in(self, backfill: Backfill) -> Swapped:
-        """Commit a version whose columns have the backfill's values. It takes the stage from nobody.
-
-        After a lost race, what is new is filled, too. `backfill` is what is brought in; its `version` does not count.
-
-        Raises:
-            CommitConflict: others kept winning the race for the next version.
-            Refused: the table is gone or was changed meanwhile, a sum has no room, or it took more than half an hour.
-            Corruption: an SST is missing or damaged.
-            Unavailable: storage did not answer; the version may have been committed.
-        """
-        made = amend(
-            self._store,
-            self._names,
-            Amendment("backfill", partial(self._filled_by, backfill), requires=partial(self._fits, backfill)),
-            by=self._by,
-            now_ms=self._now_ms,
-            writer=self._writer,
-            taken=self._store.take,
-        )
-        if not made.changed:
-            return Swapped(made.manifest, 0, 0)
-        written = [filled for before, filled in self._filled.items() if filled.object != before]
-        return Swapped(made.manifest, len(written), sum(sst.bytes for sst in written))
-
-    def _fits(self, backfill: Backfill, head: Manifest) -> bool:
+    def fits(head: Manifest) -> bool:
         """Whether it is still to be brought in behind this version, all of whose SSTs are filled then."""
-        app, stage = self._names
         if head.table is None or head.retired:
             raise Refused(
                 f"stage {app}/{stage} has no table any more that could be backfilled",
                 hint="a program that has the stage brings it back; the same command goes on then",
             )
-        if is_there(head, backfill):
+        if any((one.since, one.columns) == (backfill.since, backfill.columns) for one in head.backfills):
             return False
         if missing := set(backfill.columns) - set(head.table.ids):
             raise Refused(
                 f"stage {app}/{stage} was migrated meanwhile: {len(missing)} of the columns are gone",
                 hint="run the same command with the program that the app was migrated to",
             )
-        self._fill(head, head.table, backfill)
-        return True
-
-    def _filled_by(self, backfill: Backfill, draft: Manifest) -> Manifest:
-        done = replace(backfill, version=draft.version)
-        assert draft.table is not None  # noqa: S101  it fits no other
-        return replace(
-            draft,
-            ssts=tuple(self._filled[sst.object] for sst in draft.ssts),
-            table=_with(draft.table, done),
-            backfills=(*draft.backfills, done),
-        )
-
-    def _fill(self, head: Manifest, table: Table, backfill: Backfill) -> None:
-        """Fill the SSTs of a version that are not filled yet."""
-        app, stage = self._names
-        began_s = self._began_s = self._began_s or time.monotonic()
-        fill = fill_of(self._store, self._cache, table, backfill, stage)
-        todo = [sst for sst in head.ssts if sst.object not in self._filled]
+        fill = fill_of(store, cache, head.table, backfill, stage)
+        todo = [sst for sst in head.ssts if sst.object not in filled]
         for start in range(0, len(todo), _AT_ONCE):
             if time.monotonic() - began_s > _LONGEST_S:
-                raise _too_long(app, stage, len(head.ssts))
+                raise Refused(
+                    f"bringing values into the {len(head.ssts)} SSTs of {app}/{stage} takes more than "
+                    f"{_LONGEST_S / 60:.0f} minutes, so garbage collection could take the first of them for litter "
+                    "before they are committed",
+                    hint="do it on a machine that is nearer to the store; what was computed is kept for the same "
+                    "command",
+                )
             some = todo[start : start + _AT_ONCE]
-            made = fill_ssts(self._store, self._cache, self._names, [fill], some)
-            self._filled.update(zip((sst.object for sst in some), made, strict=True))
-            self._on_progress(len(head.ssts) - len(todo) + start + len(some), len(head.ssts))
+            made = fill_ssts(store, cache, names, [fill], some)
+            filled.update(zip((sst.object for sst in some), made, strict=True))
+            on_progress(len(head.ssts) - len(todo) + start + len(some), len(head.ssts))
+        return True
 
+    def update(draft: Manifest) -> Manifest:
+        table, done = draft.table, replace(backfill, version=draft.version)
+        assert table is not None  # noqa: S101  it fits no other
+        if done.whole:
+            # Nothing of the columns' past is missing: they are as if the table had been born with them.
+            new = {column for column, number in zip(table.columns, table.ids, strict=True) if number in done.columns}
+            table = replace(
+                table, values=tuple(replace(each, since=0) if each in new else each for each in table.values)
+            )
+        ssts = tuple(filled[sst.object] for sst in draft.ssts)
+        return replace(draft, ssts=ssts, table=table, backfills=(*draft.backfills, done))
 
-def is_there(head: Manifest, backfill: Backfill) -> bool:
-    """Whether a version has this backfill."""
-    return any((one.since, one.columns) == (backfill.since, backfill.columns) for one in head.backfills)
-
-
-def _with(table: Table, done: Backfill) -> Table:
-    """The table, whose columns are as if it had been born with them, where nothing of their past is missing."""
-    if not done.whole:
-        return table
-    ids = dict(zip(table.columns, table.ids, strict=True))
-    values = (replace(each, since=0) if ids[each] in done.columns else each for each in table.values)
-    return replace(table, values=tuple(values))
-
-
-def _too_long(app: str, stage: str, ssts: int) -> Refused:
-    return Refused(
-        f"bringing values into the {ssts} SSTs of {app}/{stage} takes more than {_LONGEST_S / 60:.0f} minutes, so "
-        "garbage collection could take the first of them for litter before they are committed",
-        hint="do it on a machine that is nearer to the store; what was computed is kept for the same command",
-    )
+    change = Amendment("backfill", update, requires=fits)
+    committed = amend(store, names, change, by=by, now_ms=now_ms, writer=writer, taken=counting.take)
+    if not committed.changed:
+        return Swapped(committed.manifest, 0, 0)
+    written = [after for before, after in filled.items() if after.object != before]
+    return Swapped(committed.manifest, len(written), sum(sst.bytes for sst in written))
 
 
 def is_needed(store: ObjectStore, head: Manifest, backfill: Backfill, now_ms: int) -> bool:

@@ -5,9 +5,10 @@ later. So the past is read up to just there, and both are merged (`fill`). What 
 merged: of that no past is computed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 import xxhash
 
@@ -24,7 +25,7 @@ from ...store.versions import history
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Column, Manifest, Table
 from .channels import Channel, channel
-from .windows import Places, beginnings, positions, read_through
+from .windows import beginnings, positions, read_through
 
 _LONGEST_NAME = 63
 _WITHOUT_PAST = (
@@ -95,8 +96,7 @@ class Left:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Backfillable:
+class Backfillable(NamedTuple):
     """What there is to compute over the past, upstream first."""
 
     targets: tuple[Target, ...]
@@ -104,22 +104,12 @@ class Backfillable:
 
 
 def backfillable(
-    store: ObjectStore,
-    heads: Mapping[str, Manifest],
-    declared: Declared,
-    *,
-    since: Cut | None = None,
+    store: ObjectStore, heads: Mapping[str, Manifest], declared: Declared, *, since: Cut | None = None
 ) -> Backfillable:
-    """The columns that migrations added, and that were not backfilled yet.
+    """The columns that migrations added, and that were not backfilled yet. Raises `Unavailable`.
 
-    Args:
-        store: the store of the app.
-        heads: the newest version of each stage, or the one that a migration would make of it.
-        declared: the program, which the app was migrated to, or would be.
-        since: a moment of the app from which on they are computed; None for all that the stages have read.
-
-    Raises:
-        Unavailable: storage did not answer.
+    `heads` are the newest versions, or those that a migration to the program would make of them; `since` is a moment of
+    the app from which on the columns are computed, None for all that the stages have read.
     """
     targets, left = [], []
     for name in order(heads):
@@ -127,14 +117,17 @@ def backfillable(
         if head.table is None or head.retired or name not in declared.stages:
             continue
         for version, columns in _added(head).items():
-            visible = tuple(column.name for column in columns if not column.name.startswith("_"))
             try:
                 _check_table(head.table, columns)
                 _check_event_time(name, heads, declared)
-                targets.append(_target(store, head, version, columns, visible, declared, since))
+                targets.append(_target(store, head, version, columns, declared, since))
             except Refused as error:
-                left.append(Left(name, visible, error.message, error.hint))
+                left.append(Left(name, _visible(columns), error.message, error.hint))
     return Backfillable(tuple(targets), tuple(left))
+
+
+def _visible(columns: Iterable[Column]) -> tuple[str, ...]:
+    return tuple(column.name for column in columns if not column.name.startswith("_"))
 
 
 def _added(head: Manifest) -> dict[int, list[Column]]:
@@ -148,13 +141,7 @@ def _added(head: Manifest) -> dict[int, list[Column]]:
 
 
 def _target(
-    store: ObjectStore,
-    head: Manifest,
-    version: int,
-    columns: list[Column],
-    visible: tuple[str, ...],
-    declared: Declared,
-    since: Cut | None,
+    store: ObjectStore, head: Manifest, version: int, columns: list[Column], declared: Declared, since: Cut | None
 ) -> Target:
     migrated = head if head.version == version else version_of(store, head, version)
     if migrated is None:
@@ -166,8 +153,7 @@ def _target(
     _check_rejected(store, migrated)
     read_by = positions(store, migrated)
     if since is None:
-        known = beginnings(store, migrated)
-        begun, begins = known if known is not None else ({}, False)
+        begun, begins = beginnings(store, migrated) or ({}, False)
     elif head.stage not in since.stages:
         raise Refused(
             f"{since.ref} has no version of {head.stage}",
@@ -179,9 +165,12 @@ def _target(
         name: channel(store, head.app, name, begun.get(name), end) for name, end in read_by.items() if end.upstream
     }
     channels = {name: each for name, (each, _) in found.items()}
-    ends = _offsets(read_by)
-    starts = _offsets(begun) | {name: each.start.offsets for name, each in channels.items()}
-    starts = {topic: _padded(starts.get(topic, ()), len(at)) for topic, at in ends.items()}
+    ends = {name: each.offsets for name, each in read_by.items()}
+    first = begun | {name: each.start for name, each in channels.items()}
+    starts = {
+        topic: ((first[topic].offsets if topic in first else ()) + (0,) * len(at))[: len(at)]
+        for topic, at in ends.items()
+    }
     if beyond := sorted(topic for topic, at in ends.items() if any(map(int.__gt__, starts[topic], at))):
         raise Refused(
             f"{since.ref if since else 'the beginning'} is later than the migration: "
@@ -192,21 +181,13 @@ def _target(
         app=head.app,
         stage=head.stage,
         since=version,
-        columns=visible,
+        columns=_visible(columns),
         ids=tuple(column.id for column in columns),
         starts=starts,
         ends=ends,
         begins=begins and all(whole for _, whole in found.values()),
         channels=channels,
     )
-
-
-def _offsets(places: Places) -> dict[str, tuple[int, ...]]:
-    return {name: each.offsets for name, each in places.items()}
-
-
-def _padded(offsets: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return (offsets + (0,) * count)[:count]
 
 
 def _check_table(table: Table, columns: list[Column]) -> None:

@@ -20,13 +20,12 @@ Places = dict[str, Input]
 def positions(store: ObjectStore, at: Manifest) -> Places:
     """How far a version of a stage had read, by itself and by way of the stages before it.
 
-    Raises:
-        Refused: a version on the way was collected, or a topic is read by two ways, each with a position of its own.
-        Unavailable: storage did not answer.
+    Raises `Refused` where a version on the way was collected, or a topic is read by two ways, each with a position of
+    its own, and `Unavailable`.
     """
 
     def stands(name: str, source: Input) -> Places:
-        return {name: source} if _is_read(store, at, source) else _position(store, at, source)
+        return {name: source} if _is_read(store, at, source) else positions(store, _writer(store, at, source))
 
     return _through(at, stands)
 
@@ -52,7 +51,7 @@ def beginnings(store: ObjectStore, at: Manifest) -> tuple[Places, bool] | None:
         if _is_read(store, at, source):
             return {name: begun} if first.app == at.app else {}
         if begun.version and history.first_version(store, first.app, begun.upstream) < begun.version:
-            return _position(store, first, begun)
+            return positions(store, _writer(store, first, begun))
         writer = history.head(store, first.app, source.upstream)
         found = beginnings(store, writer) if writer is not None else ({}, True)
         if found is None:
@@ -92,19 +91,12 @@ def _through(at: Manifest, of: Callable[[str, Input], Places]) -> Places:
 def read_through(store: ObjectStore, at: Manifest) -> Iterator[Manifest]:
     """A version of a stage, and those of the stages without state before it whose rows it had read.
 
-    Raises:
-        Refused: one of them was collected.
-        Unavailable: storage did not answer.
+    Raises `Refused` where one of them was collected, and `Unavailable`.
     """
     yield at
     for source in at.inputs.values():
         if not _is_read(store, at, source):
             yield from read_through(store, _writer(store, at, source))
-
-
-def _position(store: ObjectStore, at: Manifest, source: Input) -> Places:
-    """Where the writer of a channel was when it wrote what `at` consumed last; where it began, if nothing was."""
-    return positions(store, _writer(store, at, source))
 
 
 def _writer(store: ObjectStore, at: Manifest, source: Input) -> Manifest:

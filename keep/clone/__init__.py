@@ -1,3 +1,1 @@
 """A new app from a moment of another: first versions that share its SSTs, and channels of its own."""
-
-__all__ = ["clone", "first_versions", "plan"]

@@ -41,19 +41,11 @@ def clone(
 
     A call that was interrupted is finished by the same call again, which finds nothing to do when the clone is there.
 
-    Args:
-        store: the source's store.
-        source: ref of the moment to clone.
-        name: the new app's name.
-        topics: topics the clone reads instead of the source's, by their names as declared; with the same
-            partitions and offsets. Those that are not named are read on by both.
-        channels: Kafka.
-        sinks: what the clone publishes: a topic of its own for each sink by its name as declared; a function gets its
-            own name. Sinks that are not named are not written at all.
-        target_store: where the clone lives; default the source's store.
-        by: user@host.
-        now_ms: what relative refs count from; default the wall clock.
-        dry_run: check everything, change nothing, and return what would be done.
+    The clone reads `topics` instead of the source's, by their names as declared, with the same partitions and offsets;
+    those that are not named are read on by both. It publishes `sinks`: a topic of its own for each sink by its name as
+    declared, where a function gets its own name; those that are not named are not written at all. It lives in
+    `target_store`, or in the source's. Relative refs count from `now_ms`, or the wall clock. With `dry_run`, everything
+    is checked and nothing changed.
 
     Raises:
         Usage: the ref, or the name, is malformed.
@@ -67,35 +59,27 @@ def clone(
     plan = make_plan(store, target, parse(source, now_ms=moment_ms), name, topics, sinks or {}, channels, moment_ms)
     if dry_run:
         return plan
+    # How a pin names the clone's root.
+    root = "" if target.url == store.url else target.url
     if not plan.resumed:
-        plan = _begin(store, target, plan, by)
-    remove_pins_without_clone(store, plan.source.app, name, _root_from(store, target))
+        plan = _begin(store, target, plan, root, by)
+    remove_pins_without_clone(store, plan.source.app, name, root)
     finish_clone(store, target, plan.info, channels=channels, by=by)
-    _record(store, source, target, plan, by)
+    # In the logs of both apps, unless it is there: an earlier call may have died before or after it.
+    since_ms, where = plan.info.created_ms, f"{name} in {root}" if root else name
+    detail, same = f"{source} as {where}", f" as {where}"
+    record_once(store, plan.source.app, "clone", detail, by, since_ms=since_ms, same=lambda had: had.endswith(same))
+    born = f"from {source} in {store.url}"
+    record_once(target, name, "clone", born, by, since_ms=since_ms, same=lambda _had: True)
     return plan
 
 
-def _record(store: ObjectStore, source: str, target: ObjectStore, plan: ClonePlan, by: str) -> None:
-    """Add the clone to the logs of both apps, unless it is there: an earlier call may have died before or after it."""
-    since_ms, where = plan.info.created_ms, plan.info.name
-    if target.url != store.url:
-        where += f" in {target.url}"
-    detail = f"{source} as {where}"
-    record_once(
-        store, plan.source.app, "clone", detail, by, since_ms=since_ms, same=lambda had: had.endswith(f" as {where}")
-    )
-    born = f"from {source} in {store.url}"
-    record_once(target, plan.info.name, "clone", born, by, since_ms=since_ms, same=lambda _had: True)
-
-
-def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, by: str) -> ClonePlan:
+def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, by: str) -> ClonePlan:
     """Pin the source's cut and write the clone's identity: from here on the clone exists."""
     origin = plan.info.origin
     if origin is None:
         raise AssertionError("a clone without an origin")
-    root = _root_from(store, target)
-    snapshot = _pin_for(store, plan.source, plan.info.name, root, by)
-    info = replace(plan.info, origin=replace(origin, snapshot=snapshot))
+    info = replace(plan.info, origin=replace(origin, snapshot=_pin_for(store, plan.source, plan.info.name, root, by)))
     try:
         apps.create_app(target, info)
     except Refused:
@@ -128,8 +112,3 @@ def _pin_for(store: ObjectStore, cut: Cut, name: str, root: str, by: str) -> str
         f"all snapshot names from {base} to {candidates[-1]} of {cut.app} are taken",
         hint=f"`slackwater snapshot list {cut.app}` shows them; remove those whose clones are gone",
     )
-
-
-def _root_from(store: ObjectStore, target: ObjectStore) -> str:
-    """How a pin in `store` names the root of a clone in `target`."""
-    return "" if target.url == store.url else target.url

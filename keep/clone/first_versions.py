@@ -4,7 +4,8 @@ What is in flight at the cut is carried into these: the source's are never touch
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import attrgetter
 from typing import Protocol
 
 import pyarrow as pa
@@ -34,9 +35,8 @@ class Channels(Protocol):
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         """Check that a topic can be read on from these offsets, one per partition.
 
-        Raises:
-            NotFound: there is no such topic.
-            Refused: it has another number of partitions, or these offsets are outside of what it holds.
+        Raises `NotFound` where there is no such topic, `Refused` where it has another number of partitions, or these
+        offsets are outside of what it holds.
         """
         ...
 
@@ -58,9 +58,8 @@ class Channels(Protocol):
         The copies are messages of `app`, version `in_flight.up_to`, under one new attempt. With no attempts
         in `in_flight` the topic is created and nothing copied.
 
-        Returns:
-            The end offset of each partition after the copy, the new attempt, and the end offsets before the
-            copy, where reading the copied records starts.
+        Gives the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
+        where reading the copied records starts.
         """
         ...
 
@@ -88,15 +87,12 @@ def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snaps
 
     May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
 
-    Raises:
-        NotFound: a manifest or a topic that holds what is in flight is gone.
-        Refused: records in flight are gone.
-        Unavailable: storage or Kafka did not answer.
+    Raises `NotFound` where a manifest or a topic that holds what is in flight is gone, `Refused` where records in
+    flight are gone, and `Unavailable`.
     """
-    by_name: dict[str, list[Channel]] = {}
-    for channel in channels(cut):
-        by_name.setdefault(channel.name, []).append(channel)
-    return {name: _carry_one(store, cut, app, kafka, readers, keeper) for name, readers in by_name.items()}
+    # Each channel's readers are neighbours.
+    by_name = groupby(channels(cut), attrgetter("name"))
+    return {name: _carry_one(store, cut, app, kafka, list(readers), keeper) for name, readers in by_name}
 
 
 def _carry_one(
@@ -148,14 +144,10 @@ class _CarriedChannels(Struct, frozen=True):
 def finish_clone(
     store: ObjectStore, target: ObjectStore, info: AppInfo, *, channels: Channels, by: str
 ) -> tuple[str, ...]:
-    """Give every stage of a clone its first version, as far as it has none; returns the stages that got one.
+    """Give every stage of a clone in `target` its first version, as far as it has none; returns those that got one.
 
-    The clone, `info`, lives in `target`, its source in `store`; `by` is user@host.
-
-    Raises:
-        NotFound: the source's snapshot, a manifest or a topic is gone.
-        Refused: the app is no clone, or records in flight are gone.
-        Unavailable: storage or Kafka did not answer.
+    Raises `NotFound` where the source's snapshot, a manifest or a topic is gone, `Refused` where the app is no clone,
+    or records in flight are gone, and `Unavailable`.
     """
     missing = unfinished(target, info)
     if info.origin is None:
@@ -165,11 +157,15 @@ def finish_clone(
         return ()
     pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
     cut = of_snapshot(store, pinned)
-    copied = _carried(store, target, pinned, info.name, channels)
+    key = keys.channels(info.name)
+    noted = notes.find(target, key, _CarriedChannels)
+    if noted is None:
+        # Somebody may finish the same clone at the same time: the note that was first counts.
+        noted = notes.add(target, key, _CarriedChannels(carry(store, cut, info.name, channels, pinned)))
     # Senders first: nobody may see a receiver whose sender is not there.
     for stage in order(cut.stages):
         if stage in missing:
-            first = _first_version(store, target, cut, stage, info, copied)
+            first = _first_version(store, target, cut, stage, info, noted.channels)
             begin(target, replace(first, by=by))
     _announce(target, info, channels)
     return missing
@@ -208,31 +204,19 @@ def _announce(target: ObjectStore, info: AppInfo, channels: Channels) -> None:
             channels.announce(info.name, stage, {read.topic: read.offsets for read in head.inputs.values()})
 
 
-def _carried(
-    store: ObjectStore, target: ObjectStore, pinned: Snapshot, name: str, kafka: Channels
-) -> dict[str, Carried]:
-    """Where the copied records lie: as noted by an earlier call, else copied now and noted."""
-    key = keys.channels(name)
-    noted = notes.find(target, key, _CarriedChannels)
-    if noted is None:
-        copied = _CarriedChannels(carry(store, of_snapshot(store, pinned), name, kafka, pinned))
-        # Somebody may finish the same clone at the same time: the note that was first counts.
-        noted = notes.add(target, key, copied)
-    return noted.channels
-
-
 def _first_version(
-    store: ObjectStore,
-    target: ObjectStore,
-    cut: Cut,
-    stage: str,
-    info: AppInfo,
-    copied: Mapping[str, Carried],
+    store: ObjectStore, target: ObjectStore, cut: Cut, stage: str, info: AppInfo, copied: Mapping[str, Carried]
 ) -> Manifest:
     """A stage's first manifest in the clone, under the source's version number: `_seq` goes on from it."""
     source = cut.stages[stage]
+
+    def named(sst: Sst) -> Sst:
+        """As a manifest under the clone's root names it."""
+        held_by = sst.root or store.url
+        return replace(sst, root="" if held_by == target.url else held_by)
+
     # Snapshots under way are the source's.
-    whole = without_snapshots(carried(each_sst(source, lambda sst: _from(sst, store.url, target.url))))
+    whole = without_snapshots(carried(each_sst(source, named)))
     topics = info.origin.topics if info.origin else {}
     return replace(
         whole,
@@ -262,9 +246,3 @@ def _first_version(
         migration=0,
         stopped={},
     )
-
-
-def _from(sst: Sst, source_root: str, target_root: str) -> Sst:
-    """The SST as a manifest under another root names it."""
-    held_by = sst.root or source_root
-    return replace(sst, root="" if held_by == target_root else held_by)

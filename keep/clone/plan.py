@@ -1,12 +1,13 @@
 """What a clone is made of, with everything checked that can be checked before anything changes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
-from ...moments.cut.graph import Cut, channels, order, violations
+from ...moments.cut.graph import Cut, order, violations
+from ...moments.cut.graph import channels as edges
 from ...moments.cut.in_flight import InFlight, in_flight
 from ...moments.cut.refs import Ref
 from ...moments.cut.resolve import cut_at
@@ -73,12 +74,20 @@ def make_plan(
         raise Refused(f"{ref.text} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     plan = ClonePlan(cut, info, target.url, read_topics, in_flight(store, cut), begun is not None, done)
     if not done:  # else it has all that it needs of Kafka, which need not have that any more
+        for _, declared, one in _users_inputs(cut):
+            channels.check_topic(read_topics[declared], one.offsets)
         keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
-        _check_topics(
-            cut, read_topics, [one for one in plan.in_flight if not (keeper and keeper.captured(one))], channels
-        )
+        for state in plan.in_flight:
+            if not (keeper and keeper.captured(state)):
+                channels.check_topic(state.topic, state.starts)
     if begun is None:
-        _check_free(cut, name, channels)
+        for channel in sorted({edge.name for edge in edges(cut)}):
+            if channels.ends(topic := channel_topic(name, channel)) is not None:
+                # Whose it is, cannot be told.
+                raise Refused(
+                    f"topic {topic!r} exists already in Kafka: another app {name!r} may use it",
+                    hint="choose another name, or delete the topic if it is left from an app that is gone",
+                )
         _check_published(cut, read_topics, sinks, channels)
     return plan
 
@@ -164,22 +173,3 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, wanted: AppInfo) -
             hint="finish it with the arguments it was begun with, or choose another name",
         )
     return found
-
-
-def _check_topics(cut: Cut, read_topics: Mapping[str, str], states: Iterable[InFlight], kafka: Channels) -> None:
-    """Raise unless Kafka still holds all that the clone has to read or copy from there."""
-    for _, declared, source in _users_inputs(cut):
-        kafka.check_topic(read_topics[declared], source.offsets)
-    for state in states:
-        kafka.check_topic(state.topic, state.starts)
-
-
-def _check_free(cut: Cut, name: str, kafka: Channels) -> None:
-    """Raise `Refused` if a channel of the clone is there already: whose it is, cannot be told."""
-    for channel in sorted({channel.name for channel in channels(cut)}):
-        topic = channel_topic(name, channel)
-        if kafka.ends(topic) is not None:
-            raise Refused(
-                f"topic {topic!r} exists already in Kafka: another app {name!r} may use it",
-                hint="choose another name, or delete the topic if it is left from an app that is gone",
-            )

@@ -14,7 +14,7 @@ a boundary whose collectable versions, and SSTs that nobody names, are still the
 Of two at the same time one fails to write its boundary; what it has deleted by then was given up by a final one.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,7 +22,7 @@ from ...errors import Corruption, SlackwaterError
 from ...moments.take.audit_log import record
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore
 from ...store.versions import horizon
-from ...store.versions.horizon import MIN_AGE_MS, Boundary
+from ...store.versions.horizon import MIN_AGE_MS
 from .inventory import Inventory, do_all, named, note_end, take_inventory
 from .orphans import abandoned, orphans, unnamed_records
 from .reachable import Absent, Reachable, reachable
@@ -40,22 +40,18 @@ _Infos = tuple[ObjectInfo, ...]
 
 @dataclass(frozen=True, slots=True)
 class StageCollected:
-    """What went of one stage, and what stays."""
+    """What went of one stage, with the bytes of its manifests and SSTs, and what stays, with those of its SSTs."""
 
     stage: str
     first: int
     """The version from which on its history is whole."""
     head: int
     versions: int
-    """Versions that went."""
     ssts: int
-    """SSTs that went."""
     bytes: int
-    """Of the manifests and SSTs that went."""
     kept_versions: int
     kept_ssts: int
     kept_bytes: int
-    """Of the SSTs that stay."""
     waiting_ssts: int
     """Of the SSTs that stay, those that nothing names, and that may yet be named."""
     rules: dict[str, int]
@@ -102,16 +98,9 @@ def collect(
 ) -> Collected:
     """Delete what is not reachable. May be called at any time, any number of times, also when one was killed.
 
-    Reads every manifest that stays. Ages count from storage's clock, or from this machine's in a dry run. What went is
-    noted in the app's log of operations.
-
-    Args:
-        store: where the app lives.
-        app: its name.
-        retention: which history to keep; without rules all of it.
-        by: user@host.
-        dry_run: write and delete nothing; say what would go.
-        margin_ms: how long objects that nothing names stay. Beside an app that runs, `MARGIN_MS` or more.
+    Reads every manifest that stays. Ages count from storage's clock, or from this machine's in a dry run, which writes
+    and deletes nothing. Objects that nothing names stay for `margin_ms`: beside an app that runs, `MARGIN_MS` or more.
+    What went is noted in the app's log of operations.
 
     Raises:
         NotFound: there is no such app.
@@ -127,7 +116,10 @@ def collect(
         if not dry_run:
             plan = _fix(seen, names, plan, retention, by)
     except Corruption:
-        _check_alone(seen)
+        finals = [each for each in horizon.all_of(store, app) if each.final]
+        if finals and finals[-1] != seen.known.last:
+            # What another collection took that has become final since the inventory is not missing.
+            raise horizon.overtaken(app) from None
         raise
     goes = {stage: _collectable(seen, plan, names, stage, margin_ms) for stage in seen.ssts}
     records = tuple(unnamed_records(seen, margin_ms))
@@ -139,8 +131,7 @@ def collect(
         if isinstance(store, Leftovers):
             do_all(store.discard, writes)
     stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
-    record_bytes = sum(info.size_bytes for info in records)
-    done = Collected(app, dry_run, retention, stages, len(records), record_bytes, len(writes), plan.absent)
+    done = Collected(app, dry_run, retention, stages, len(records), _bytes(records), len(writes), plan.absent)
     if not dry_run:
         versions = sum(each.versions for each in stages)
         record(store, app, "gc", f"{versions} versions, {done.objects - versions} other objects", by)
@@ -163,7 +154,7 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
     proposal = plan.boundary(number, by, final=False)
     # A proposal that is left of a collection that was killed hides what it did not get to take: replace it.
     settled = not seen.boundaries or seen.boundaries[-1].final
-    if settled and _content(proposal) == _content(last):
+    if settled and (proposal.first, proposal.kept, proposal.moments) == (last.first, last.kept, last.moments):
         return plan
     horizon.propose(store, app, proposal)
     try:
@@ -175,17 +166,6 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
         raise
     horizon.settle(store, app, final.boundary(number + 1, by, final=True))
     return final
-
-
-def _content(limit: Boundary) -> tuple[object, ...]:
-    return limit.first, limit.kept, limit.moments
-
-
-def _check_alone(seen: Inventory) -> None:
-    """Raise `Refused` if another collection has become final since the inventory: what it took is not missing."""
-    finals = [each for each in horizon.all_of(seen.store, seen.app) if each.final]
-    if finals and finals[-1] != seen.known.last:
-        raise horizon.overtaken(seen.app)
 
 
 def _collectable(
@@ -212,11 +192,15 @@ def _counted(
         head=seen.known.stages[stage].head.version,
         versions=len(versions),
         ssts=len(ssts),
-        bytes=sum(info.size_bytes for info in (*versions, *ssts)),
+        bytes=_bytes((*versions, *ssts)),
         kept_versions=sum(1 for _ in plan.versions(stage)),
         kept_ssts=len(stay),
-        kept_bytes=sum(info.size_bytes for info in stay),
+        kept_bytes=_bytes(stay),
         waiting_ssts=sum(1 for info in stay if info.key not in names),
         rules=plan.counts(stage),
         held_up_by=plan.held_up_by(stage, _SILENT_MS),
     )
+
+
+def _bytes(infos: Iterable[ObjectInfo]) -> int:
+    return sum(info.size_bytes for info in infos)

@@ -35,13 +35,17 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     The object's key is that under the store root; the root before it, or the app's name left out, do no harm. Objects
     that nothing names stay for `margin_ms`. Ages count from this machine's clock.
 
-    Raises:
-        NotFound: there is no such app or object.
-        Corruption: a manifest that should be there is missing or not readable.
-        Unavailable: storage did not answer.
+    Raises `NotFound` where there is no such app or object, `Corruption` where a manifest that should be there is
+    missing or not readable, and `Unavailable`.
     """
     seen = take_inventory(store, app, dry_run=True)
-    key = _full(store, app, key)
+    key = key.removeprefix(f"{store.url}/")
+    full = key if key.startswith(f"{app}/") else f"{app}/{key}"
+    if not exists(store, full):
+        raise NotFound(
+            f"object of app {app!r}", key, found=f"looked for {full} under {store.url}", hint="give its whole key"
+        )
+    key = full
     plan = reachable(seen.known, retention, seen.read)
     for stage, ssts in seen.ssts.items():
         for info in ssts:
@@ -49,27 +53,14 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
                 return _sst(seen, plan, stage, info, margin_ms)
         for version, info in seen.manifests.get(stage, {}).items():
             if info.key == key:
-                return _manifest(plan, stage, version, key)
+                if version > plan.known.stages[stage].head.version:
+                    return Explanation(key, True, ("it is newer than the head that was found here",))
+                why = tuple(reason.detail for reason in plan.why(stage, version))
+                return Explanation(key, bool(why), why or ("no rule of retention, no snapshot and no stage needs it",))
     if key.startswith(keys.snapshots(app)) and not key.endswith(".json"):
         return _record(seen, key, margin_ms)
-    return Explanation(key, True, (_document(app, key),))
-
-
-def _full(store: ObjectStore, app: str, key: str) -> str:
-    key = key.removeprefix(f"{store.url}/")
-    full = key if key.startswith(f"{app}/") else f"{app}/{key}"
-    if not exists(store, full):
-        raise NotFound(
-            f"object of app {app!r}", key, found=f"looked for {full} under {store.url}", hint="give its whole key"
-        )
-    return full
-
-
-def _manifest(plan: Reachable, stage: str, version: int, key: str) -> Explanation:
-    if version > plan.known.stages[stage].head.version:
-        return Explanation(key, True, ("it is newer than the head that was found here",))
-    reasons = tuple(reason.detail for reason in plan.why(stage, version))
-    return Explanation(key, bool(reasons), reasons or ("no rule of retention, no snapshot and no stage needs it",))
+    what, other = key.removeprefix(f"{app}/"), "it is no object that slackwater writes: collection leaves it alone"
+    return Explanation(key, True, (next((why for name, why in _DOCUMENTS.items() if what.startswith(name)), other),))
 
 
 def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
@@ -99,14 +90,6 @@ def _record(seen: Inventory, key: str, margin_ms: int) -> Explanation:
     if any(info.key == key for info in unnamed_records(seen, margin_ms)):
         return Explanation(key, False, ("no snapshot names it, and none of its name is under way",))
     return Explanation(key, True, ("no snapshot names it yet, but one of its name is under way, or was just now",))
-
-
-def _document(app: str, key: str) -> str:
-    what = key.removeprefix(f"{app}/")
-    return next(
-        (why for name, why in _DOCUMENTS.items() if what.startswith(name)),
-        "it is no object that slackwater writes: collection leaves it alone",
-    )
 
 
 _DOCUMENTS = {

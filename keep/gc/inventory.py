@@ -49,10 +49,9 @@ class Inventory:
 
     def read(self, stage: str, version: int) -> Manifest:
         """A version without its SSTs and table, which are most of it. Raises `Corruption`."""
-        found = self._read.get((stage, version))
-        if found is None:
-            found = self._read[stage, version] = _light(_there(self.store, self.app, stage, version))
-        return found
+        if (stage, version) not in self._read:
+            self._read[stage, version] = _there(self.store, self.app, stage, version)
+        return self._read[stage, version]
 
     def again(self) -> Known:
         """The same with the snapshots that came since.
@@ -69,10 +68,8 @@ def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
 
     Ages count from storage's clock, for which a dry run, which writes nothing, takes this machine's.
 
-    Raises:
-        NotFound: there is no such app.
-        Corruption: a manifest that should be there is missing or not readable.
-        Unavailable: storage did not answer.
+    Raises `NotFound` where there is no such app, `Corruption` where a manifest that should be there is missing or not
+    readable, and `Unavailable`.
     """
     apps.read_app(store, app)
     now_ms = instants.now_ms() if dry_run else storage_clock_ms(store, app)
@@ -112,14 +109,17 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     there = {}
     for stage, versions in manifests.items():
         first = _first(store, app, stage, versions, last)
-        head = _light(_there(store, app, stage, max(versions)))
+        head = _there(store, app, stage, max(versions))
         seen[stage, head.version] = head
         since_ms = now_ms - MIN_AGE_MS
         young = (version for version, info in versions.items() if version >= first and info.modified_ms > since_ms)
         needed = {name: max(first, version) for name, version in published.needed(store, head).items()}
         there[stage] = StageKnown(first, head, min(young, default=head.version + 1), needed)
     known = Known(now_ms, there, list_snapshots(store, app), last)
-    _check_kept(app, known, manifests)
+    # All that was to be kept before the whole history.
+    for stage, kept in last.kept.items():
+        if gone := [version for version in kept if version not in manifests.get(stage, ())]:
+            raise _missing(app, stage, gone)
     return Inventory(store, app, ssts, manifests, boundaries, known, seen)
 
 
@@ -177,13 +177,10 @@ class _Names(Struct, frozen=True):
     aside: dict[fits.Name, _Aside] = {}
 
 
-def _light(manifest: Manifest) -> Manifest:
-    return replace(manifest, ssts=(), table=None, aside={})
-
-
 def _there(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
+    """A version without its SSTs and table, which are most of it."""
     try:
-        return history.read_fresh(store, app, stage, version)
+        return replace(history.read_fresh(store, app, stage, version), ssts=(), table=None, aside={})
     except ObjectNotFound:
         raise _missing(app, stage, (version,)) from None
 
@@ -195,20 +192,11 @@ def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectI
         first = min(versions)
         if first > 1 and not _there(store, app, stage, first).begins:
             raise _missing(app, stage, range(1, first))
-    whole = [version for version in versions if version >= first]
-    if not whole or whole[0] != first:
-        raise _missing(app, stage, range(first, whole[0] if whole else first + 1))
-    for version, following in pairwise(whole):
+    whole = [version for version in versions if version >= first] or [first + 1]
+    for version, following in pairwise((first - 1, *whole)):
         if following != version + 1:
             raise _missing(app, stage, range(version + 1, following))
     return first
-
-
-def _check_kept(app: str, known: Known, manifests: dict[str, dict[int, ObjectInfo]]) -> None:
-    """See that all that was to be kept before the whole history is there."""
-    for stage, versions in known.last.kept.items():
-        if gone := [version for version in versions if version not in manifests.get(stage, ())]:
-            raise _missing(app, stage, gone)
 
 
 def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:

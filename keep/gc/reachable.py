@@ -234,7 +234,11 @@ def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[M
     if known.has_collected(snapshot):
         return  # its maker is about to give it up
     there = {stage: version for stage, version in snapshot.stages.items() if known.exists(stage, version)}
-    moment = _keep(found, there, _pinned(snapshot), read) if there else None
+    reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or its records in flight and lineage need it")
+    if snapshot.kind == "clone":
+        where = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
+        reason = Reason("clone", f"the clone {snapshot.clone}{where} lives from it (snapshot {snapshot.name})")
+    moment = _keep(found, there, reason, read) if there else None
     if moment is not None and len(there) == len(snapshot.stages):
         yield moment
     found.absent += tuple(
@@ -289,11 +293,3 @@ def _needed(known: Known, cut: Mapping[str, Manifest], read: Read) -> Iterator[t
                 seen.add(place)
                 waiting.append(read(*place))
                 yield place
-
-
-def _pinned(snapshot: Snapshot) -> Reason:
-    if snapshot.kind == "clone":
-        where = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
-        detail = f"the clone {snapshot.clone}{where} lives from it (snapshot {snapshot.name})"
-        return Reason("clone", detail)
-    return Reason("snapshot", f"snapshot {snapshot.name} pins it, or its records in flight and lineage need it")

@@ -19,8 +19,7 @@ from ...validation import whole
 class Retention:
     """The rules for one app. None is no such rule; without any rule everything is kept.
 
-    Raises:
-        Usage: a rule is no whole number, or is negative, or keeps no version.
+    Raises `Usage` where a rule is no whole number, or is negative, or keeps no version.
     """
 
     all_ms: int | None = None

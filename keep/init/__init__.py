@@ -1,3 +1,1 @@
 """A table's first version from rows that DuckDB reads: checked, sorted on disk, and committed at once."""
-
-__all__ = ["initialise", "load", "source"]

@@ -18,7 +18,7 @@ from ...store.sst import ttl
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
-from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
+from ...store.versions.manifest import AppInfo, Manifest, Output, Table
 from ..clone.first_versions import check_finished
 from .load import Loaded, OnProgress, discard, load
 from .source import Source
@@ -29,23 +29,19 @@ Channels = Callable[[], Mapping[str, Output]]
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """What an init did, or would do.
-
-    Attributes:
-        rows: of the table.
-        ssts: objects that hold them, and their bytes.
-        offsets: where reading begins, by topic.
-        already: whether an earlier call had done it: the table has these rows.
-    """
+    """What an init did, or would do."""
 
     app: str
     stage: str
     version: int
     rows: int
     ssts: int
+    """Objects that hold them, and then their bytes."""
     bytes: int
     offsets: Mapping[str, tuple[int, ...]]
+    """Where reading begins, by topic."""
     already: bool
+    """Whether an earlier call had done it: the table has these rows."""
 
 
 def initialise(
@@ -60,14 +56,9 @@ def initialise(
 ) -> Initialised:
     """Make rows the first version of a stage's table. The app need not exist; other stages are not touched.
 
-    Args:
-        store: where the app lives.
-        first: the version as it is to be but for rows, time and outputs: kind "init", version 1.
-        source: the rows.
-        info: the app's identity, which is written if there is none; None for one that says nothing more.
-        channels: is called when all rows are there.
-        dry_run: check everything, change nothing, and return what would be done.
-        on_progress: told how far it is.
+    `first` is the version as it is to be but for rows, time and outputs: kind "init", version 1. `info` is the app's
+    identity, which is written if there is none; None for one that says nothing more. `channels` is called when all rows
+    are there. With `dry_run`, everything is checked and nothing is changed.
 
     Raises:
         Refused: the stage has versions that are not this very one, the app is an unfinished clone or is being removed,
@@ -84,7 +75,8 @@ def initialise(
     loaded = load(None if dry_run else store, names, table, source, clock_ms=clock_ms, on_progress=on_progress)
     if not loaded.rows:
         raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
-    first = _with(first, loaded, clock_ms)
+    latest_ms = clock_ms if loaded.latest_ms is None else max(clock_ms, loaded.latest_ms)
+    first = replace(first, ssts=tuple(loaded.ssts), clock_ms=latest_ms)
     if not dry_run:
         first = _commit(store, first, loaded, info, channels, began_ms)
         _record(store, first)
@@ -123,8 +115,7 @@ def _none_came_first(head: Manifest) -> bool:
 def check_free(store: ObjectStore, app: str, stage: str) -> None:
     """See that a stage may begin with rows: it has no version, or just the one that an init has made.
 
-    Raises:
-        Refused: it has others, or the app is an unfinished clone.
+    Raises `Refused` where it has others, or the app is an unfinished clone.
     """
     info = apps.find_app(store, app)
     if info is not None:
@@ -143,22 +134,13 @@ def _again(
         raise _taken(head.app, head.stage, f"{made}, with another table than the program declares")
     names, table = (head.app, head.stage), _table(head)
     loaded = load(None, names, table, source, clock_ms=head.clock_ms, on_progress=on_progress)
-    if _content(loaded.ssts) != _content(head.ssts):
+    if [(sst.checksum, sst.rows) for sst in loaded.ssts] != [(sst.checksum, sst.rows) for sst in head.ssts]:
         raise _taken(head.app, head.stage, f"{made}, with other rows")
     if (there := _offsets(head)) != (asked := _offsets(first)):
         raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {asked}")
     if not dry_run:
         _record(store, head)
     return _done(head, already=True)
-
-
-def _with(first: Manifest, loaded: Loaded, clock_ms: int) -> Manifest:
-    latest_ms = clock_ms if loaded.latest_ms is None else max(clock_ms, loaded.latest_ms)
-    return replace(first, ssts=tuple(loaded.ssts), clock_ms=latest_ms)
-
-
-def _content(ssts: tuple[Sst, ...] | list[Sst]) -> list[tuple[str, int]]:
-    return [(sst.checksum, sst.rows) for sst in ssts]
 
 
 def _table(manifest: Manifest) -> Table:

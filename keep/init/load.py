@@ -24,7 +24,7 @@ from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_k
 from ...store.sst.types import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
 from ...store.sst.writer import SstWriter
 from ...store.versions.manifest import Sst, Table
-from .source import Source, check, examples, fit, reading
+from .source import EXAMPLES, Source, check, examples, fit, reading
 
 MEMORY = "512 MiB"
 """What sorting may take; beyond that, DuckDB goes to disk."""
@@ -35,19 +35,11 @@ _BATCH_ROWS = 1 << 17
 def by_hash(
     rows: Iterable[pa.RecordBatch], schema: pa.Schema, key: tuple[str, ...], on_read: Callable[[int, int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows with `_hash` before their columns, ascending by it; rows of one hash in any order.
+    """The rows with the `_hash` of their key before their columns, ascending by it; rows of one hash in any order.
 
-    Takes all rows before it gives the first. What does not fit into `MEMORY` goes to Python's folder of temporary
-    files.
-
-    Args:
-        rows: batches of this schema.
-        schema: the columns.
-        key: those whose hash it is.
-        on_read: told of each batch that was taken, as rows and bytes.
-
-    Raises:
-        SlackwaterError: there is no room on the disk. Also whatever `rows` raises.
+    Takes all rows before it gives the first, and tells `on_read` of each batch, as rows and bytes. What does not fit
+    into `MEMORY` goes to Python's folder of temporary files. Raises `SlackwaterError` when there is no room on the
+    disk, and whatever `rows` raises.
     """
     hashed = pa.schema([pa.field(HASH, pa.int64()), *schema])
     failure: BaseException | None = None
@@ -79,51 +71,26 @@ def by_hash(
             raise SlackwaterError(f"the rows cannot be sorted: {sentence}", quoted=more.strip(), hint=hint) from error
 
 
-def by_slot(rows: Iterable[pa.RecordBatch], num_slots: Callable[[], int]) -> Iterator[tuple[int, int, pa.Table]]:
-    """Rows that come by hash, cut where slots end: each slot that has rows, the number of slots, and its rows.
-
-    A slot is one of so many equal ranges of all hashes. How many there are is asked when the first rows come.
-    """
-    slots, current = 0, -1
-    waiting: list[pa.RecordBatch] = []
-    for batch in rows:
-        slots = slots or num_slots()
-        numbers = partition_of(batch.column(HASH).to_numpy(), slots)
-        ends = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
-        for start, end in pairwise((0, *ends, batch.num_rows)):
-            if int(numbers[start]) != current:
-                if waiting:
-                    yield current, slots, pa.Table.from_batches(waiting)
-                current, waiting = int(numbers[start]), []
-            waiting.append(batch.slice(start, end - start))
-    if waiting:
-        yield current, slots, pa.Table.from_batches(waiting)
-
-
 _SEQ = 1
 """The first version's."""
 _LEVEL = 1
 """SSTs side by side are one sorted run; none of them waits to be merged, as those of level 0 do."""
 _MOST_WORKERS = 4
 """Each has the rows of an SST in memory, twice."""
-_EXAMPLES = 3
 
 
 @dataclass(slots=True)
 class Loaded:
-    """SSTs that nothing names yet, and how far writing them is.
-
-    Attributes:
-        read: rows that were read; all are, before the first SST is written.
-        rows: rows of the SSTs that are written.
-        ssts: these; once all are there, by their hashes, ascending.
-        latest_ms: the largest event time, for a table whose rows expire by one.
-    """
+    """SSTs that nothing names yet, and how far writing them is."""
 
     read: int = 0
+    """Rows that were read; all are, before the first SST is written."""
     rows: int = 0
+    """Rows of the SSTs that are written."""
     ssts: list[Sst] = field(default_factory=list)
+    """These; once all are there, by their hashes, ascending."""
     latest_ms: int | None = None
+    """The largest event time, for a table whose rows expire by one."""
 
 
 OnProgress = Callable[[Loaded], None]
@@ -138,17 +105,11 @@ def load(
     clock_ms: int = 0,
     on_progress: OnProgress = lambda _so_far: None,
 ) -> Loaded:
-    """Write rows as SSTs of a stage's first version. The same rows give the same SSTs, but for their names.
+    """Write rows as SSTs of the first version of a stage, whose app and itself are `names`.
 
-    Takes memory for a few SSTs, and as much as sorting may (`MEMORY`). One put for each SST.
-
-    Args:
-        store: where to; None to put nothing, and see what would be.
-        names: app and stage.
-        table: the stage's.
-        source: the rows.
-        clock_ms: when they are written, for a time to live that counts from there.
-        on_progress: told after each batch and each SST.
+    The same rows give the same SSTs, but for their names. Takes memory for a few SSTs, and as much as sorting may
+    (`MEMORY`). One put for each SST; none where `store` is None. A time to live counts from `clock_ms`; `on_progress`
+    is told after each batch and each SST.
 
     Raises:
         Refused: the source cannot be read or does not fit the table, a key is null, or rows have the same key. What was
@@ -185,91 +146,105 @@ class _Written:
     repeated: str = ""
 
 
+@dataclass(slots=True)
 class _Loading:
-    def __init__(
-        self,
-        store: ObjectStore | None,
-        names: tuple[str, str],
-        table: Table,
-        clock_ms: int,
-        what: str,
-        on_progress: OnProgress,
-    ) -> None:
-        self._store, self._names, self._table, self._clock_ms = store, names, table, clock_ms
-        self._key = tuple(column.name for column in table.key)
-        self._what = what
-        self._on_progress = on_progress
-        self._bytes = 0
-        self._num_repeats = 0
-        self._repeated: list[str] = []
-        self.done = Loaded()
+    store: ObjectStore | None
+    names: tuple[str, str]
+    table: Table
+    clock_ms: int
+    what: str
+    """Where the rows come from, for messages."""
+    on_progress: OnProgress
+    done: Loaded = field(default_factory=Loaded)
+    bytes: int = 0
+    num_repeats: int = 0
+    repeated: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the table's key columns."""
+        return tuple(column.name for column in self.table.key)
 
     def run(self, batches: pa.RecordBatchReader) -> None:
         """Read, sort and write all rows."""
-        schema = arrow_schema((*self._table.key, *self._table.values))
-        fitting = (fit(batch, self._table, self._what) for batch in batches)
-        in_order = by_hash(fitting, schema, self._key, self._on_read)
+        schema = arrow_schema((*self.table.key, *self.table.values))
+        fitting = (fit(batch, self.table, self.what) for batch in batches)
+        in_order = by_hash(fitting, schema, self.key, self._on_read)
         workers = min(os.cpu_count() or 1, _MOST_WORKERS)
         under_way: deque[Future[_Written]] = deque()
         with ThreadPoolExecutor(workers, "init") as pool:
-            for slot, slots, rows in by_slot(in_order, self._slots):
-                partition = slot * self._table.partitions // slots
+            for partition, rows in self._by_slot(in_order):
                 under_way.append(pool.submit(self._write, partition, rows))
                 if len(under_way) > workers:
                     self._count(under_way.popleft().result())
             for writing in under_way:
                 self._count(writing.result())
-        if self._num_repeats:
+        if self.num_repeats:
             raise Refused(
-                f"{self._num_repeats:,} rows of {self._what} have the key of another row: expected one row of each "
-                f"key; there are more of {'; '.join(self._repeated)}",
+                f"{self.num_repeats:,} rows of {self.what} have the key of another row: expected one row of each "
+                f"key; there are more of {'; '.join(self.repeated)}",
                 hint="nothing was written; --sql says which to take: SELECT DISTINCT ON (…) … ORDER BY …",
             )
 
     def _on_read(self, num_rows: int, num_bytes: int) -> None:
         self.done.read += num_rows
-        self._bytes += num_bytes
-        self._on_progress(self.done)
+        self.bytes += num_bytes
+        self.on_progress(self.done)
 
     def _slots(self) -> int:
-        """State partitions, or each of them in so many parts that an SST of one is not too large."""
-        partitions, size = self._table.partitions, self._table.compaction.target_file_bytes
-        return partitions << max(0, ceil(log2(max(1, self._bytes / (partitions * size)))))
+        """Equal ranges of all hashes: state partitions, each in so many parts that an SST of one is not too large."""
+        partitions, size = self.table.partitions, self.table.compaction.target_file_bytes
+        return partitions << max(0, ceil(log2(max(1, self.bytes / (partitions * size)))))
+
+    def _by_slot(self, rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+        """Rows that come by hash, cut where slots end: of each slot that has rows, its state partition and them."""
+        partitions, slots, current = self.table.partitions, 0, -1
+        waiting: list[pa.RecordBatch] = []
+        for batch in rows:
+            # All rows were read when the first of them come.
+            slots = slots or self._slots()
+            numbers = partition_of(batch.column(HASH).to_numpy(), slots)
+            ends = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+            for start, end in pairwise((0, *ends, batch.num_rows)):
+                if int(numbers[start]) != current:
+                    if waiting:
+                        yield current * partitions // slots, pa.Table.from_batches(waiting)
+                    current, waiting = int(numbers[start]), []
+                waiting.append(batch.slice(start, end - start))
+        if waiting:
+            yield current * partitions // slots, pa.Table.from_batches(waiting)
 
     def _write(self, partition: int, rows: pa.Table) -> "_Written":
         """One SST with these rows of one slot, unless there is nothing to be written any more. Changes no count."""
-        rows = normalise_keys(rows, self._key)
-        keys = rows.select(self._key)
+        rows = normalise_keys(rows, self.key)
+        keys = rows.select(self.key)
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), keys)
         if repeats.any():
-            some = keys.take(pa.array(order[repeats][:_EXAMPLES]))
+            some = keys.take(pa.array(order[repeats][:EXAMPLES]))
             return _Written(num_repeats=int(repeats.sum()), repeated=examples(some))
-        if self._num_repeats:
+        if self.num_repeats:
             return _Written()
-        rows = self._stamped(rows.take(pa.array(order)).combine_chunks())
-        writer = SstWriter(self._table)
-        writer.append(rows)
-        app, stage = self._names
-        sst, data = writer.finish(app=app, stage=stage, partition=partition, level=_LEVEL)
-        # Before it is there: whoever gives up deletes it.
-        self.done.ssts.append(sst)
-        if self._store is not None:
-            self._store.put(sst.object, data)
-        return _Written(sst.rows, latest_event_ms(rows, self._table.ttl))
-
-    def _count(self, written: "_Written") -> None:
-        self.done.rows += written.rows
-        self._num_repeats += written.num_repeats
-        if written.repeated and len(self._repeated) < _EXAMPLES:
-            self._repeated.append(written.repeated)
-        if written.latest_ms is not None:
-            self.done.latest_ms = max(written.latest_ms, self.done.latest_ms or written.latest_ms)
-        self._on_progress(self.done)
-
-    def _stamped(self, rows: pa.Table) -> pa.Table:
-        """The rows as an SST has them."""
+        rows = rows.take(pa.array(order)).combine_chunks()
         rows = rows.append_column(SEQ, pa.array(np.full(rows.num_rows, _SEQ, np.int64)))
         rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, PUT, np.uint8)))
         rows = rows.append_column(PREV, pa.array(np.zeros(rows.num_rows, np.int64)))
-        schema = sst_schema(self._table)
-        return with_expiry(rows, self._table, self._clock_ms).select(schema.names).cast(schema)
+        schema = sst_schema(self.table)
+        rows = with_expiry(rows, self.table, self.clock_ms).select(schema.names).cast(schema)
+        writer = SstWriter(self.table)
+        writer.append(rows)
+        app, stage = self.names
+        sst, data = writer.finish(app=app, stage=stage, partition=partition, level=_LEVEL)
+        # Before it is there: whoever gives up deletes it.
+        self.done.ssts.append(sst)
+        if self.store is not None:
+            self.store.put(sst.object, data)
+        return _Written(sst.rows, latest_event_ms(rows, self.table.ttl))
+
+    def _count(self, written: "_Written") -> None:
+        self.done.rows += written.rows
+        self.num_repeats += written.num_repeats
+        if written.repeated and len(self.repeated) < EXAMPLES:
+            self.repeated.append(written.repeated)
+        if written.latest_ms is not None:
+            self.done.latest_ms = max(written.latest_ms, self.done.latest_ms or written.latest_ms)
+        self.on_progress(self.done)

@@ -28,18 +28,12 @@ _BATCH_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where rows come from; one of both is empty.
-
-    Attributes:
-        file: what DuckDB's `FROM 'file'` takes: Parquet, CSV or JSON, also as a pattern (`rows/*.parquet`) or a URL.
-        sql: a query; statements before it, such as `ATTACH`, are run first.
-
-    Raises:
-        Usage: both are given, or none.
-    """
+    """Where rows come from: one of both, else it raises `Usage`."""
 
     file: str = ""
+    """What DuckDB's `FROM 'file'` takes: Parquet, CSV or JSON, also as a pattern (`rows/*.parquet`) or a URL."""
     sql: str = ""
+    """A query; statements before it, such as `ATTACH`, are run first."""
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.sql):
@@ -56,14 +50,18 @@ class Source:
 def reading(source: Source) -> Iterator[pa.RecordBatchReader]:
     """The rows, read once, a batch at a time. Times are in UTC where the source does not say.
 
-    Raises:
-        Refused: DuckDB cannot read it, or what is read is no table.
+    Raises `Refused` where DuckDB cannot read it, or what is read is no table.
     """
-    with closing(empty_database()) as con, _telling(source):
+    with closing(empty_database()) as con:
         con.execute("SET TimeZone = 'UTC'")
         # Nobody has promised an order, and to keep one takes memory.
         con.execute("SET preserve_insertion_order = false")
-        yield _relation(con, source).to_arrow_reader(_BATCH_ROWS)
+        try:
+            yield _relation(con, source).to_arrow_reader(_BATCH_ROWS)
+        except (duckdb.Error, pa.ArrowException) as error:
+            # Also while rows are read.
+            sentence, _, more = str(error).strip().partition("\n")
+            raise Refused(f"{source} cannot be read: {sentence}", quoted=more.strip()) from error
 
 
 def _relation(con: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPyRelation:
@@ -78,17 +76,8 @@ def _relation(con: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPy
     return con.sql(statements[-1].query)
 
 
-@contextmanager
-def _telling(source: Source) -> Iterator[None]:
-    """What DuckDB says when it cannot read, as an error of ours; also while rows are read."""
-    try:
-        yield
-    except (duckdb.Error, pa.ArrowException) as error:
-        sentence, _, more = str(error).strip().partition("\n")
-        raise Refused(f"{source} cannot be read: {sentence}", quoted=more.strip()) from error
-
-
-_EXAMPLES = 3
+EXAMPLES = 3
+"""Rows that an error's sentence names at most."""
 
 
 def check(found: pa.Schema, table: Table, what: str) -> None:
@@ -139,7 +128,7 @@ def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
     fitting = pa.RecordBatch.from_arrays(columns, schema=schema)
     for name in (column.name for column in table.key):
         if nulls := fitting.column(name).null_count:
-            some = fitting.filter(fitting.column(name).is_null()).slice(0, _EXAMPLES)
+            some = fitting.filter(fitting.column(name).is_null()).slice(0, EXAMPLES)
             raise Refused(
                 f"{what} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} that were "
                 f"looked at, such as {examples(some)}",
@@ -157,17 +146,13 @@ def examples(rows: pa.Table | pa.RecordBatch) -> str:
 def _wrong_names(found: Sequence[str], declared: Sequence[str]) -> Iterator[str]:
     for name in declared:
         if name not in found:
-            yield f"it has no column {name!r}{_near(name, found)}"
+            near = nearest(name, found).removeprefix("; ")
+            yield f"it has no column {name!r}{f' ({near})' if near else ''}"
         elif found.count(name) > 1:
             yield f"it has several columns {name!r}"
     for name in dict.fromkeys(found):
         if name not in declared:
             yield f"its column {name!r} is none of the table's"
-
-
-def _near(name: str, found: Sequence[str]) -> str:
-    near = nearest(name, found).removeprefix("; ")
-    return f" ({near})" if near else ""
 
 
 def _wrong_types(found: pa.Schema, declared: pa.Schema) -> Iterator[str]:
@@ -183,8 +168,16 @@ def _taken(found: pa.DataType, declared: pa.DataType) -> bool:
     of = pa.types
     if of.is_null(found):
         return True
-    if of.is_nested(declared):
-        return _taken_inside(found, declared)
+    if of.is_struct(declared):
+        if not of.is_struct(found) or [each.name for each in found] != [each.name for each in declared]:
+            return False
+        return all(_taken(mine.type, its.type) for mine, its in zip(found, declared, strict=True))
+    if of.is_map(declared):
+        inner = ((found.key_type, declared.key_type), (found.item_type, declared.item_type)) if of.is_map(found) else ()
+        return bool(inner) and all(_taken(mine, its) for mine, its in inner)
+    if of.is_list(declared):
+        is_list = of.is_list(found) or of.is_large_list(found) or of.is_fixed_size_list(found)
+        return is_list and _taken(found.value_type, declared.value_type)
     if of.is_integer(declared) or of.is_floating(declared):
         return bool(of.is_integer(found) or of.is_floating(found) or of.is_decimal(found))
     if of.is_decimal(declared):
@@ -196,25 +189,3 @@ def _taken(found: pa.DataType, declared: pa.DataType) -> bool:
         return from_arrow(found) == from_arrow(declared)
     except Usage:
         return False
-
-
-def _taken_inside(found: pa.DataType, declared: pa.DataType) -> bool:
-    """As `_taken`, of structs, maps and lists."""
-    of = pa.types
-    if of.is_struct(declared):
-        return (
-            of.is_struct(found)
-            and [each.name for each in found] == [each.name for each in declared]
-            and all(_taken(mine.type, its.type) for mine, its in zip(found, declared, strict=True))
-        )
-    if of.is_map(declared):
-        return (
-            of.is_map(found)
-            and _taken(found.key_type, declared.key_type)
-            and _taken(found.item_type, declared.item_type)
-        )
-    return of.is_list(declared) and _is_list(found) and _taken(found.value_type, declared.value_type)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

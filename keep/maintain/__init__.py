@@ -2,5 +2,3 @@
 
 Each change is one commit by compare-and-swap, as the runner's are.
 """
-
-__all__ = ["compact", "removal", "rescale", "retire", "stage_compactor"]

@@ -17,18 +17,14 @@ from .stage_compactor import Compacted, StageCompactor
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One compaction that is due."""
+    """One compaction that is due: how many SSTs, their bytes and levels, ascending, and that of what they become."""
 
     stage: str
     partition: int
     inputs: int
-    """SSTs."""
     bytes: int
-    """Of the inputs."""
     levels: tuple[int, ...]
-    """Of the inputs, ascending."""
     level: int
-    """Of what becomes of them."""
     moves: bool
     """Whether the SSTs stay as they are and only their level changes."""
     drops_tombstones: bool
@@ -39,23 +35,11 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
 
     Of the stages in `wanted`, empty for all. A listing, and the requests of `history.head` for each; changes nothing.
 
-    Raises:
-        NotFound: there is no such app or stage.
-        Refused: a stage that is wanted keeps no table, or is retired.
-        Unavailable: storage did not answer.
+    Raises `NotFound` where there is no such app or stage, `Refused` where a stage that is wanted keeps no table, or is
+    retired, and `Unavailable`.
     """
-    tables = (head for head in _tables_of(store, app, wanted) if not head.retired)
-    return tuple(merge for head in tables for merge in _due(head, full))
-
-
-def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
-    """The heads that are compactions: nothing has come since. Arguments, requests and errors as of `plan`."""
-    return tuple(head for head in _tables_of(store, app, wanted) if head.kind == "compaction")
-
-
-def _due(head: Manifest, full: bool) -> Iterator[Merge]:
-    for one in pick_for(head, full=full):
-        yield Merge(
+    return tuple(
+        Merge(
             stage=head.stage,
             partition=one.partition,
             inputs=len(one.inputs),
@@ -65,6 +49,15 @@ def _due(head: Manifest, full: bool) -> Iterator[Merge]:
             moves=one.moves,
             drops_tombstones=one.drops_tombstones,
         )
+        for head in _tables_of(store, app, wanted)
+        if not head.retired
+        for one in pick_for(head, full=full)
+    )
+
+
+def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
+    """The heads that are compactions: nothing has come since. Arguments, requests and errors as of `plan`."""
+    return tuple(head for head in _tables_of(store, app, wanted) if head.kind == "compaction")
 
 
 @dataclass(slots=True)
@@ -78,11 +71,9 @@ class AppCompactor:
     """Only the tables of these stages; empty for all."""
     _: KW_ONLY
     by: str
-    """user@host, for the manifests."""
     threads: int
     """Merges that go on at once."""
     now_ms: Callable[[], int]
-    """The wall clock."""
     stop: threading.Event
     """Once it is set, merges under way are given up."""
     _stages: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
@@ -107,13 +98,9 @@ class AppCompactor:
         failed: Callable[[str, Exception], None],
         away: Callable[[Unavailable], None],
     ) -> None:
-        """Merge what becomes due, until `stop`. Raises as `plan` does, at the start.
+        """Merge what becomes due, looking for it every so many seconds, until `stop`. Raises as `plan`, at the start.
 
-        Args:
-            every_s: how often is looked for it.
-            on_version: told of each version as it is committed.
-            failed: as of `merge_due`.
-            away: told when the store does not answer. It will be there again, and nothing is lost meanwhile.
+        `away` is told when the store does not answer: it will be there again, and nothing is lost meanwhile.
         """
         plan(self.store, self.app, self.wanted)  # refuses what there is nothing to watch of
         record(self.store, self.app, "compact", f"--watch, {', '.join(self.wanted) or 'all tables'}", self.by)
@@ -128,22 +115,22 @@ class AppCompactor:
     def merge_due(
         self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
-        """Merge until nothing is due; yields each version as it is committed. To be asked again and again.
+        """Merge until nothing is due, or with `full` all; yields each version as it is committed. To be asked again.
 
-        A listing, and a request a stage, when nothing was committed since it was asked last.
-
-        Args:
-            full: whether due or not.
-            failed: told of a stage whose table could not be merged, and why; the other tables are. With None, and when
-                the store does not answer, that ends it.
-
-        Raises: as `plan` and `StageCompactor.until_done` do. What nobody expected has a note that says which table it
-            was.
+        A listing, and a request a stage, when nothing was committed since it was asked last. `failed` is told of a
+        stage whose table could not be merged, and why, and the other tables are; without it, and when the store does
+        not answer, that ends it. Raises as `plan` and `StageCompactor.until_done` do; what nobody expected has a note
+        that says which table it was.
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._stages):
             heads = _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted))
-            self._stages |= dict.fromkeys(new) | {head.stage: self._compactor(head) for head in heads}
+            self._stages |= dict.fromkeys(new) | {
+                head.stage: StageCompactor(
+                    self.store, self.cache, head, by=self.by, threads=self.threads, now_ms=self.now_ms, stop=self.stop
+                )
+                for head in heads
+            }
         for name in names:
             if (compactor := self._stages[name]) is None:
                 continue
@@ -156,11 +143,6 @@ class AppCompactor:
                 if failed is None:
                     raise
                 failed(name, error)
-
-    def _compactor(self, head: Manifest) -> StageCompactor:
-        return StageCompactor(
-            self.store, self.cache, head, by=self.by, threads=self.threads, now_ms=self.now_ms, stop=self.stop
-        )
 
 
 def _tables_of(

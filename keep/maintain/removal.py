@@ -12,7 +12,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -42,7 +42,6 @@ class Removal(Struct, frozen=True):
     app: fits.Name
     time_ms: fits.TimeMs
     by: fits.Line
-    """user@host."""
     stages: tuple[fits.Name, ...]
     topics: tuple[fits.Topic, ...]
     """Its repartition topics, and the internal ones of its sinks."""
@@ -83,19 +82,11 @@ def remove_app(
     on_wait: Callable[[str], None] = lambda _line: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Removed:
-    """Delete an app with its history, its tables and its snapshots.
+    """Delete an app with its history, its tables and its snapshots; with `dry_run`, only check everything.
 
-    Args:
-        store: where it lives.
-        app: its name.
-        by: user@host.
-        now_ms: the wall clock.
-        fence: also when a runner holds it: that stops.
-        force: also when clones live from it: these are damaged then.
-        dry_run: check everything and change nothing.
-        outside: removes what it has in Kafka; may raise, and is called again by the next call then.
-        on_wait: is called with a line about what is waited for.
-        pause: waits so many seconds.
+    With `fence`, also when a runner holds it, which stops; with `force`, also when clones live from it, which are
+    damaged then. `outside` removes what it has in Kafka; it may raise, and is called again by the next call then.
+    `on_wait` gets a line about what is waited for, and `pause` waits so many seconds.
 
     Raises:
         NotFound: there is no such app, and never was as far as one can tell; the nearest names are told.
@@ -120,12 +111,20 @@ def remove_app(
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
-        _fence(store, app, heads, by, now_ms)
+        # Receivers first, as if retired one by one.
+        for stage in reversed(order(heads)):
+            if not heads[stage].retired:
+                heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
         _let_settle(store, app, heads, on_wait, pause)
         removal = notes.add(store, keys.removing(app), removal)  # or the one that somebody else wrote meanwhile
     if whole or begun is None:
         try:
-            _check_still_fenced(store, app, removal.stages)
+            for stage, head in heads_of(store, app, removal.stages).items():
+                if not head.retired:
+                    raise Refused(
+                        f"stage {app}/{stage} was taken over meanwhile, by {head.by}",
+                        hint="stop its runner and say it again",
+                    )
             if not force:
                 check_unused(store, app)
         except Refused:
@@ -160,13 +159,6 @@ def _removal(app: str, heads: dict[str, Manifest], by: str) -> Removal:
     return Removal(str(ulid), app, ulid.milliseconds, by, tuple(sorted(heads)), tuple(sorted(topics)))
 
 
-def _fence(store: ObjectStore, app: str, heads: dict[str, Manifest], by: str, now_ms: int) -> None:
-    """Retire every stage that is not; receivers first, as if one by one."""
-    for stage in reversed(order(heads)):
-        if not heads[stage].retired:
-            heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
-
-
 def _let_settle(
     store: ObjectStore,
     app: str,
@@ -186,15 +178,6 @@ def _let_settle(
     while (left_s := (newest_ms + horizon.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
         on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
         pause(left_s)
-
-
-def _check_still_fenced(store: ObjectStore, app: str, stages: Iterable[str]) -> None:
-    for stage, head in heads_of(store, app, stages).items():
-        if not head.retired:
-            raise Refused(
-                f"stage {app}/{stage} was taken over meanwhile, by {head.by}",
-                hint="stop its runner and say it again",
-            )
 
 
 def _contents(store: ObjectStore, app: str) -> Contents:
@@ -221,13 +204,11 @@ def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[Obje
         for stage in removal.stages
         if (found := [info.key for info in left if info.key.startswith(keys.manifests(app, stage))])
     }
-    snapshots = [info for info in left if info.key.startswith((keys.snapshots(app), keys.requests(app)))]
-    first = {info.key for info in snapshots} | last
-    return (
-        snapshots,
-        [info for info in left if info.key not in first],
-        [info for info in left if info.key in last],
-    )
+    groups: tuple[list[ObjectInfo], ...] = ([], [], [])
+    for info in left:
+        is_snapshot = info.key.startswith((keys.snapshots(app), keys.requests(app)))
+        groups[0 if is_snapshot else 2 if info.key in last else 1].append(info)
+    return groups
 
 
 def _delete(store: ObjectStore, removal: Removal, infos: list[ObjectInfo]) -> None:

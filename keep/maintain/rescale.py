@@ -35,11 +35,9 @@ class Rescaled:
     version: int
     """The version that has the new number; the head when that has it already."""
     before: int
-    """State partitions until then."""
     partitions: int
     """State partitions from now on; the same as `before` when there was nothing to do."""
     ssts: int
-    """SSTs of the table, which stay as they are."""
 
 
 def rescale(
@@ -70,9 +68,13 @@ def rescale(
     if before != partitions:
         version += 1
         if not dry_run:
-            change = Amendment("rescale", lambda draft: _with(draft, partitions))
-            done = amend(store, head, change, by=by, now_ms=now_ms)
-            version = done.manifest.version
+
+            def update(draft: Manifest) -> Manifest:
+                if draft.table is None:
+                    raise _no_table(app, stage)
+                return replace(draft, table=replace(draft.table, partitions=partitions))
+
+            version = amend(store, head, Amendment("rescale", update), by=by, now_ms=now_ms).manifest.version
             _record(store, app, stage, before, partitions, by)
     elif not dry_run:
         _record_earlier(store, head, partitions)
@@ -96,12 +98,6 @@ def _record_earlier(store: ObjectStore, head: Manifest, partitions: int) -> None
         if later.kind == "rescale":
             _record(store, app, stage, earlier.table.partitions, partitions, later.by)
             return
-
-
-def _with(draft: Manifest, partitions: int) -> Manifest:
-    if draft.table is None:
-        raise _no_table(draft.app, draft.stage)
-    return replace(draft, table=replace(draft.table, partitions=partitions))
 
 
 def _no_table(app: str, stage: str) -> Refused:

@@ -40,7 +40,6 @@ class Retired:
     last_by: str
     """host:pid of who did: a runner that is alive stops."""
     ssts: int
-    """SSTs of its table, which stay."""
     unread: dict[str, int]
     """By sender: how many of its versions are kept no longer for this stage, which has not read them."""
     snapshots: tuple[str, ...]
@@ -70,7 +69,14 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
         return Retired(app, stage, head.version, True, before.time_ms, before.by, len(head.ssts), {}, ())
     readers = [name for name in order(heads) if not heads[name].retired and stage in consumed(heads[name])]
     if readers:
-        raise _still_read(app, stage, readers)
+        # Receivers before senders: the last of them in the order is the first that may go.
+        one = len(readers) == 1
+        raise Refused(
+            f"stage {app}/{stage} cannot be retired: {', '.join(reversed(readers))} {'reads' if one else 'read'} what "
+            "it writes",
+            hint=f"retire {'that one' if one else 'these'} first, receivers before senders: slackwater retire "
+            f"{app}/{readers[-1]}; or leave {stage} as it is",
+        )
     published.check(store, head)
     unread = {
         sender: heads[sender].version - version
@@ -115,13 +121,3 @@ def absent(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str,
 def _record(store: ObjectStore, app: str, head: Manifest, by: str) -> None:
     """Add to the app's log that a stage was retired, unless it is there: the process may have died in between."""
     record_once(store, app, "retire", f"{head.stage} with v{head.version}", by, since_ms=head.time_ms - _CLOCK_SLACK_MS)
-
-
-def _still_read(app: str, stage: str, readers: list[str]) -> Refused:
-    # Receivers before senders: the last of them in the order is the first that may go.
-    names = ", ".join(reversed(readers))
-    return Refused(
-        f"stage {app}/{stage} cannot be retired: {names} {'reads' if len(readers) == 1 else 'read'} what it writes",
-        hint=f"retire {'that one' if len(readers) == 1 else 'these'} first, receivers before senders: "
-        f"slackwater retire {app}/{readers[-1]}; or leave {stage} as it is",
-    )

@@ -31,7 +31,7 @@ _LAND_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A version of kind "compaction" that was committed."""
+    """A version of kind "compaction" that was committed: outputs took the place of inputs, all of them SSTs."""
 
     app: str
     stage: str
@@ -40,9 +40,7 @@ class Compacted:
     partitions: tuple[int, ...]
     """State partitions that were merged in, ascending."""
     inputs: int
-    """SSTs that were replaced."""
     outputs: int
-    """SSTs that took their place."""
     bytes_read: int
     bytes_written: int
     left_out: int

@@ -3,5 +3,3 @@
 What decides is pure; programs come in as values (`fold.fits`), because Spark is known to `pipeline` alone. Not here:
 how an SST of other columns is read (`store.sst.evolution`), or where a new input begins (Kafka says, by `pipeline`).
 """
-
-__all__ = ["migrate", "migration", "plan", "rename", "stage_names", "step", "words"]

@@ -6,6 +6,7 @@ What it changes is said in a line for each change: for the verb, and for `run` t
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from ulid import ULID
 
 from ... import instants
@@ -24,7 +25,7 @@ from ...store.versions import published
 from ...store.versions.manifest import Input, Ttl
 from ...store.versions.migrations import MIGRATIONS, Migration
 from .migration import finish, is_through, prepare
-from .plan import Plan, StageChange, plan, with_inputs
+from .plan import Plan, StageChange, plan
 
 PREFIX = "before-migration-"
 """What the snapshots of the moment before a migration begin with."""
@@ -77,7 +78,7 @@ def find_plan(
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
     """Finish what an earlier call left half done; its number, 0 where there is nothing. Raises as `finish`."""
     last = MIGRATIONS.newest(store, app)
-    return last.number if last is not None and finish(store, last, now_ms=now_ms).versions else 0
+    return last.number if last is not None and finish(store, last, now_ms=now_ms) else 0
 
 
 def migrate(
@@ -88,18 +89,11 @@ def migrate(
     by: str,
     now_ms: int,
     reader: ChannelReader | None = None,
-    finished: int = 0,
 ) -> Migrated:
-    """Carry a plan out: all of it or nothing. No data is read or written, whatever the tables hold.
+    """Carry out what `find_plan` gave, all of it or nothing. No data is read or written, whatever the tables hold.
 
-    Args:
-        store: the store of the app.
-        found: what `find_plan` gave; it holds until somebody else migrates the app.
-        starts: where stages begin to read what is new to them, by stage and declared name (`Plan.unread`).
-        by: user@host.
-        now_ms: the wall clock.
-        reader: keeps the records in flight with the snapshot; with None, Kafka has them as long as it does.
-        finished: `Migrated.finished`.
+    `starts` says where stages begin to read what is new to them, by stage and declared name (`Plan.unread`); `by` is
+    user@host. The `reader` keeps the records in flight with the snapshot; with None, Kafka has them as long as it does.
 
     Raises:
         Refused: somebody else migrates the app at this moment, or a snapshot is under way that stages with other inputs
@@ -107,9 +101,11 @@ def migrate(
         Unavailable: storage or Kafka did not answer; the next call finishes what was begun.
     """
     if not found.changes:
-        return Migrated(found, 0, "", {}, finished)
+        return Migrated(found, 0, "", {})
     asked = open_requests(store, found.app)
-    steps = with_inputs(found, starts)
+    steps = {
+        name: replace(step, inputs=dict(starts.get(step.called or name, {}))) for name, step in found.steps.items()
+    }
     if asked and any(step.answers_otherwise for step in steps.values()):
         raise Refused(
             f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other "
@@ -129,13 +125,13 @@ def migrate(
         if first is None or first.snapshot != snapshot.name:
             remove(store, found.app, snapshot.name)
         raise
-    done = finish(store, migration, now_ms=now_ms)
+    versions = finish(store, migration, now_ms=now_ms)
     told = ", ".join(
         f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
         for each in found.changes
     )
     record(store, found.app, "migrate", f"{number}: {told}; before it {found.app}@{snapshot.name}", by)
-    return Migrated(found, number, snapshot.name, done.versions, finished)
+    return Migrated(found, number, snapshot.name, versions)
 
 
 _DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})
@@ -170,10 +166,9 @@ def of_column(change: ColumnChange) -> str:
     """One change of a column."""
     match change.kind:
         case "added":
-            told = f" = {change.meaning}" if change.meaning else ""
-            since = ", from here on" if change.meaning else ""
+            told = f" = {change.meaning}, from here on" if change.meaning else ""
             before = "null" if change.default is None else change.default
-            return f"+ {change.column} {change.type}{told}{since}; rows from before have {before}"
+            return f"+ {change.column} {change.type}{told}; rows from before have {before}"
         case "removed":
             return f"- {change.column} {change.type}"
         case "renamed":

@@ -2,33 +2,34 @@
 
 All that could be refused was refused before it is decided, and what it says of a stage needs no program. Who finds
 stages that did not go through it (a runner, the next migration) commits these first.
+
+The history of a stage that gets another name ends under the one, and goes on under the other with the same SSTs. The
+version that retires it says what it is called from then on, and the first under the new name has the same number and
+holds the same. What was on its way to its readers counts as sent by that one: they read on where they stand, and go by
+the attempts that it names. Nothing is copied, in the store or in Kafka.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec.structs import replace
+from ulid import ULID
 
 from ...errors import Refused
+from ...fold import records
+from ...fold.kinds.kind import kind_of
 from ...moments.cut.graph import order
 from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import cancel, open_requests
 from ...moments.take.audit_log import record
 from ...store.objects.protocol import ObjectStore
+from ...store.sst import ttl
+from ...store.sst.types import DUE
 from ...store.versions import commit, history
-from ...store.versions.amend import Amended, Amendment, amend
-from ...store.versions.manifest import Manifest
+from ...store.versions.amend import Amendment, amend, begin
+from ...store.versions.manifest import EventTime, Former, Input, Manifest, Output, Table
 from ...store.versions.migrations import MIGRATIONS, Migration, Step
-from . import rename
 from .plan import Plan
-from .rename import applied
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A migration that was done, by one call or by several."""
-
-    migration: Migration
-    versions: Mapping[str, int]
-    """The version of each stage that this call committed; none of those that were there."""
+from .stage_names import readers
 
 
 def prepare(store: ObjectStore, migration: Migration) -> None:
@@ -46,12 +47,14 @@ def prepare(store: ObjectStore, migration: Migration) -> None:
         )
 
 
-def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
+def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
     """Commit what is left of a migration: a version for each stage that does not name it. Done again, it does nothing.
 
     Stages that get another name come first, so that who reads them finds them under it; of the others receivers: a
     stage that is retired is read by none that has not gone through it. At last, snapshots are withdrawn that were asked
     for before it was done and that stages cannot answer any more; no stage answers before that under another name.
+
+    Returns the version of each stage that this call committed, and none of those that were there.
 
     Raises:
         CommitConflict: others kept winning the race for the next version of a stage.
@@ -59,26 +62,31 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
     """
     # Also stages that began while it was decided: they name it with nothing else changed.
     heads = heads_of(store, migration.app, history.list_stages(store, migration.app))
-    ended, versions = rename.rename(store, migration, heads, now_ms=now_ms)
+    ended, versions = _rename(store, migration, heads, now_ms)
     # Who reads one of them under its new name is later than its first version under that.
     now_ms = max((now_ms, *(each.time_ms + 1 for each in ended.values())))
+
+    def change(step: Step) -> Amendment:
+        return Amendment(
+            "retire" if step.retires else "migration",
+            lambda draft: applied(_reading(draft, ended), step, migration.number),
+            # Somebody else may finish it, too.
+            requires=lambda newest: not is_through(newest, migration),
+        )
+
     for stage in reversed(order(heads)):
         if stage not in ended and not is_through(heads[stage], migration):
-            made = _commit(store, migration, heads[stage], now_ms, ended)
+            step = migration.stages.get(stage, Step())
+            made = amend(store, heads[stage], change(step), by=migration.by, now_ms=now_ms)
             if made.changed:
                 versions[stage] = made.manifest.version
     if any(step.answers_otherwise for step in migration.stages.values()):
-        _withdraw(store, migration)
-    return Done(migration, versions)
-
-
-def _withdraw(store: ObjectStore, migration: Migration) -> None:
-    """Withdraw the snapshots that slipped in since the migration was checked. Done again, it finds none of them."""
-    for asked in open_requests(store, migration.app):
-        if asked.migration < migration.number:
-            why = "the app was migrated while it was under way: take it again"
-            record(store, migration.app, "snapshot failed", f"{asked.name}: {why}", migration.by)
-            cancel(store, migration.app, asked)
+        for asked in open_requests(store, migration.app):
+            if asked.migration < migration.number:
+                why = "the app was migrated while it was under way: take it again"
+                record(store, migration.app, "snapshot failed", f"{asked.name}: {why}", migration.by)
+                cancel(store, migration.app, asked)
+    return versions
 
 
 def is_through(head: Manifest, migration: Migration) -> bool:
@@ -95,19 +103,6 @@ def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
     return migration.number
 
 
-def _commit(
-    store: ObjectStore, migration: Migration, head: Manifest, now_ms: int, ended: Mapping[str, Manifest]
-) -> Amended:
-    step = migration.stages.get(head.stage, Step())
-    # Somebody else may finish it, too.
-    change = Amendment(
-        "retire" if step.retires else "migration",
-        lambda draft: applied(rename.reading(draft, ended), step, migration.number),
-        requires=lambda newest: not is_through(newest, migration),
-    )
-    return amend(store, head, change, by=migration.by, now_ms=now_ms)
-
-
 def planned(heads: Mapping[str, Manifest], plan: Plan) -> dict[str, Manifest]:
     """The newest versions as a plan would make them, of stages that keep their name. Pure. Raises as `applied`."""
     found = dict(heads)
@@ -119,3 +114,127 @@ def planned(heads: Mapping[str, Manifest], plan: Plan) -> dict[str, Manifest]:
             )
             found[stage] = applied(draft, step, plan.after + 1)
     return found
+
+
+def applied(draft: Manifest, step: Step, number: int) -> Manifest:
+    """The version that a step makes: `draft` has everything as it was. Pure.
+
+    Raises `Refused` where the table is not the one that the step was planned for.
+    """
+    inputs = {name: each for name, each in draft.inputs.items() if name not in step.gone} | step.inputs
+    stopped = {name: each for name, each in {**draft.stopped, **draft.inputs}.items() if name not in inputs}
+    changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
+    if step.retires or step.inputs or step.gone:
+        # A snapshot under way waits for markers on the inputs that there were.
+        changed = commit.without_snapshots(changed)
+    if step.retires or step.table is None:
+        return changed
+    if draft.table is None or draft.table.schema != step.schema:
+        raise Refused(f"migration {number} was planned for another table of {draft.app}/{draft.stage} than it has now")
+    had = draft.table.ids
+    values = (
+        each if each.id in had or not each.id else replace(each, since=draft.version) for each in step.table.values
+    )
+    table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
+    return replace(
+        changed,
+        table=table,
+        clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
+        event_time=_event_time(draft.event_time, draft.table, table),
+    )
+
+
+def _event_time(known: EventTime | None, before: Table, after: Table) -> EventTime | None:
+    """What a version says of event time under another table: where no row falls due any more, none is waited for."""
+    due_before, due_after = (any(column.name == DUE for column in table.values) for table in (before, after))
+    if known is None or not due_before:
+        return known
+    if due_after:
+        return replace(known, by_clock=kind_of(after.state).due_by == "clock")
+    return replace(known, next_due_ms=None, by_clock=False)
+
+
+def _rename(
+    store: ObjectStore, migration: Migration, heads: Mapping[str, Manifest], now_ms: int
+) -> tuple[dict[str, Manifest], dict[str, int]]:
+    """Give each stage that is renamed its last version under the old name, and its first under the new one.
+
+    Returns the last versions, by old name, and the first ones that this call committed, by new name. Done again, it
+    does nothing. Raises as `finish`.
+    """
+    ended: dict[str, Manifest] = {}
+    versions: dict[str, int] = {}
+    # Senders first: who reads one, and is renamed itself, reads it under its new name.
+    for stage in order(heads):
+        step = migration.stages.get(stage, Step())
+        if not step.called:
+            continue
+        last = heads[stage] if heads[stage].retired else _end(store, migration, heads[stage], step, now_ms)
+        if step.called not in heads:
+            first = _first(store, migration, last, step, heads, ended, now_ms)
+            if begin(store, first):
+                versions[step.called] = first.version
+        ended[stage] = replace(last, called=step.called)
+    return ended, versions
+
+
+def _reading(manifest: Manifest, ended: Mapping[str, Manifest]) -> Manifest:
+    """A manifest whose stage reads senders under their new names, by the last versions under their old ones."""
+
+    def of(name: str, source: Input) -> Input:
+        last = ended.get(source.upstream)
+        if last is None:
+            return source
+        sent = last.outputs.get(name)
+        # What the sender's first version brings is read, when nothing of it is left.
+        is_read = sent is None or source.offsets == sent.ends
+        return replace(source, upstream=last.called, version=last.version if is_read else last.version - 1)
+
+    inputs, stopped = (
+        {name: of(name, each) for name, each in some.items()} for some in (manifest.inputs, manifest.stopped)
+    )
+    return replace(manifest, inputs=inputs, stopped=stopped)
+
+
+def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, now_ms: int) -> Manifest:
+    def update(draft: Manifest) -> Manifest:
+        return replace(commit.without_snapshots(draft), migration=migration.number, called=step.called)
+
+    # Somebody else may finish it, too.
+    change = Amendment("retire", update, requires=lambda newest: newest.called != step.called)
+    return amend(store, head, change, by=migration.by, now_ms=now_ms).manifest
+
+
+def _first(
+    store: ObjectStore,
+    migration: Migration,
+    last: Manifest,
+    step: Step,
+    heads: Mapping[str, Manifest],
+    ended: Mapping[str, Manifest],
+    now_ms: int,
+) -> Manifest:
+    """The first version under the new name, which holds what the last under the old one does."""
+    # Up to which of its versions each channel is read by all that read it; None where nobody does.
+    read = {name: min((at.version for at in readers(heads, name, last.stage)), default=None) for name in last.outputs}
+    unread = range(min((at for at in read.values() if at is not None), default=last.version) + 1, last.version)
+    sent = [history.read(store, last.app, last.stage, version) for version in unread]
+
+    def output(name: str, known: Output) -> Output:
+        """What versions sent that not everybody has read, as one version would have sent it."""
+        up_to = read[name]
+        left = records.sent(name, (each for each in sent if up_to is not None and each.version > up_to))
+        return replace(known, attempts=tuple(left.attempts), rows=left.rows, markers={})
+
+    began = replace(
+        _reading(last, ended),
+        stage=step.called,
+        kind="rename",
+        time_ms=max(now_ms, last.time_ms + 1),
+        writer=str(ULID()),
+        outputs={name: output(name, each) for name, each in last.outputs.items()},
+        sinks={},
+        called="",
+        formerly=(*last.formerly, Former(last.stage, last.version)),
+    )
+    return applied(began, replace(step, called=""), migration.number)

@@ -1,6 +1,6 @@
 """What a program changes of a stored app, stage by stage: a plan, or why it cannot be. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +15,7 @@ from ...moments.cut.graph import order
 from ...store.sst.arrow_types import schema_of
 from ...store.sst.evolution import fits
 from ...store.versions.commit import is_retired
-from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
+from ...store.versions.manifest import Manifest, Table, Ttl
 from ...store.versions.migrations import Step
 from . import stage_names
 
@@ -30,13 +30,11 @@ class StageChange:
     """Its newest version; 0 for one that is added."""
     columns: tuple[ColumnChange, ...] = ()
     inputs: tuple[str, ...] = ()
-    """What it reads from then on, and did not before."""
+    """What it reads from then on and did not before; `gone` it reads no more."""
     gone: tuple[str, ...] = ()
-    """What it reads no more."""
     outputs: tuple[str, ...] = ()
-    """The channels that it writes from its next start on."""
+    """The channels that it writes from its next start on; `dropped` it writes no more then."""
     dropped: tuple[str, ...] = ()
-    """Those that it writes no more from then on."""
     ttl: tuple[Ttl | None, Ttl | None] | None = None
     """Its time to live before and after, where that is another."""
     due: tuple[str, str] | None = None
@@ -49,11 +47,6 @@ class StageChange:
     """Its name until now, where it gets another."""
     may_be: str = ""
     """Of one that is retired, the added one that it may be under another name: nobody said so."""
-
-    @property
-    def commits(self) -> bool:
-        """Whether the migration itself changes the stage; the rest its next start does."""
-        return self.kind == "retired" or bool(self.columns or self.inputs or self.gone or self.others or self.formerly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +62,6 @@ class Plan:
     """The number of the app's newest migration, 0 when there was none: this one is the next."""
 
     @property
-    def is_needed(self) -> bool:
-        """Whether a program like this cannot run before the migration is done."""
-        return any(each.commits and each.kind == "changed" for each in self.changes)
-
-    @property
     def unread(self) -> dict[str, tuple[str, ...]]:
         """What stages begin to read, by stage: where each input begins, the plan does not know."""
         return {each.stage: each.inputs for each in self.changes if each.kind == "changed" and each.inputs}
@@ -87,14 +75,10 @@ def plan(
     stages: Mapping[str, str] | None = None,
     after: int = 0,
 ) -> Plan:
-    """What becomes of the stages of an app under a program.
+    """What becomes of the stages of an app, whose newest versions these are, under a program.
 
-    Args:
-        heads: the newest version of each stage that the app has.
-        declared: the program.
-        renames: columns that have another name in it: `old` (of whichever table has it) or `stage.old` to the new name.
-        stages: stages that have another name in it, old to new.
-        after: the number of the newest migration that they went through.
+    `renames` are columns that have another name in it: `old` (of whichever table has it) or `stage.old` to the new
+    name; `stages` those of stages, old to new. `after` is the number of the newest migration that they went through.
 
     Raises:
         NotFound: a rename names a column or stage that is not there; the nearest are told.
@@ -133,22 +117,16 @@ def plan(
             changes.append(change)
     changes += [StageChange(name, "added") for name in declared.stages if name not in heads]
     _check_channels(heads, declared)
-    _check_new_inputs(changes, declared, former)
-    return Plan(declared.app, tuple(changes), steps, after)
-
-
-def _check_new_inputs(changes: Iterable[StageChange], declared: Declared, former: Mapping[str, str]) -> None:
-    """See that no stage begins to read a channel of one that is renamed at the same time. Raises `Refused`."""
-    for change in changes:
-        if change.kind != "changed":
-            continue
-        for name in change.inputs:
-            if (sender := declared.stages[change.stage].inputs[name]) in former:
+    found = Plan(declared.app, tuple(changes), steps, after)
+    for reader, names in found.unread.items():
+        for name in names:
+            if (sender := declared.stages[reader].inputs[name]) in former:
                 raise Refused(
-                    f"stage {change.stage!r} would begin to read {name!r} of {sender!r} in the migration that renames "
+                    f"stage {reader!r} would begin to read {name!r} of {sender!r} in the migration that renames "
                     f"{former[sender]!r} to that",
                     hint="do it in two: rename the stage first, and then let the other read it",
                 )
+    return found
 
 
 def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> tuple[StageChange | None, Step]:
@@ -156,8 +134,9 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> 
     if found.refused is not None:
         raise found.refused
     for name, (was, now) in inputs.writers.items():
+        before, after = (f"stage {each!r}" if each else "nobody of the app" for each in (was, now))
         raise Refused(
-            f"stage {stage.name!r}: its input {name!r} is written by {_writer(now)} now, and was by {_writer(was)}",
+            f"stage {stage.name!r}: its input {name!r} is written by {after} now, and was by {before}",
             hint="give the repartition topic a new name: then it is another input, read from its beginning",
         )
     table, columns, others = found.table, found.columns, found.others
@@ -202,7 +181,8 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
             # Between a migration and the first batch of a new reader there may be nobody who reads it.
             places = reading or {each.stage: each.stopped[name] for each in heads.values() if name in each.stopped}
             for reader, source in places.items():
-                if _is_behind(source, output):
+                left = unread(output, source)
+                if source.offsets != output.ends if left is None else left > 0:
                     raise Refused(
                         f"rows are on their way in {name!r} to {reader!r}, in other columns than the program has",
                         hint="let the old program run until they are read (slackwater run OLD --until-caught-up), "
@@ -210,27 +190,11 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
                     )
 
 
-def _is_behind(source: Input, output: Output) -> bool:
-    left = unread(output, source)
-    return left > 0 if left is not None else source.offsets != output.ends
-
-
 def _due(before: Table | None, after: Table | None, renames: Mapping[str, str]) -> tuple[str, str] | None:
     if before is None or after is None:
         return None
     was, now = kind_of(before.state).renamed(renames).due_text, kind_of(after.state).due_text
     return (was, now) if was != now else None
-
-
-def _writer(upstream: str) -> str:
-    return f"stage {upstream!r}" if upstream else "nobody of the app"
-
-
-def with_inputs(plan: Plan, starts: Mapping[str, Mapping[str, Input]]) -> dict[str, Step]:
-    """The plan's steps with where stages begin to read what is new to them, by stage and declared name."""
-    return {
-        name: with_fields(step, inputs=dict(starts.get(step.called or name, {}))) for name, step in plan.steps.items()
-    }
 
 
 def _by_stage(

@@ -1,6 +1,6 @@
 """Stages that have another name in a changed program: what the user says of them, and what else they may be. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -20,9 +20,8 @@ def to_do(heads: Mapping[str, Manifest], called: Mapping[str, str]) -> dict[str,
 def check(heads: Mapping[str, Manifest], declared: Declared, called: Mapping[str, str]) -> None:
     """See that stages can have these names, old to new.
 
-    Raises:
-        NotFound: there is no such stage, or none in the program; the nearest are told.
-        Refused: the app has or had a stage of the new name, or one is renamed that the program has still.
+    Raises `NotFound` where there is no such stage, or none in the program, `Refused` where the app has or had a stage
+    of the new name, or one is renamed that the program has still.
     """
     app = declared.app
     for old, new in called.items():
@@ -51,14 +50,7 @@ def check(heads: Mapping[str, Manifest], declared: Declared, called: Mapping[str
 def _check_channels(heads: Mapping[str, Manifest], stage: str) -> None:
     """See that whoever has still to read what the stage sent has begun to: rows are not kept for others."""
     for name, output in heads[stage].outputs.items():
-        readers = (
-            source.upstream == stage
-            for head in heads.values()
-            if not head.retired
-            for source in (head.inputs.get(name), head.stopped.get(name))
-            if source is not None
-        )
-        if any(output.sent) and not any(readers):
+        if any(output.sent) and not any(readers(heads, name, stage)):
             raise Refused(
                 f"rows that {stage!r} wrote to {name!r} wait for a stage that has not begun to read them",
                 hint="start the program once before the stage is renamed (slackwater run FILE --until-caught-up), or "
@@ -66,20 +58,23 @@ def _check_channels(heads: Mapping[str, Manifest], stage: str) -> None:
             )
 
 
+def readers(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
+    """Where stages that are not retired stand on a sender's channel, or stopped reading it."""
+    for head in heads.values():
+        for source in (head.inputs.get(channel), head.stopped.get(channel)) if not head.retired else ():
+            if source is not None and source.upstream == sender:
+                yield source
+
+
 def renamed(heads: Mapping[str, Manifest], called: Mapping[str, str]) -> dict[str, Manifest]:
     """The versions as if the stages had these names already."""
 
-    def source(one: Input) -> Input:
-        return replace(one, upstream=called[one.upstream]) if one.upstream in called else one
+    def sources(inputs: Mapping[str, Input]) -> dict[str, Input]:
+        return {name: replace(one, upstream=called.get(one.upstream, one.upstream)) for name, one in inputs.items()}
 
-    if not called:
-        return dict(heads)
     return {
         called.get(name, name): replace(
-            head,
-            stage=called.get(name, name),
-            inputs={topic: source(one) for topic, one in head.inputs.items()},
-            stopped={topic: source(one) for topic, one in head.stopped.items()},
+            head, stage=called.get(name, name), inputs=sources(head.inputs), stopped=sources(head.stopped)
         )
         for name, head in heads.items()
     }

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
 
 from ...errors import NotFound
 from ...moments.cut.graph import Cut, order
@@ -14,8 +13,8 @@ from ...store.read.duckdb_view import quoted
 from ...store.versions.aside import REJECTED, rejected_of, table_name
 
 _COLUMNS = (
-    'topic, partition, "offset", "row", input, time, key, value, error, message, stack, version, rejected_at, '
-    "attempts, retried"
+    'topic, partition, "offset", "row", input, epoch_ms(time) AS time_ms, key, value, error, message, stack, version, '
+    "epoch_ms(rejected_at) AS rejected_ms, attempts, retried"
 )
 
 
@@ -62,10 +61,8 @@ def rejected(
 ) -> RejectedRecords:
     """The newest `limit` rejected records (0 for all) at a moment, of one stage or of all: those that wait, or `every`.
 
-    Raises:
-        NotFound: there is no such stage at that moment.
-        Corruption: an SST is not what its manifest promises.
-        Unavailable: storage did not answer.
+    Raises `NotFound` where there is no such stage at that moment, `Corruption` where an SST is not what its manifest
+    promises, and `Unavailable`.
     """
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)
@@ -95,23 +92,7 @@ def _of_stage(
         rows = run_query(con, sql).to_pylist()
     for row in rows:
         source = cut.stages[stage].inputs.get(row["input"])
-        place = f"{row['topic']}[{row['partition']}]@{row['offset']}"
-        yield RejectedRecord(
-            stage=stage,
-            address=f"{place}+{row['row']}" if source is not None and source.upstream else place,
-            input=row["input"],
-            time_ms=_ms(row["time"]),
-            key=row["key"],
-            value=row["value"],
-            error=row["error"],
-            message=row["message"],
-            stack=row["stack"],
-            version=row["version"],
-            rejected_ms=_ms(row["rejected_at"]),
-            attempts=row["attempts"],
-            retried=row["retried"],
-        )
-
-
-def _ms(time: datetime) -> int:
-    return round(time.timestamp() * 1_000)
+        topic, partition, offset, number = (row.pop(name) for name in ("topic", "partition", "offset", "row"))
+        place = f"{topic}[{partition}]@{offset}"
+        address = f"{place}+{number}" if source is not None and source.upstream else place
+        yield RejectedRecord(stage=stage, address=address, **row)

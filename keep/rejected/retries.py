@@ -9,10 +9,10 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import Refused
-from ...moments.cut.moments import stages_of
+from ...moments.cut.moments import heads_of, stages_of
 from ...moments.cut.stored import notify
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys
+from ...store.versions import keys
 from ...store.versions import limits as fits
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Column, Table
@@ -63,30 +63,22 @@ RETRIES = Notes(Retry, keys.retries, lambda asked: asked.id)
 def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
     """The stages with rejected records that wait to be retried, and how many; of `stage` alone, if it is given.
 
-    Raises:
-        NotFound: there is no such app or stage.
-        Unavailable: storage did not answer.
+    Raises `NotFound` where there is no such app or stage, and `Unavailable`.
     """
-    stages = (stage,) if stage in stages_of(store, app, stage) else stages_of(store, app, stage)
-    heads = (history.head(store, app, each) for each in stages)
-    found = {head.stage: rejected_of(head).waiting for head in heads if head is not None}
-    return {name: count for name, count in found.items() if count}
+    stages = stages_of(store, app, stage)
+    heads = heads_of(store, app, (stage,) if stage else stages)
+    return {name: count for name, head in heads.items() if (count := rejected_of(head).waiting)}
 
 
 def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Retry:
     """Ask for what waits of a stage; a request that is open already is the same one.
 
-    Raises:
-        NotFound: there is no such app or stage.
-        Refused: nothing waits.
+    Raises `NotFound` where there is no such app or stage, `Refused` where nothing waits.
     """
     if not waiting(store, app, stage):
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
-    for asked in RETRIES.all(store, app):
-        if asked.stage == stage:
-            notify(store, app)
-            return asked
-    asked = Retry(str(ULID()), stage, now_ms, by)
-    RETRIES.add(store, asked, app)
+    asked = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)
+    if asked is None:
+        asked = RETRIES.add(store, Retry(str(ULID()), stage, now_ms, by), app)
     notify(store, app)
     return asked

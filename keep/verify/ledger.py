@@ -95,10 +95,16 @@ def entries(
         channel = state.channel
         output, source = cut.stages[channel.sender].outputs[channel.name], channel.input
         place = (channel.name, channel.receiver)
-        if place in captured:
-            counted = _count_captured(captured[place], recounts.get(place), state.wrong)
-        else:
+        if place not in captured:
             counted = _count_in_flight(state, reader, deep=deep)
+        elif (recounted := recounts.get(place)) is None:
+            counts = captured[place].counts
+            counted = Counted(sum(counts), counts, "snapshot", wrong=state.wrong)
+        elif recounted.counts is None:
+            # What is wrong with the objects is said where they are checked.
+            counted = Counted(None, (), "", not_reread="an object cannot be read", wrong=state.wrong)
+        else:
+            counted = Counted(sum(recounted.counts), recounted.counts, "kept records", wrong=state.wrong)
         yield Entry(
             channel=channel.name,
             sender=channel.sender,
@@ -110,15 +116,6 @@ def entries(
             in_flight=counted,
             lost=source.lost if source else (),
         )
-
-
-def _count_captured(captured: Captured, recount: Recount | None, wrong: tuple[str, ...]) -> Counted:
-    if recount is None:
-        return Counted(sum(captured.counts), captured.counts, "snapshot", wrong=wrong)
-    if recount.counts is None:
-        # What is wrong with the objects is said where they are checked.
-        return Counted(None, (), "", not_reread="an object cannot be read", wrong=wrong)
-    return Counted(sum(recount.counts), recount.counts, "kept records", wrong=wrong)
 
 
 def _count_in_flight(state: ChannelState, reader: ChannelReader | None, *, deep: bool) -> Counted:
@@ -147,11 +144,9 @@ def _count_in_flight(state: ChannelState, reader: ChannelReader | None, *, deep:
 
 def balance(entry: Entry) -> Checked:
     """Whether the line adds up, as the protocol defines it. What is not known is not judged."""
-    wrong = list(entry.in_flight.wrong)
-    if len(entry.sent) == len(entry.consumed):
-        wrong += _violations(entry)
+    wrong = _violations(entry) if len(entry.sent) == len(entry.consumed) else ()
     where = f"{entry.channel} from {entry.sender} to {entry.receiver}"
-    return Checked("channels", where, tuple(wrong))
+    return Checked("channels", where, (*entry.in_flight.wrong, *wrong))
 
 
 def _violations(entry: Entry) -> tuple[str, ...]:

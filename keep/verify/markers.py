@@ -6,21 +6,19 @@ from typing import Protocol
 from ...errors import NotFound, Refused, Unavailable
 from ...moments.cut.graph import Channel, Cut, channels
 from ...moments.cut.stored import Snapshot
+from ...moments.take.capture import ChannelReader
 from .report import Checked
 
 
-class MarkerReader(Protocol):
-    """What looking for markers needs of Kafka; `pipeline` implements it."""
+class Rereader(ChannelReader, Protocol):
+    """What verifying deeply needs of Kafka; `pipeline` implements it."""
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         """The id of the snapshot whose marker lies at this offset; empty when something else does.
 
         None when there is nothing at the offset any more.
 
-        Raises:
-            NotFound: there is no such topic.
-            Refused: it cannot be read.
-            Unavailable: Kafka did not answer.
+        Raises `NotFound` where there is no such topic, `Refused` where it cannot be read, and `Unavailable`.
         """
         ...
 
@@ -77,9 +75,7 @@ def _passed(snapshot: Snapshot, cut: Cut, channel: Channel) -> Iterator[str]:
             )
 
 
-def reread_markers(
-    snapshot: Snapshot, cut: Cut, reader: MarkerReader | None, not_reread: list[str]
-) -> Iterator[Checked]:
+def reread_markers(snapshot: Snapshot, cut: Cut, reader: Rereader | None, not_reread: list[str]) -> Iterator[Checked]:
     """Look at each marker in Kafka. Channels whose markers are not there any more are told to `not_reread`."""
     for name, sender in sorted({(channel.name, channel.sender) for channel in channels(cut)}):
         topic = cut.stages[sender].outputs[name].topic

@@ -40,7 +40,6 @@ class Difference:
     check: Check
     subject: str
     message: str
-    """A sentence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,9 +91,6 @@ def _sharing_hashes(ssts: Sequence[Sst]) -> list[tuple[Sst, Sst]]:
     return [(ssts[one], ssts[other]) for one, other in sorted(pairs)]
 
 
-_INT64 = range(-(1 << 63), 1 << 63)
-
-
 def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
     """Read a whole SST and look at every row.
 
@@ -125,13 +122,10 @@ def _rows(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
 def placed(sst: Sst, partitions: frozenset[int]) -> bool:
     """Whether the SST's hashes are of one state partition, under one of these numbers of partitions, if any is known.
 
-    `Sst.partition` has no say: the number of partitions may change while the SSTs stay as they are. Ranges that are
-    none are not judged here.
+    `Sst.partition` has no say: the number of partitions may change while the SSTs stay as they are.
     """
-    if not partitions or not _INT64.start <= sst.hash_min <= sst.hash_max < _INT64.stop:
-        return True
     ends = np.array([sst.hash_min, sst.hash_max], np.int64)
-    return any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
+    return not partitions or any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
 
 
 def _footer_faults(data: bytes, sst: Sst) -> Iterator[str]:

@@ -7,7 +7,7 @@ What damage does is in the report; an error is raised only for what cannot be lo
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ...errors import Corruption, NotFound, Unavailable
 from ...moments.cut.graph import Cut, Thinned, channels, violations
@@ -16,7 +16,6 @@ from ...moments.cut.moments import stages_of
 from ...moments.cut.refs import Named, Ref, parse
 from ...moments.cut.resolve import cut_at
 from ...moments.cut.stored import Snapshot, read_snapshot
-from ...moments.take.capture import ChannelReader
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys
@@ -24,17 +23,13 @@ from ...store.versions.aside import all_ssts, beside, tables_of
 from ...store.versions.manifest import Manifest
 from .captured import Recount, captured_channels, channel_states, check_captured, recount
 from .ledger import Entry, balance, entries
-from .markers import MarkerReader, check_markers, markers_of, reread_markers
+from .markers import Rereader, check_markers, markers_of, reread_markers
 from .report import Checked, Difference, Tally, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
 from .version_chain import last_step, whole_history
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-class Rereader(ChannelReader, MarkerReader, Protocol):
-    """What verifying deeply needs of Kafka; `pipeline` implements it."""
 
 
 class _Patient:
@@ -104,20 +99,13 @@ def verify(
     reader: Rereader | None = None,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Check everything that must hold for a cut, or for the one that a ref names.
+    """Check everything that must hold for a cut, whose manifests are read again, or for the one that a ref names.
 
-    Args:
-        store: the app's store.
-        at: the cut, whose manifests are read again; or any ref.
-        now_ms: what relative refs count from.
-        deep: whether to read every byte, the whole kept history, and records in flight and markers from Kafka.
-        reader: Kafka; None when nothing says where it is.
-        on_progress: is told what is being read, now and then.
+    Relative refs count from `now_ms`. With `deep`, every byte is read, the whole kept history, and records in flight
+    and markers from Kafka, unless `reader` is None. What is being read, `on_progress` is told now and then.
 
-    Raises:
-        Usage: `at` is no ref.
-        NotFound: there is no such app, stage, snapshot or version.
-        Unavailable: storage did not answer.
+    Raises `Usage` where `at` is no ref, `NotFound` where there is no such app, stage, snapshot or version, and
+    `Unavailable`.
     """
     # A store object of its own, so that what this process has read of the store before does not count.
     counting = CountingStore(store)
@@ -137,8 +125,11 @@ def verify(
     found += map(check_entries, (each for manifest in cut.stages.values() for each in (manifest, *beside(manifest))))
     if deep:
         found += _reread_stages(counting, cut, on_progress)
-        recounts = _recount(counting, cut, snapshot, on_progress)
-        found += (one for each in recounts.values() for one in each.checked)
+        for place, captured in captured_channels(snapshot).items():
+            on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
+            markers = markers_of(snapshot, cut, captured.channel, captured.sender)
+            recounts[place] = recount(counting, captured, markers)
+            found += recounts[place].checked
     else:
         found += (one for manifest in cut.stages.values() for one in last_step(counting, manifest))
         found += _check_sizes(counting, cut, snapshot)
@@ -187,24 +178,21 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[
             cut = cut_at(store, at)
             stages, thinned = {**cut.stages}, cut.thinned
         for stage, version in sorted(versions.items()):
-            stages |= _read(store, at.app, stage, version, found)
+            key, wrong = keys.manifest(at.app, stage, version), ""
+            try:
+                stages[stage] = history.read(store, at.app, stage, version)
+            except Corruption as error:
+                wrong = as_sentence(error)
+            except NotFound as error:
+                wrong = f"{key} is missing: {error.message}"
+            if wrong:
+                found.append(Checked("versions", key, (wrong,)))
     except Corruption as error:
         found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
     cut = Cut(at.app, stages, name if snapshot else "", thinned=thinned)
     if len(stages) == len(versions or stages):
         found.append(Checked("versions", cut.ref, violations(stages), len(stages)))
     return cut, snapshot
-
-
-def _read(store: ObjectStore, app: str, stage: str, version: int, found: list[Checked]) -> dict[str, Manifest]:
-    key = keys.manifest(app, stage, version)
-    try:
-        return {stage: history.read(store, app, stage, version)}
-    except Corruption as error:
-        found.append(Checked("versions", key, (as_sentence(error),)))
-    except NotFound as error:
-        found.append(Checked("versions", key, (f"{key} is missing: {error.message}",)))
-    return {}
 
 
 def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
@@ -240,17 +228,6 @@ def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], No
                 # Of what was written before the kept history, or came with a clone, nobody knows.
                 known = past.partitions if name == stage and 0 < past.first <= sst.seq_max else frozenset()
                 yield from reread_sst(store, sst, at.table, known)
-
-
-def _recount(
-    store: ObjectStore, cut: Cut, snapshot: Snapshot | None, on_progress: Callable[[str], None]
-) -> dict[tuple[str, str], Recount]:
-    found = {}
-    for place, captured in captured_channels(snapshot).items():
-        on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
-        markers = markers_of(snapshot, cut, captured.channel, captured.sender)
-        found[place] = recount(store, captured, markers)
-    return found
 
 
 def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Checked]:

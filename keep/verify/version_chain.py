@@ -1,9 +1,10 @@
 """Whether each version of a stage follows from the one before: nothing that was read or written is taken back."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
+from typing import TypeVar
 
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
@@ -11,11 +12,11 @@ from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Aside, Input, Lost, Manifest, Output, Sink
 from .report import Checked, noted
 
-_PARTITIONS = range(1, 1 << 31)
-"""Numbers of state partitions that there can be."""
-
 _RESTARTS = frozenset({"claim", "rescale", "migration"})
 """Kinds by which a runner begins anew: its program may have changed, and what was lost may be passed over."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,8 @@ def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callabl
             manifest = history.read_fresh(store, app, stage, version)
         if manifest is not None and earlier is not None and version == versions[number - 1] + 1:
             wrong += differences(earlier, manifest)
-        table = manifest.table if manifest is not None and version >= first else None
-        if table is not None and table.partitions in _PARTITIONS:
-            partitions.add(table.partitions)
+        if manifest is not None and manifest.table is not None and version >= first:
+            partitions.add(manifest.table.partitions)
         earlier = manifest
         if number % 100 == 0:
             on_progress(f"history of {stage}: v{version} of v{versions[-1]}")
@@ -100,22 +100,16 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     at, restarted = f"{later.app}/{later.stage} v{later.version}", later.kind in _RESTARTS
     yield from (f"{at} {each}" for each in _taken_back(earlier, later))
 
-    def of_input(name: str) -> Iterator[str]:
-        yield from _input_differences(earlier.inputs[name], later.inputs[name], restarted)
-        yield from _losses(earlier.inputs[name], later.inputs[name], later.lost.get(name))
-
-    def of_output(name: str) -> Iterator[str]:
-        return _output_differences(earlier.outputs[name], later.outputs[name])
-
-    def of_sink(name: str) -> Iterator[str]:
-        return _sink_differences(earlier.sinks[name], later.sinks[name])
+    def of_input(name: str, before: Input, after: Input) -> Iterator[str]:
+        yield from _input_differences(before, after, restarted)
+        yield from _losses(before, after, later.lost.get(name))
 
     yield from _by_name(at, "input", earlier.inputs, later.inputs, of_input, may_go=restarted)
     if not restarted:
         for name in sorted(later.lost):
             yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
-    yield from _by_name(at, "channel", earlier.outputs, later.outputs, of_output, may_go=restarted)
-    yield from _by_name(at, "sink", earlier.sinks, later.sinks, of_sink, may_go=restarted)
+    yield from _by_name(at, "channel", earlier.outputs, later.outputs, _output_differences, may_go=restarted)
+    yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=restarted)
     for name in sorted(earlier.aside):
         if name in later.aside:
             wrong = _aside_differences(earlier.aside[name], later.aside[name])
@@ -149,16 +143,16 @@ def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
 def _by_name(
     at: str,
     what: str,
-    had: Collection[str],
-    has: Collection[str],
-    compare: Callable[[str], Iterable[str]],
+    had: Mapping[str, T],
+    has: Mapping[str, T],
+    compare: Callable[[str, T, T], Iterable[str]],
     *,
     may_go: bool,
 ) -> Iterator[str]:
     """What is wrong of inputs, channels or sinks, each beside what it was in the version before."""
     for name in sorted(had):
         if name in has:
-            yield from (f"{at}, {what} {name!r}: {each}" for each in compare(name))
+            yield from (f"{at}, {what} {name!r}: {each}" for each in compare(name, had[name], has[name]))
         elif not may_go:
             yield f"{at} has no {what} {name!r}; the one before had"
 
@@ -200,7 +194,7 @@ def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
         yield f"{sum(skipped)} are lost; expected {sum(later.lost) - sum(earlier.lost)}, by the counts before and after"
 
 
-def _output_differences(earlier: Output, later: Output) -> Iterator[str]:
+def _output_differences(_name: str, earlier: Output, later: Output) -> Iterator[str]:
     yield from _gone_back("end", earlier.ends, later.ends)
     for snapshot, markers in sorted(later.markers.items()):
         for partition, (start, marker, end) in enumerate(zip(earlier.ends, markers, later.ends, strict=False)):
@@ -212,7 +206,7 @@ def _output_differences(earlier: Output, later: Output) -> Iterator[str]:
         yield f"{later.rows} records written; expected {written}, by what was sent before and after"
 
 
-def _sink_differences(earlier: Sink, later: Sink) -> Iterator[str]:
+def _sink_differences(_name: str, earlier: Sink, later: Sink) -> Iterator[str]:
     if later.since != earlier.since:
         return  # begun anew
     if later.end < earlier.end:

@@ -2,7 +2,7 @@
 
 A stage that was retired by then is in none of them, but in those that are asked for by one of its own versions.
 
-A stage that was renamed (`migrate.rename`) is found by each name that it has and had.
+A stage that was renamed (`keep.migrate.migration`) is found by each name that it has and had.
 """
 
 from collections.abc import Collection, Iterable, Mapping

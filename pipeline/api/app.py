@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from ...errors import NotFound
+from ...errors import NotFound, Refused, Usage
 from ...fold.kinds.final import Final
 from ...fold.kinds.kind import Kind
+from ...store.versions.aside import REJECTED, table_name
 from ...store.versions.keys import check_name
 from ...validation import whole
-from .checks import check_beside, check_rejects, check_stage, find_channel, key_of, topics, upstream
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions, as_they_came, late_channel
-from .sink import FunctionSink, Sink, TopicSink
-from .stage import OnError, Stage, Transform
+from .sink import FunctionSink, Sink, TopicSink, internal_topic
+from .stage import OnError, Stage, Transform, check_rejects, check_stage
 from .starting_offsets import StartingOffsets
 from .table import DEFAULT_TABLE, TableOptions
 from .topic import Repartition, Topic
@@ -123,20 +124,18 @@ class App:
     def check(self) -> None:
         """See that the stages hang together: to be asked when all are declared.
 
-        Raises:
-            NotFound: A stage reads a repartition topic that no stage writes.
-            Usage: A stage with state has no key, or its inputs have different ones.
+        Raises `NotFound` where a stage reads a repartition topic that no stage writes, and as `key_of`.
         """
         for stage in self.stages.values():
             for channel in stage.channels:
-                find_channel(self.stages, channel, f"stage {stage.name!r} reads it")
+                self._find(channel, f"stage {stage.name!r} reads it")
             if stage.state is not None:
                 self.key_of(stage)
 
     def in_order(self) -> tuple[Stage, ...]:
         """The stages, upstream first."""
         self.check()
-        return tuple(self.stages[name] for name in upstream(self.stages).static_order())
+        return tuple(self.stages[name] for name in self._upstream().static_order())
 
     def beginning(self, starts: Mapping[str, StartingOffsets]) -> App:
         """The app with other starting offsets of the topics of these names."""
@@ -150,11 +149,11 @@ class App:
     @property
     def topics(self) -> frozenset[str]:
         """Names of the users' topics that its stages read."""
-        return topics(self.stages)
+        return frozenset(one.name for stage in self.stages.values() for one in stage.reads if isinstance(one, Topic))
 
     def writer_of(self, channel: str) -> Stage:
         """The stage that writes a repartition topic. Raises `NotFound`."""
-        return find_channel(self.stages, channel)[0]
+        return self._find(channel)[0]
 
     def writers(self, stage: Stage) -> dict[str, str]:
         """By each input's declared name the stage that writes it; empty for a user's topic."""
@@ -162,7 +161,7 @@ class App:
 
     def channel(self, name: str) -> Repartition:
         """A repartition topic by its name. Raises `NotFound`."""
-        return find_channel(self.stages, name)[1]
+        return self._find(name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
         """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `check`."""
@@ -174,14 +173,78 @@ class App:
     def key_of(self, stage: Stage) -> tuple[str, ...]:
         """The columns that key a stage's state: its own `key`, else that of the channels it reads.
 
-        Raises:
-            Usage: There is none, or the channels have different ones, so that rows that belong together would not
-                come together.
-            NotFound: No stage writes one of the channels.
+        Raises `NotFound` where no stage writes one of the channels, and `Usage` where there is no key, or the channels
+        have different ones, so that rows that belong together would not come together.
         """
-        return key_of(stage, self.stages)
+        if stage.key:
+            return stage.key
+        for one in stage.reads:
+            if isinstance(one, Topic):
+                raise Usage(
+                    f"stage {stage.name!r} keeps state but has no key: it reads the topic {one.name!r}, which has none",
+                    hint="say key=[...] with the columns that identify a row of its table",
+                )
+        keys = {name: self.channel(name).key for name in stage.channels}
+        if len(set(keys.values())) > 1:
+            shown = ", ".join(f"{name!r} by ({', '.join(key)})" for name, key in keys.items())
+            raise Usage(
+                f"stage {stage.name!r} keeps state over inputs that are keyed differently: {shown}",
+                hint="key these repartition topics by the same columns, or say key=[...] with columns that each has",
+            )
+        return next(iter(keys.values()))
+
+    def _written(self) -> dict[str, tuple[Stage, Repartition]]:
+        """The repartition topics that stages write, by name, each with its writer."""
+        return {output.name: (stage, output) for stage in self.stages.values() for output in stage.repartitions}
+
+    def _find(self, channel: str, hint: str = "declare the stage that writes it") -> tuple[Stage, Repartition]:
+        found = self._written()
+        if channel not in found:
+            hint = f"{hint}; a Kafka topic is read as slackwater.topic({channel!r})"
+            raise NotFound("repartition topic", channel, found, hint=hint)
+        return found[channel]
+
+    def _upstream(self) -> TopologicalSorter[str]:
+        """The stages' names, each after those of the stages that it reads."""
+        writers = {channel: stage.name for channel, (stage, _) in self._written().items()}
+        return TopologicalSorter(
+            {
+                name: [writers[channel] for channel in stage.channels if channel in writers]
+                for name, stage in self.stages.items()
+            }
+        )
 
     def _add(self, stage: Stage) -> None:
         check_stage(stage)
-        check_beside(stage, self.name, self.stages)
+        if stage.name in self.stages:
+            raise Usage(f"app {self.name!r} has two stages named {stage.name!r}; give one another name=")
+        for channel in stage.repartitions:
+            if channel.name in self._written():
+                raise Usage(f"repartition topic {channel.name!r} has two writers; one stage writes a topic")
+        for sink in stage.sinks:
+            internal_topic(self.name, stage.name, sink.name)
+        together = replace(self, stages={**self.stages, stage.name: stage})
+        for each in together.stages.values():
+            rejected = table_name(each.name, REJECTED)
+            if each.on_error == "reject" and rejected in together.stages:
+                raise Usage(f"stage {rejected!r} has the name of the table of what {each.name!r} rejects")
+            if each.rejects in together.topics:
+                raise Usage(
+                    f"topic {each.rejects!r} is for rejected records, and app {self.name!r} reads it",
+                    hint="what is rejected would come round again: read it in another app",
+                )
+        published = {one.name for each in together.stages.values() for one in each.sinks if one.kind == "topic"}
+        for name in sorted(published & together.topics):
+            raise Refused(
+                f"app {self.name!r} reads the topic {name!r}, and its sink publishes there: records would go round for "
+                "ever",
+                hint="what goes from stage to stage is a slackwater.repartition(...)",
+            )
+        try:
+            together._upstream().prepare()
+        except CycleError as error:
+            raise Refused(
+                f"stage {stage.name!r} closes a circle: {' -> '.join(error.args[1])}",
+                hint="records would go round for ever, and no snapshot would end; stages read only what is before them",
+            ) from None
         self.stages[stage.name] = stage

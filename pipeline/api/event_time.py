@@ -42,9 +42,8 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
         emits: What a stage emits whose key has a window: `"changes"`, the rows that each batch changed; `"final"`, each
             row once, when the watermark has passed the end of its window. Sessions (`F.session_window`) are final.
 
-    Raises:
-        Usage: `ahead` is no span of time between 0 and a million days, or `late` or `emits` is something else, or rows
-            would change windows whose row was emitted for good.
+    Raises `Usage` where `ahead` is no span of time from 0 to a million days, `late` or `emits` is something else, or
+    rows would change windows whose row was emitted for good.
     """
     ahead_ms = parse_ms("event_time: ahead", ahead)
     if not 0 <= ahead_ms <= MAX_TTL_MS:

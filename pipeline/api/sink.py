@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic
@@ -17,21 +17,18 @@ VersionFunction = Callable[[str, str, int, "pa.Table"], None]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How rows become records of a topic. Crosses to workers by pickle, inside Spark.
-
-    Attributes:
-        key: Columns; none for records without a key.
-        value: `json`, `avro`, or the column that is the value.
-        headers: Names, and the column of each.
-        registry: The URL of the schema registry, for Avro.
-        subject: Under which the schema of the values is registered.
-    """
+    """How rows become records of a topic. Crosses to workers by pickle, inside Spark."""
 
     key: tuple[str, ...]
+    """Columns; none for records without a key."""
     value: str
+    """`json`, `avro`, or the column that is the value."""
     headers: tuple[tuple[str, str], ...]
+    """Names, and the column of each."""
     registry: str = ""
+    """The URL of the schema registry, for Avro."""
     subject: str = ""
+    """Under which the schema of the values is registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class TopicSink:
 
     name: str
     encoding: Encoding
-    kind: Literal["topic", "function"] = "topic"
+    kind: ClassVar[Literal["topic", "function"]] = "topic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +46,8 @@ class FunctionSink:
 
     name: str
     function: VersionFunction
-    kind: Literal["topic", "function"] = "function"
-    encoding: None = None
+    kind: ClassVar[Literal["topic", "function"]] = "function"
+    encoding: ClassVar[None] = None
 
 
 Sink = TopicSink | FunctionSink
@@ -81,8 +78,7 @@ def sink(
             takes them.
         subject: For Avro, default the topic with `-value`.
 
-    Raises:
-        Usage: An argument is none that can be meant.
+    Raises `Usage` where an argument is none that can be meant.
     """
     if check_topic(topic) in (".", ".."):
         raise Usage(f"topic name {topic!r} is not usable: Kafka has no such topic")
@@ -110,12 +106,8 @@ def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSin
     only grow, and a version's rows are always the same: whoever writes rows and the version in one transaction, and
     passes over a version that is not larger than the one that is there, has each row exactly once.
 
-    Args:
-        function: See above. Versions without rows are passed over.
-        name: By which its place is kept, so that it must not change; default the function's name.
-
-    Raises:
-        Usage: The name is not usable.
+    Versions without rows are passed over. Its place is kept by the `name`, which therefore must not change; default the
+    function's name. Raises `Usage` where that is not usable.
     """
     found = name or getattr(function, "__name__", "").strip("<>").replace("_", "-").lower()
     return FunctionSink(check_name("foreach_version", found), function)

@@ -1,15 +1,17 @@
-"""A stage as an app has declared it."""
+"""A stage as an app has declared it, and what is wrong with one by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from ...errors import Refused, Usage
 from ...fold.kinds.kind import Kind
+from ...store.versions.keys import check_topic
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
-from .sink import Sink
-from .table import TableOptions
+from .sink import FunctionSink, Sink, TopicSink
+from .table import DEFAULT_TABLE, TableOptions
 from .topic import Repartition, Topic
 
 if TYPE_CHECKING:
@@ -71,3 +73,49 @@ class Stage:
     def channels(self) -> tuple[str, ...]:
         """The repartition topics among the inputs."""
         return tuple(one for one in self.reads if isinstance(one, str))
+
+
+def check_rejects(stage: str, on_error: str, max_rejected: int | None, rejects: str | None) -> None:
+    """Raise `Usage` where what becomes of failing records is said in a way that contradicts itself."""
+    if on_error not in get_args(OnError):
+        raise Usage(f'stage {stage!r}: on_error is {on_error!r}; expected "stop" or "reject"')
+    if on_error == "stop" and (max_rejected is not None or rejects is not None):
+        knob = "max_rejected" if max_rejected is not None else "rejects"
+        raise Usage(f"stage {stage!r} has {knob}= and rejects nothing", hint='say on_error="reject", or leave it out')
+    if rejects is not None:
+        check_topic(rejects)
+
+
+def check_stage(stage: Stage) -> None:
+    """Raise `Usage` where a stage contradicts itself, and `Refused` where it would do nothing."""
+    for one in stage.reads:
+        if not isinstance(one, Topic | str):
+            raise Usage(
+                f"stage {stage.name!r} reads {one!r}; expected a slackwater.topic(...), a "
+                "slackwater.repartition(...) or the name of one, or several of them"
+            )
+    if not stage.reads or len(stage.inputs) != len(stage.reads):
+        names = ", ".join(repr(one.name if isinstance(one, Topic) else one) for one in stage.reads) or "nothing"
+        raise Usage(f"stage {stage.name!r} reads {names}; expected one or more inputs of different names")
+    for output in stage.writes:
+        if not isinstance(output, Repartition | TopicSink | FunctionSink):
+            raise Usage(
+                f"stage {stage.name!r} writes {output!r}; expected a slackwater.repartition(...), a "
+                "slackwater.sink(...) or a slackwater.foreach_version(...), or several of them"
+            )
+    written = [output.name for output in stage.writes]
+    for name in written:
+        if written.count(name) > 1:
+            raise Usage(f"stage {stage.name!r} writes {name!r} twice; expected different names")
+    if len(set(stage.key)) != len(stage.key):
+        raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
+    if stage.table is not DEFAULT_TABLE and stage.state is None:
+        raise Usage(f"stage {stage.name!r} has table= and keeps no state, so it has no table")
+    if stage.event_time.emits == "final" and (stage.state is None or not stage.emits_to):
+        lacks = "keeps no state" if stage.state is None else "writes nothing"
+        raise Usage(f'stage {stage.name!r} has event_time(emits="final") and {lacks}')
+    if stage.state is None and not stage.writes:
+        raise Refused(
+            f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",
+            hint="give it state= or writes=",
+        )

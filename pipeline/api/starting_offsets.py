@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,24 +23,21 @@ _Offset = Annotated[int, msgspec.Meta(ge=_EARLIEST)]
 
 @dataclass(frozen=True, slots=True)
 class StartingOffsets:
-    """Where each partition of a topic is read from.
-
-    Attributes:
-        option: The argument that says so, for messages.
-        everywhere: An offset (-1 for latest, -2 for earliest) or a timestamp, in ms since 1970, for all partitions.
-        by_partition: One for each Kafka partition in the place of `everywhere`; None where that counts.
-        by_time: Whether these are timestamps: a partition begins at its first record that is as late, or later.
-        or_latest: By time, whether a partition without such a record begins at its end; else it is refused.
-        stored: Whether they were chosen when the app began: Kafka may have lost them since (then they come out all the
-            same, below what it has), and the topic may have got partitions.
-    """
+    """Where each partition of a topic is read from."""
 
     option: str = "starting_offsets"
+    """The argument that says so, for messages."""
     everywhere: int = _EARLIEST
+    """An offset (-1 for latest, -2 for earliest) or a timestamp, in ms since 1970, for all partitions."""
     by_partition: Mapping[int, int] | None = None
+    """One for each Kafka partition in the place of `everywhere`; None where that counts."""
     by_time: bool = False
+    """Whether these are timestamps: a partition begins at its first record that is as late, or later."""
     or_latest: bool = False
+    """By time, whether a partition without such a record begins at its end; else it is refused."""
     stored: bool = False
+    """Whether they were chosen when the app began: Kafka may have lost them since (then they come out all the same,
+    below what it has), and the topic may have got partitions."""
 
     @property
     def moves(self) -> bool:
@@ -56,15 +53,10 @@ class StartingOffsets:
     ) -> tuple[int, ...]:
         """The first offset to read of each partition.
 
-        Args:
-            topic: Its name in Kafka.
-            earliest: The first offset of each partition that Kafka has.
-            ends: The end offset of each.
-            first_since: Gets a timestamp for each partition, in ms since 1970; gives the offset of the first record
-                that is as late or later, -1 where there is none.
-
-        Raises:
-            Refused: The partitions named are not those of the topic, an offset is not there, or no record is as late.
+        `topic` is its name in Kafka, which has offsets from `earliest` to before `ends`. `first_since` gets a timestamp
+        for each partition, in ms since 1970, and gives the offset of the first record that is as late or later, -1
+        where there is none. Raises `Refused` where the partitions named are not those of the topic, an offset is not
+        there, or no record is as late.
         """
         what = f"{self.option} of topic {topic!r}"
         if self.by_partition is None:
@@ -122,13 +114,18 @@ def starting_offsets_of(
 def starting_offsets_in(words: Sequence[str]) -> dict[str, StartingOffsets]:
     """What the command line says, by topic: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several.
 
-    Raises:
-        Usage: a word is none of these, or a topic is there twice.
+    Raises `Usage` where a word is none of these, or a topic is there twice.
     """
     found: dict[str, StartingOffsets] = {}
     for word in words:
+        topic, equals, text = word.partition("=")
+        said = {topic: text} if equals else {}
         try:
-            said = dict(_said(word))
+            if word.lstrip().startswith("{"):
+                several = msgspec.json.decode(word, type=dict[str, Any])
+                said = {name: msgspec.json.encode({name: at}).decode() for name, at in several.items()}
+            elif text.lstrip().startswith("{"):
+                said = {topic: msgspec.json.encode({topic: msgspec.json.decode(text)}).decode()}
         except msgspec.MsgspecError:
             said = {}
         if not said or found.keys() & said.keys():
@@ -136,21 +133,9 @@ def starting_offsets_in(words: Sequence[str]) -> dict[str, StartingOffsets]:
                 f"--offsets {word!r}: expected TOPIC=WHERE or JSON by topic and partition, and each topic once",
                 hint='such as flights=latest, flights=earliest, \'flights={"0":23,"1":-2}\'',
             )
-        for topic, text in said.items():
-            found[topic] = replace(starting_offsets_of(topic, text, None, None, "error"), option="--offsets")
+        for name, where in said.items():
+            found[name] = replace(starting_offsets_of(name, where, None, None, "error"), option="--offsets")
     return found
-
-
-def _said(word: str) -> Iterator[tuple[str, str]]:
-    """Each topic that a word names, with what `starting_offsets` of it is. Raises `MsgspecError`."""
-    topic, equals, said = word.partition("=")
-    if word.lstrip().startswith("{"):
-        for name, at in msgspec.json.decode(word, type=dict[str, Any]).items():
-            yield name, msgspec.json.encode({name: at}).decode()
-    elif said.lstrip().startswith("{"):
-        yield topic, msgspec.json.encode({topic: msgspec.json.decode(said)}).decode()
-    elif equals:
-        yield topic, said
 
 
 def starting_at(time_ms: int) -> StartingOffsets:

@@ -54,8 +54,7 @@ def universal(
             merged; 1.0 lets a table take twice its size.
         target_file_bytes: A run of more bytes is several SSTs; at least 1 MiB.
 
-    Raises:
-        Usage: A number is not one that could work.
+    Raises `Usage` where a number is not one that could work.
     """
     return _checked(
         Policy(
@@ -90,8 +89,7 @@ def leveled(
         target_file_bytes: How large an SST becomes, and so how much is moved from one level to the next at once; at
             least 1 MiB. Best a quarter of `level_base_bytes` or less, so that a level goes down in parts.
 
-    Raises:
-        Usage: A number is not one that could work.
+    Raises `Usage` where a number is not one that could work.
     """
     return _checked(
         Policy(
@@ -163,10 +161,14 @@ def table(
         defaults: By value column, what rows have in it that were written before the column was there: `{"late": 0}`.
             Default null. It counts when the column is added (`slackwater migrate`), and not for keys that come later.
 
-    Raises:
-        Usage: A number is not one that could work, `ttl` is no span of time, or the options contradict each other.
+    Raises `Usage` where a number is not one that could work, `ttl` is no span of time, or they contradict each other.
     """
-    lifetime = None if ttl is None else Ttl(lifetime_ms(ttl), ttl_by or "")
+    lifetime = None
+    if ttl is not None:
+        total_ms = parse_ms("ttl", ttl)
+        if not 0 < total_ms <= MAX_TTL_MS:
+            raise Usage(f"ttl {ttl!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")
+        lifetime = Ttl(total_ms, ttl_by or "")
     if ttl_by and lifetime is None:
         raise Usage(f'table: ttl_by is {ttl_by!r} and there is no ttl; say how long, ttl="7 days"')
     made = TableOptions(
@@ -188,21 +190,8 @@ def table(
 DEFAULT_TABLE = table()
 
 
-def lifetime_ms(text: str) -> int:
-    """Milliseconds of a time to live. Raises `Usage` unless it is between a millisecond and a million days."""
-    total_ms = parse_ms("ttl", text)
-    if not 0 < total_ms <= MAX_TTL_MS:
-        raise Usage(f"ttl {text!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")
-    return total_ms
-
-
 def check_ttl(stage: str, declared: Ttl | None, values: pa.Schema) -> None:
-    """See that rows can expire by the declared column of a table with these value columns.
-
-    Raises:
-        NotFound: the table has no such value column.
-        Usage: the column is no time.
-    """
+    """Raise `NotFound` where a table has not the value column by which rows expire, `Usage` where that is no time."""
     if declared is not None and (column := declared.column):
         visible = [name for name in values.names if not name.startswith("_")]
         if column not in visible:

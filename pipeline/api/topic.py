@@ -51,8 +51,7 @@ def topic(
         starting_offsets_by_timestamp_strategy: What happens where no record is as late: `"error"` refuses the stage,
             `"latest"` begins that partition at its end.
 
-    Raises:
-        Usage: An argument is not such as Spark takes, or Kafka has no topics of such a name.
+    Raises `Usage` where an argument is not such as Spark takes, or Kafka has no topics of such a name.
     """
     start = starting_offsets_of(
         check_topic(name),
@@ -72,8 +71,7 @@ def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> 
         key: The column or columns that decide the partition; also the default key of a stage that reads it.
         partitions: Partitions of the Kafka topic when it is first made.
 
-    Raises:
-        Usage: The name, the key or the number of partitions is not usable.
+    Raises `Usage` where the name, the key or the number of partitions is not usable.
     """
     columns = (key,) if isinstance(key, str) else tuple(key)
     check_name("repartition topic", name)

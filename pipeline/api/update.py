@@ -53,8 +53,7 @@ def update(
             in `state` and no rows, and may emit, change or delete it. Null: never.
         due_by: What passes it: the stage's `"watermark"`, or the wall `"clock"`.
 
-    Raises:
-        Usage: `due_by` is something else.
+    Raises `Usage` where `due_by` is something else.
     """
     if due_by not in ("watermark", "clock"):
         raise Usage(f"update: due_by is {due_by!r}; expected 'watermark' or 'clock'")

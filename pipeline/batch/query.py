@@ -39,7 +39,6 @@ def start(
     head: Manifest,
     on_batch: Callable[[DataFrame, int], None],
     *,
-    wake: Path,
     counts: Path,
 ) -> StreamingQuery:
     """Start a stage's query where its newest version stands.
@@ -49,7 +48,6 @@ def start(
         config: The stage.
         head: Its newest version.
         on_batch: Gets each batch's rows and its number.
-        wake: Where sources learn that a batch is wanted without records.
         counts: Where they count what they ask of the store.
 
     Raises:
@@ -59,7 +57,7 @@ def start(
     private = Private(config.places.kafka, config.places.s3_settings, aws_variables(os.environ))
     streams = {}
     for name in stage.inputs:
-        options = _options(config, head, name, wake=wake, counts=counts)
+        options = _options(config, head, name, counts)
         schema = config.shape.inputs[name] if options.upstream else None
         streams[name] = open_stream(spark, options, private, schema)
     applied = apply(stage, streams)
@@ -72,7 +70,7 @@ def start(
     rows = applied.rows(config.shape.key)
     known = needed_columns(rows)
     ids = {name: first_column(plan_of(stream)) for name, stream in streams.items()}
-    config.told.needed(stage.name).tell({name: known[one] for name, one in ids.items() if one in known})
+    config.told.need(stage.name, {name: known[one] for name, one in ids.items() if one in known})
     with planned_at_once(spark):
         return (
             rows.writeStream.queryName(stage.name)
@@ -105,13 +103,12 @@ def planned_at_once(spark: SparkSession) -> AbstractContextManager[None]:
     return with_settings(spark, _SETTINGS)
 
 
-def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, counts: Path) -> SourceOptions:
+def _options(config: StageConfig, head: Manifest, name: str, counts: Path) -> SourceOptions:
     """How the source of an input is opened."""
     at, is_first = head.inputs[name], name == next(iter(config.stage.inputs))
     # The first of several topics is told of requests; where there are channels, markers bring them.
     asks = is_first and not config.stage.channels
     looks = bool(at.upstream)
-    wakes = is_first and config.shape.due_by is not None
     return SourceOptions(
         input=name,
         topic=at.topic,
@@ -119,14 +116,13 @@ def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, coun
         patience_s=config.places.patience_s,
         max_records=config.limits.max_records,
         trigger_ms=config.limits.trigger_ms,
-        hold=str(config.hold),
         app=head.app,
+        stage=config.stage.name,
         store=config.places.store if looks else "",
         counts=str(counts) if looks else "",
-        requests=str(config.told.asked.path) if asks else "",
-        sender=str(config.told.committed(at.upstream).path) if at.upstream else "",
+        told=str(config.told.folder),
+        wakes=is_first and config.shape.due_by is not None,
+        asks=asks,
         handled=tuple(head.recorded) if asks else (),
         until=config.limits.until.get(at.topic),
-        wake=str(wake) if wakes else "",
-        needed="" if at.upstream else str(config.told.needed(config.stage.name).path),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import instants
@@ -61,7 +60,6 @@ class StageConfig:
         limits: Admission and trigger. With `max_unflushed`, `places` has a spool.
         checkpoint: Scratch for Spark.
         told: What the runner tells the planners of its stages.
-        hold: While this file is there, no batch starts but for a snapshot.
         compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
         prefetch: Whether SSTs are fetched beside the batches; for tasks that run on this machine.
         rejecter: Who leaves out records for which a batch fails; None where that stops the stage.
@@ -73,7 +71,6 @@ class StageConfig:
     limits: Limits
     checkpoint: Checkpoint
     told: PlannerFiles
-    hold: Path
     compaction_threads: int = 1
     prefetch: bool = False
     rejecter: Rejecter | None = None

@@ -26,7 +26,6 @@ from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest, Output
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
-from ..source.wake import Wake
 from ..spark.homes import Homes
 from ..upkeep.meter import StageMeter
 from ..upkeep.prefetcher import Delivery
@@ -72,8 +71,6 @@ class StageRunner:
         self._meter = meter
         self._on_commit = on_commit
         self._on_move = on_move
-        scratch = config.checkpoint.folder
-        self._wake = Wake(scratch.with_name(f"{scratch.name}.wake"))
         self._busy = threading.Lock()
         self._stopping = self._settled = False
         self.error: BaseException | None = None
@@ -143,8 +140,7 @@ class StageRunner:
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the streaming query at the head's positions."""
         self._wake_for(self.head)
-        wake, counts = self._wake.path, self._meter.folder
-        return query.start(spark, self._config, self.head, self._on_batch, wake=wake, counts=counts)
+        return query.start(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
 
     def settle(self, timeout_s: float) -> None:
         """Let the batch under way end and what is not flushed be committed; what takes longer is dropped whole.
@@ -276,11 +272,10 @@ class StageRunner:
         """Have a batch start when a row falls due, or at once where one has."""
         if self._shape.due_by is None:
             return
-        times = tip.event_time
-        if times is None or times.next_due_ms is None or not (times.by_clock or times.owed):
-            self._wake.forget()
-        else:
-            self._wake.ask(tip.version, times.next_due_ms if times.by_clock else 0)
+        times, at_ms = tip.event_time, None
+        if times is not None and times.next_due_ms is not None and (times.by_clock or times.owed):
+            at_ms = times.next_due_ms if times.by_clock else 0
+        self._config.told.wake(tip.stage, tip.version, at_ms)
 
     def _merged(self, base: Manifest) -> Manifest:
         """A version as it is once finished merges are adopted."""

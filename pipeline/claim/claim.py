@@ -41,41 +41,35 @@ _log = logging.getLogger("slackwater")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check found of one stage.
-
-    Attributes:
-        head: Its newest version; None for a new stage.
-        starts: Where reading begins, by the input's declared name.
-        offsets: Earliest and end offsets of the topics that it reads, by topic.
-    """
+    """What a check found of one stage."""
 
     head: Manifest | None
+    """None for a new stage."""
     starts: Mapping[str, StartPosition]
+    """By the input's declared name."""
     offsets: Mapping[str, Bounds]
+    """By topic, of those that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimer:
-    """Claims stages of one app for one writer.
-
-    Attributes:
-        topics: Users' topics that this app reads under another name (a clone's), by the declared name.
-        accept_loss: Whether offsets that are gone may be skipped.
-        migration: The number of the app's newest migration, which all of its stages went through.
-        publishes: The topic of each sink, by its declared name, in a clone; None where they are as declared.
-        others: The topic of each channel that is another app's, and is only read, by its declared name.
-    """
+    """Claims stages of one app for one writer."""
 
     store: ObjectStore
     kafka: Kafka
     app: App
     topics: Mapping[str, str]
+    """Users' topics that this app reads under another name (a clone's), by the declared name."""
     writer: str
     by: str
     accept_loss: bool
+    """Whether offsets that are gone may be skipped."""
     migration: int = 0
+    """The number of the app's newest migration, which all of its stages went through."""
     publishes: Mapping[str, str] | None = None
+    """The topic of each sink, by its declared name, in a clone; None where they are as declared."""
     others: Mapping[str, str] = field(default_factory=dict)
+    """The topic of each channel that is another app's, and is only read, by its declared name."""
 
     def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
         """Make the repartition topics that these stages read or write, where there are none yet.
@@ -88,9 +82,8 @@ class Claimer:
     def check(self, stage: Stage) -> Checked:
         """Refuse what does not fit whatever the stage's columns are: nothing is written, and Spark is not needed.
 
-        Raises:
-            Refused: The names of the key, the kind of state or an input changed, or input offsets are gone (`Gone`).
-            NotFound: An input topic does not exist.
+        Raises `Refused` where the names of the key, the kind of state or an input changed, or input offsets are gone
+        (`Gone`), `NotFound` where an input topic does not exist.
         """
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and head.called:
@@ -101,20 +94,17 @@ class Claimer:
         return Checked(head, self._starts(stage, head, offsets), offsets)
 
     def check_new(self, stage: Stage) -> Mapping[str, StartPosition]:
-        """Where a stage without versions begins, by the input's declared name, and whether its channels may be made.
+        """Where a stage without versions begins, by the input's declared name. Raises as `check`.
 
-        Raises:
-            Refused: Input offsets are gone (`Gone`) or not there, or a channel may not be made.
-            NotFound: An input topic does not exist.
+        Also `Refused` where one of its channels may not be made.
         """
         self.create_channels((stage,), only_ask=True)
-        return self._starts(stage, None, {})
+        return self._starts(stage, None)
 
     def start_of(self, name: str) -> tuple[int, ...]:
-        """Where a topic begins for stages without versions. Raises `Refused` and `NotFound`."""
+        """Where a topic begins for stages without versions. Raises as `check`."""
         stage = next(stage for stage in self.app.stages.values() if name in stage.inputs)
-        finder = StartFinder(self.store, self.app.name, stage.name, None, partial(self._bounds, stage), False)
-        return self._start(finder, stage.inputs[name]).at.offsets
+        return self._start(stage, stage.inputs[name], None).at.offsets
 
     def check_shape(self, stage: Stage, shape: Shape, checked: Checked) -> None:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
@@ -143,12 +133,13 @@ class Claimer:
             known = draft if draft.version > 1 else None
             table = _agreed(self.app, stage, shape.table, known)
             return replace(
-                start_at(self.store, draft, self._starts(stage, known, {}), self.by),
+                start_at(self.store, draft, self._starts(stage, known), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.outputs(stage, draft, shape),
                 sinks=sinks.claimed(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),
-                aside=_aside(stage, draft),
+                # The table of rejected records is there before there is one.
+                aside=({REJECTED: Aside(REJECTED_RECORDS)} if stage.on_error == "reject" else {}) | draft.aside,
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
             )
@@ -158,7 +149,15 @@ class Claimer:
 
     def outputs(self, stage: Stage, known: Manifest, shape: Shape) -> dict[str, Output]:
         """The channels that a stage writes, as its next version begins with them; `known` is its newest, or a first."""
-        return {channel.name: self._output(channel, known, shape) for channel in stage.repartitions}
+        found = {}
+        for channel in stage.repartitions:
+            ddl, output = ddl_of(shape.emits[channel.name]), known.outputs.get(channel.name)
+            if output is None:
+                topic = self._topic_of(channel)
+                ends = self.kafka.offsets(topic)[1]
+                output = Output(topic, ends, (0,) * len(ends))
+            found[channel.name] = replace(output, schema=ddl)
+        return found
 
     def begin(self, stage: Stage, name: str) -> Input:
         """Where a stage that has versions begins to read an input that is new to it: where the program says.
@@ -174,12 +173,9 @@ class Claimer:
             upstream, channel = self.app.writer_of(name).name, self.app.channel(name)
             sender = history.head(self.store, self.app.name, upstream)
             if sender is not None and name not in sender.outputs:
-                none = (0,) * len(self._bounds(stage, self._topic_of(channel))[0])
+                none = (0,) * len(self._bounds(stage, {}, self._topic_of(channel))[0])
                 return Input(self._topic_of(channel), none, upstream, sender.version, consumed=none)
-        finder = StartFinder(
-            self.store, self.app.name, stage.name, None, partial(self._bounds, stage), self.accept_loss
-        )
-        return self._start(finder, one).at
+        return self._start(stage, one, None).at
 
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
         """The repartition topics that these stages read or write, with the partitions each gets when it is made."""
@@ -189,17 +185,10 @@ class Claimer:
     def _topic_of(self, channel: Repartition) -> str:
         return self.others.get(channel.name) or channel_topic(self.app.name, channel.name)
 
-    def _output(self, channel: Repartition, draft: Manifest, shape: Shape) -> Output:
-        ddl = ddl_of(shape.emits[channel.name])
-        known = draft.outputs.get(channel.name)
-        if known is not None:
-            return replace(known, schema=ddl)
-        topic = self._topic_of(channel)
-        ends = self.kafka.offsets(topic)[1]
-        return Output(topic, ends, (0,) * len(ends), schema=ddl)
-
-    def _starts(self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds]) -> dict[str, StartPosition]:
-        """Where reading begins, by the input's declared name. `asked` has what Kafka said, and gets what is missing."""
+    def _starts(
+        self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds] | None = None
+    ) -> dict[str, StartPosition]:
+        """Where reading begins, by the input's declared name. What Kafka says is added to `asked`."""
         inputs = fit_inputs(head, self.app.writers(stage)) if head is not None else None
         if head is not None and inputs is not None and (inputs.new or inputs.gone):
             declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
@@ -221,16 +210,10 @@ class Claimer:
                     hint=f"where that is the same stage under another name: {migrate_command(self.app)} "
                     f"--rename-stage {was}={writer}",
                 )
-
-        def bounds(topic: str) -> Bounds:
-            if topic not in asked:
-                asked[topic] = self._bounds(stage, topic)
-            return asked[topic]
-
-        finder = StartFinder(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
         left = self._left(stage) if head is None and self.migration else {}
+        asked = {} if asked is None else asked
         return {
-            name: StartPosition(left[name]) if name in left else self._start(finder, one)
+            name: StartPosition(left[name]) if name in left else self._start(stage, one, head, asked)
             for name, one in stage.inputs.items()
         }
 
@@ -254,7 +237,11 @@ class Claimer:
             )
         return left
 
-    def _start(self, finder: StartFinder, one: Topic | str) -> StartPosition:
+    def _start(
+        self, stage: Stage, one: Topic | str, head: Manifest | None, asked: dict[str, Bounds] | None = None
+    ) -> StartPosition:
+        bounds = partial(self._bounds, stage, {} if asked is None else asked)
+        finder = StartFinder(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
             first_since = partial(self.kafka.offsets_since, topic)
@@ -262,10 +249,14 @@ class Claimer:
             return finder.topic(one.name, topic, begin)
         return finder.channel(one, self._topic_of(self.app.channel(one)), self.app.writer_of(one).name)
 
-    def _bounds(self, stage: Stage, topic: str) -> Bounds:
-        """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
+    def _bounds(self, stage: Stage, asked: dict[str, Bounds], topic: str) -> Bounds:
+        """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be.
+
+        Kafka is asked for what `asked` has not, which gets it.
+        """
         try:
-            return self.kafka.offsets(topic)
+            if topic not in asked:
+                asked[topic] = self.kafka.offsets(topic)
         except Refused:
             if topic in self._channels((stage,)):
                 # Kafka does not say whether there is one that may not be seen. Who may not make it lacks that first.
@@ -274,15 +265,11 @@ class Claimer:
         except NotFound as error:
             for channel in map(self.app.channel, stage.channels):
                 if topic == self._topic_of(channel):
-                    nothing = (0,) * channel.partitions
-                    return nothing, nothing
-            raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
-
-
-def _aside(stage: Stage, known: Manifest) -> dict[str, Aside]:
-    """The tables beside the stage's own: that of rejected records is there before there is one."""
-    begins = stage.on_error == "reject" and REJECTED not in known.aside
-    return {**known.aside, REJECTED: Aside(REJECTED_RECORDS)} if begins else known.aside
+                    asked[topic] = ((0,) * channel.partitions,) * 2
+                    break
+            else:
+                raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
+        return asked[topic]
 
 
 def program_of(app: App) -> Program | None:
@@ -317,30 +304,30 @@ def _agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) 
         raise found.refused
     if stored is None or table is None or found.table is None:
         return None
-    for what, before, now in (("key", stored.key, table.key), ("value", stored.values, table.values)):
-        shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]
-        if shown[0] != shown[1]:
-            raise Refused(
-                f"stage {stage.name!r}: its {what} columns are ({shown[1]}), but the stored state has ({shown[0]})",
-                hint=_keep(app, map(of_column, found.columns)),
-            )
+    if not found.same:
+        before, now = (", ".join(f"{column.name} {column.type}" for column in each.values) for each in (stored, table))
+        raise Refused(
+            f"stage {stage.name!r}: its value columns are ({now}), but the stored state has ({before})",
+            hint=_keep(app, map(of_column, found.columns)),
+        )
     return replace(stored, compaction=table.compaction, ttl=found.table.ttl)
 
 
 def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
     """Refuse what does not fit, whatever the columns of the stage's rows are: those that are stored stand for them."""
-    table = _declared(app, stage, stored)
+    if stored is None or stage.state is None:
+        found = fit_table(stage.name, stored, None if stage.state is None else Table((), (), 1), {})
+        if found.refused is not None:
+            raise found.refused
+        return
+    declared, known = app.key_of(stage), {column.name: column for column in stored.key}
+    names, key = tuple(known), key_of_table(declared, [column.name for column in stored.values])
+    kept, state = kind_of(stored.state), (stage.state if key == declared else stage.state.by_session("")) or stage.state
+    columns = tuple(known.get(name, Column(name, "")) for name in key)
+    table = replace(stored, key=columns, state=state.stored, ttl=stage.table.ttl)
     found = fit_table(stage.name, stored, table, {})
     if found.same:
         return
-    if stored is None or table is None:
-        raise Refused(
-            f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
-            f"and {'had none' if stored is None else 'has none now'}",
-            hint=ANOTHER_STAGE,
-        )
-    names, key = (tuple(column.name for column in each.key) for each in (stored, table))
-    kept, state = kind_of(stored.state), kind_of(table.state)
     if names != key:
         # Of sessions, the one that a stage's key has is among the values.
         values = (column.name for column in stored.values if not column.name.startswith("_"))
@@ -351,20 +338,10 @@ def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
             hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
         )
     if stored.state != table.state:
+        now = kind_of(table.state)
         raise Refused(
-            f"stage {stage.name!r}: state is {state}, but was stored as {kept}",
-            hint=_keep(app, kept.differences(state)) if kept.may_become(state) else ANOTHER_STAGE,
+            f"stage {stage.name!r}: state is {now}, but was stored as {kept}",
+            hint=_keep(app, kept.differences(now)) if kept.may_become(now) else ANOTHER_STAGE,
         )
     if found.refused is not None:
         raise found.refused
-
-
-def _declared(app: App, stage: Stage, stored: Table | None) -> Table | None:
-    """What is declared of a stage's table, with the columns that are stored in the place of those of its rows."""
-    if stage.state is None or stored is None:
-        return None if stage.state is None else Table((), (), 1)
-    declared, known = app.key_of(stage), {column.name: column for column in stored.key}
-    key = key_of_table(declared, [column.name for column in stored.values])
-    state = (stage.state if key == declared else stage.state.by_session("")) or stage.state
-    columns = tuple(known.get(name, Column(name, "")) for name in key)
-    return replace(stored, key=columns, state=state.stored, ttl=stage.table.ttl)

@@ -31,29 +31,23 @@ Begin = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where one input is read on from.
-
-    Attributes:
-        at: The input, as the claim is to say it.
-        lost: What the claim passes over.
-        broken: Ids of snapshots that cannot complete then.
-        unseen: What a new stage will not see though nobody lost it on its way, as half a sentence.
-    """
+    """Where one input is read on from."""
 
     at: Input
+    """As the claim is to say it."""
     lost: Lost | None = None
+    """What the claim passes over."""
     broken: frozenset[str] = frozenset()
+    """Ids of snapshots that cannot complete then."""
     unseen: str = ""
+    """What a new stage will not see though nobody lost it on its way, as half a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartFinder:
-    """Finds the start positions of one stage.
+    """Finds the start positions of one stage, whose `head` is None when it is new; asks Kafka for `offsets` by topic.
 
-    Attributes:
-        head: The stage's newest version, None for a new stage.
-        offsets: Asks Kafka, by topic.
-        accept_loss: Whether what is gone may be passed over.
+    With `accept_loss`, what is gone may be passed over.
     """
 
     store: ObjectStore
@@ -70,12 +64,16 @@ class StartFinder:
         """
         earliest, ends = self.offsets(topic)
         if self.head is None:
-            if begin is not None:
-                return self._begun(topic, begin(earliest, ends), earliest)
-            unseen = windows(topic, (0,) * len(earliest), earliest)
-            return StartPosition(
-                Input(topic, earliest), unseen=f"{', '.join(unseen)}, gone from Kafka" if unseen else ""
-            )
+            # Perhaps it was chosen long ago.
+            at = begin(earliest, ends) if begin is not None else (0,) * len(earliest)
+            missing = ", ".join(windows(topic, at, earliest))
+            if missing and begin is not None:
+                self._refuse(
+                    f"is to begin at offsets that are gone from Kafka: {missing}",
+                    "restore the topic with these records, or begin without them by --accept-loss",
+                )
+            unseen = f"{missing}, gone from Kafka" if missing else ""
+            return StartPosition(Input(topic, tuple(map(max, at, earliest))), unseen=unseen)
         known = self.head.inputs[name]
         at = self._within(topic, known.offsets, ends, "restore it, or start afresh under another app name (--app NAME)")
         offsets = tuple(map(max, at, earliest))
@@ -87,21 +85,9 @@ class StartFinder:
             "restore the topic with these records, or go on without them by --accept-loss; "
             "longer retention keeps it from happening again",
         )
-        skipped = [until - start for start, until in zip(at, offsets, strict=True)]
         before = known.lost + (0,) * (len(at) - len(known.lost))
-        total = tuple(had + more for had, more in zip(before, skipped, strict=True))
+        total = tuple(had + until - start for had, start, until in zip(before, at, offsets, strict=True))
         return StartPosition(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets))
-
-    def _begun(self, topic: str, at: tuple[int, ...], earliest: tuple[int, ...]) -> StartPosition:
-        """The start of a new stage at offsets that were chosen, perhaps long ago."""
-        gone = windows(topic, at, earliest)
-        if not gone:
-            return StartPosition(Input(topic, at))
-        self._refuse(
-            f"is to begin at offsets that are gone from Kafka: {', '.join(gone)}",
-            "restore the topic with these records, or begin without them by --accept-loss",
-        )
-        return StartPosition(Input(topic, tuple(map(max, at, earliest))), unseen=f"{', '.join(gone)}, gone from Kafka")
 
     def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
         """The start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
@@ -147,11 +133,10 @@ class StartFinder:
         if gap is None:
             return None
         behind, lost = in_flight.pass_over(at, gap)
-        gone = [_window(at.topic, *window) for window in gap.gone]
+        gone = ", ".join(f"{at.topic}[{partition}] {start}..{end}" for partition, start, end in gap.gone)
         rows = f"{_rows(lost)} " if lost.rows else ""
-        sent = f"{rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)}"
         self._refuse(
-            f"would {would} gone from Kafka: {', '.join(gone)} ({sent})",
+            f"would {would} gone from Kafka: {gone} ({rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)})",
             "clone the app from a moment whose records Kafka still has, or go on without these rows by --accept-loss",
         )
         return StartPosition(behind, lost, in_flight.broken(self.head, name, gap))
@@ -222,10 +207,6 @@ def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
             _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, ", ".join(skipped), rows)
         elif start.unseen:
             _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, start.unseen)
-
-
-def _window(topic: str, partition: int, start: int, end: int) -> str:
-    return f"{topic}[{partition}] {start}..{end}"
 
 
 def _rows(lost: Lost) -> str:

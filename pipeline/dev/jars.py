@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,25 +69,24 @@ class Jars:
     def fetch(self, tell: Tell = quiet) -> Path:
         """The folder that holds the jars, fetched if it is not there. Many processes may ask at once.
 
-        Raises:
-            MissingTool: the jars are not there, and neither is Maven.
-            SlackwaterError: Maven could not fetch them.
+        Raises `MissingTool` where neither the jars nor Maven are there, and `SlackwaterError` where it could not fetch
+        them.
         """
         folder = cache_folder() / self.folder_name
-        if self._is_complete(folder):
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock"), lambda: tell(f"waiting for {self.name} to be fetched")):
-            if not self._is_complete(folder):
-                self._fetch_into(folder, tell)
-        return folder
 
-    def _is_complete(self, folder: Path) -> bool:
-        # The folder appears whole, by a rename; its copy of the list tells what it was made from.
-        try:
-            return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        def is_complete() -> bool:
+            # The folder appears whole, by a rename; its copy of the list tells what it was made from.
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
             return False
+
+        if not is_complete():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = folder.with_name(f"{folder.name}.lock")
+            with locked(lock, lambda: tell(f"waiting for {self.name} to be fetched")):
+                if not is_complete():
+                    self._fetch_into(folder, tell)
+        return folder
 
     def _fetch_into(self, folder: Path, tell: Tell) -> None:
         maven = shutil.which("mvn")

@@ -2,7 +2,6 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -12,7 +11,6 @@ from .jars import Jars, Tell, find_java, quiet
 from .process import SupervisedProcess, last_words
 
 START_PATIENCE_S = 60.0
-STOP_PATIENCE_S = 20.0
 _POLL_S = 0.05
 
 JVM_FLAGS = (
@@ -28,8 +26,8 @@ JVM_FLAGS = (
 class EmbeddedServer(ABC):
     """One server in one folder, on a port of 127.0.0.1 that stays the same when it is started again.
 
-    As a context manager it is killed at the end, which is quick and loses nothing that it has acknowledged;
-    `stop` ends it in good order. Unless released, it never outlives this process, even if that is killed.
+    As a context manager it is killed at the end, which is quick and loses nothing that it has acknowledged. Unless
+    released, it never outlives this process, even if that is killed.
     """
 
     name: ClassVar[str]
@@ -41,11 +39,9 @@ class EmbeddedServer(ABC):
     def __init__(self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet) -> None:
         """Nothing is started yet.
 
-        Args:
-            folder: for all of the server's data and settings; made when it is needed.
-            port: where to listen; a free one is chosen when None.
-            log: file to which the server's output is appended; `server.log` in the folder when None.
-            tell: takes a line when something takes long, such as the download at the first start of all.
+        `folder` is for all of the server's data and settings, and made when it is needed. It listens on `port`, on a
+        free one when that is None; its output is appended to `log`, `server.log` in the folder when that is None.
+        `tell` takes a line when something takes long, such as the download at the first start of all.
         """
         self.folder = folder.absolute()
         self.port = ports.choose() if port is None else port
@@ -77,18 +73,15 @@ class EmbeddedServer(ABC):
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         """Write what the server needs into the folder; returns its main class with arguments."""
 
-    def start(self, *, patience_s: float = START_PATIENCE_S) -> None:
+    def start(self) -> None:
         """Start the server and wait until it answers. After an error nothing runs.
 
-        Raises:
-            Refused: the port is taken.
-            MissingTool: Java, or for the first start Maven, is missing or too old.
-            Unavailable: the server ended while starting, or did not answer within `patience_s`.
-            SlackwaterError: its jars could not be fetched, or its folder not be prepared.
+        Raises `Refused` where the port is taken, `Unavailable` where the server ended while starting or did not answer
+        within a minute, `SlackwaterError` where its folder could not be prepared, and as `find_java` and `Jars.fetch`.
         """
         try:
             self.launch()
-            self.wait(patience_s=patience_s)
+            self.wait()
         except BaseException:
             self.kill()
             raise
@@ -113,33 +106,28 @@ class EmbeddedServer(ABC):
         argv = (java, f"-Xmx{self.heap}", *JVM_FLAGS, f"-Djava.io.tmpdir={self.folder}", self.mark, *main)
         self._process = SupervisedProcess(argv, folder=self.folder, log=self.log)
 
-    def wait(self, *, patience_s: float = START_PATIENCE_S) -> None:
+    def wait(self) -> None:
         """The second half of `start`: returns when the server answers."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not launched")
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + START_PATIENCE_S
         while not self.answers():
             code = self._process.ended(_POLL_S)
             if code is not None:
                 raise self._failed(Unavailable, f"{self.name} ended while starting, with exit code {code}")
             if time.monotonic() > deadline:
-                raise self._failed(Unavailable, f"{self.name} does not answer {patience_s:.0f} s after its start")
-
-    def stop(self, *, patience_s: float = STOP_PATIENCE_S) -> None:
-        """End the server in good order and wait until it is gone; after `patience_s` it is killed."""
-        self._end(lambda process: process.terminate(patience_s))
+                raise self._failed(Unavailable, f"{self.name} does not answer {START_PATIENCE_S:.0f} s after its start")
 
     def kill(self) -> None:
         """End the server at once, as a crash would (SIGKILL), and wait until it is gone."""
-        self._end(SupervisedProcess.kill)
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
 
     def release(self) -> None:
         """Let the server live on when this process ends; from here on it is not ours to stop."""
-        self._end(SupervisedProcess.release)
-
-    def _end(self, how: Callable[[SupervisedProcess], None]) -> None:
         if self._process is not None:
-            how(self._process)
+            self._process.release()
             self._process = None
 
     def _failed(self, kind: type[SlackwaterError], message: str) -> SlackwaterError:

@@ -1,9 +1,9 @@
 """Runs a server and ends it with us: a script of its own, between this process and the server.
 
-It prints the server's process id and then takes orders from standard input, one byte each. When that pipe
-breaks, because whoever started the server has died in whatever way, the server is killed. A JVM cannot watch
-its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists on Linux only and looks at the parent's thread; a pipe
-works everywhere. As the server's parent, this process can never signal a stranger that got the same id.
+It prints the server's process id, and then waits for a byte from standard input, which lets the server live on by
+itself. When that pipe breaks before, because whoever started the server has died in whatever way, the server is killed.
+A JVM cannot watch its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists on Linux only and looks at the parent's
+thread; a pipe works everywhere. As the server's parent, this process can never signal a stranger that got the same id.
 
 Only the standard library's lightest modules: it starts with `python -I -S`.
 """
@@ -12,11 +12,6 @@ import os
 import subprocess
 import sys
 import threading
-
-RELEASE = b"r"
-"""Let the server live on by itself."""
-TERMINATE = b"t"
-"""Ask the server to end."""
 
 
 def main() -> None:
@@ -31,10 +26,8 @@ def main() -> None:
 
 
 def _obey(server: "subprocess.Popen[bytes]") -> None:
-    while order := os.read(0, 1):
-        if order == RELEASE:
-            os._exit(0)
-        server.terminate()
+    if os.read(0, 1):
+        os._exit(0)
     server.kill()
 
 

@@ -56,14 +56,6 @@ class SupervisedProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def terminate(self, patience_s: float) -> None:
-        """Ask the server to end, wait for it, and kill it when it takes longer than `patience_s`."""
-        try:
-            self._order(launch.TERMINATE)
-            self.ended(patience_s)
-        finally:
-            self.kill()
-
     def kill(self) -> None:
         """End the server at once, and wait until it is gone."""
         self._orders.close()
@@ -71,13 +63,10 @@ class SupervisedProcess:
 
     def release(self) -> None:
         """Let the server live on when this process ends. Nothing may be asked of this object afterwards."""
-        self._order(launch.RELEASE)
-        self._finish()
-
-    def _order(self, order: bytes) -> None:
         # A server that has ended by itself took the pipe's other end with it.
         with suppress(BrokenPipeError):
-            self._orders.write(order)
+            self._orders.write(b"r")
+        self._finish()
 
     def _finish(self) -> None:
         self._launcher.wait()

@@ -20,12 +20,13 @@ from ... import instants
 from ...errors import Refused, Unavailable
 from . import ports, process
 from .jars import Tell, quiet
-from .jvm_server import START_PATIENCE_S, STOP_PATIENCE_S, EmbeddedServer
+from .jvm_server import START_PATIENCE_S, EmbeddedServer
 from .kafka import EmbeddedKafka
 from .process import locked
 from .s3 import EmbeddedS3
 
 _POLL_S = 0.05
+_STOP_PATIENCE_S = 20.0
 _IGNORE = ".gitignore"
 _Server = TypeVar("_Server", bound=EmbeddedServer)
 
@@ -83,20 +84,14 @@ class DevServers:
         """A shell script that sets `environment()`, written by `up`."""
         return self._control / "env.sh"
 
-    def up(
-        self, *, kafka_port: int | None = None, s3_port: int | None = None, patience_s: float = START_PATIENCE_S
-    ) -> tuple[str, ...]:
+    def up(self, *, kafka_port: int | None = None, s3_port: int | None = None) -> tuple[str, ...]:
         """Start whichever server does not run, and wait until both answer.
 
         Without a port a server listens where it did last, else on its usual port, else on any free one.
         After an error or Ctrl-C, what this call started is stopped again. Returns the names of what it started.
 
-        Raises:
-            Refused: a port is taken, a server runs already on another port than the one asked for, or the
-                folder cannot be written.
-            MissingTool: Java or Maven is missing or too old.
-            Unavailable: a server ended while starting, or does not answer.
-            SlackwaterError: something else kept a server from starting.
+        Raises `Refused` where a port is taken, a server runs already on another port than the one asked for, or the
+        folder cannot be written, and as `EmbeddedServer.start`.
         """
         self._make_folder()
         with self._locked():
@@ -110,9 +105,9 @@ class DevServers:
                     self._tell(f"starting {server.name} on port {server.port}")
                 for server in (kafka, bucket):
                     if server in new:
-                        server.wait(patience_s=patience_s)
+                        server.wait()
                     else:
-                        self._await(server, patience_s)
+                        self._await(server)
                 exports = (f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
                 _write(self.env_file, "".join(exports).encode())
                 for server in new:
@@ -125,12 +120,12 @@ class DevServers:
                 raise
         return tuple(server.name for server in new)
 
-    def down(self, *, patience_s: float = STOP_PATIENCE_S) -> tuple[str, ...]:
+    def down(self) -> tuple[str, ...]:
         """Stop both servers and wait until they are gone; the data stays. Returns the names of those that ran."""
         if not self._control.exists():
             return ()
         with self._locked():
-            return self._stop(self._servers(), patience_s)
+            return self._stop(self._servers())
 
     def purge(self) -> tuple[Purged, ...]:
         """Stop both servers, and delete their data and everything that is known of them. Returns what was deleted."""
@@ -138,7 +133,7 @@ class DevServers:
             return ()
         self._control.mkdir(exist_ok=True)
         with self._locked():
-            self._stop(self._servers(), STOP_PATIENCE_S)
+            self._stop(self._servers())
             deleted = self.purgeable()
             for each in deleted:
                 shutil.rmtree(each.path)
@@ -194,9 +189,9 @@ class DevServers:
         memory = self._memory(server.folder.name)
         return memory if memory and process.find(memory.pid, memory.mark) else None
 
-    def _await(self, server: EmbeddedServer, patience_s: float) -> None:
+    def _await(self, server: EmbeddedServer) -> None:
         """Wait for a server that runs already: it may just have been started."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + START_PATIENCE_S
         while not server.answers():
             running = self._running(server)
             if running is None or time.monotonic() > deadline:
@@ -208,7 +203,7 @@ class DevServers:
                 )
             time.sleep(_POLL_S)
 
-    def _stop(self, servers: Iterable[EmbeddedServer], patience_s: float) -> tuple[str, ...]:
+    def _stop(self, servers: Iterable[EmbeddedServer], patience_s: float = _STOP_PATIENCE_S) -> tuple[str, ...]:
         stopped = []
         for server in servers:
             memory = self._running(server)

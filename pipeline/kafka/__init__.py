@@ -1,5 +1,5 @@
 """Kafka: the seam (`protocol`, `open`), by librdkafka and in memory; messages on the wire, groups, channels.
 
-`librdkafka`, `clients`, `reading` and `transactions` import confluent-kafka, and nothing else does, beside the servers
-for development.
+`librdkafka`, `clients` and `transactions` import confluent-kafka, and nothing else does, beside the servers for
+development.
 """

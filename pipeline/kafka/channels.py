@@ -31,7 +31,6 @@ class KafkaChannels:
     """How long the broker may be away."""
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
-        """See the Protocol. Raises `NotFound` or `Refused`."""
         earliest, ends = self.kafka.offsets(topic)
         if len(ends) != len(offsets):
             raise Refused(
@@ -51,14 +50,12 @@ class KafkaChannels:
         return end_offsets(self.kafka, topic)
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
-        """See the Protocol `Topics`. Raises `Refused` or `Unavailable`."""
         try:
             return self.kafka.offsets(topic)[0]
         except NotFound:
             return None
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """See the Protocol. Raises `Corruption`, `Refused` or `Unavailable`."""
         attempts = frozenset(in_flight.attempts)
         counts = in_flight.counts or (None,) * len(in_flight.ends)
         for partition, (start, end, count) in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
@@ -67,11 +64,9 @@ class KafkaChannels:
             yield from read_rows(self.kafka, *where, decoded, patience_s=self.patience_s)
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        """See the Protocol."""
         self.kafka.commit_offsets(group_of(app, stage), positions)
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""
         earliest, ends = self.kafka.offsets(topic)
         if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
             return None
@@ -81,7 +76,6 @@ class KafkaChannels:
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-        """See the Protocol. Raises `Refused` or `Unavailable`."""
         self.kafka.create_topics({topic: len(in_flight.ends)})
         starts = self.kafka.offsets(topic)[1]
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
@@ -110,17 +104,17 @@ def group_of(app: str, stage: str) -> str:
     return f"slackwater-{app}-{stage}"
 
 
+@dataclass(frozen=True, slots=True)
 class Announcer:
     """Announces the stages' positions now and then; nobody waits for it."""
 
-    def __init__(self, kafka: Kafka, app: str) -> None:
-        self._kafka = kafka
-        self._app = app
-        self._announced: dict[str, Mapping[str, Offsets]] = {}
+    kafka: Kafka
+    app: str
+    _announced: dict[str, Mapping[str, Offsets]] = field(default_factory=dict)
 
     def announce_moved(self, positions: Mapping[str, Mapping[str, Offsets]]) -> None:
         """Announce the stages whose offsets have moved."""
         for stage, topics in positions.items():
             if self._announced.get(stage) != topics:
-                self._kafka.commit_offsets(group_of(self._app, stage), topics, wait=False)
+                self.kafka.commit_offsets(group_of(self.app, stage), topics, wait=False)
                 self._announced[stage] = topics

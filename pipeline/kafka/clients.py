@@ -9,7 +9,6 @@ import atexit
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -21,6 +20,8 @@ from .patience import SETTING, Patience
 from .protocol import Properties, gone_error
 
 POLL_S = 0.25
+QUIET: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}
+"""librdkafka would write each lost connection to stderr; Patience says it once, in words."""
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _UNAUTHORISED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -44,8 +45,7 @@ class Clients:
     """The clients of one process with the same properties, each made when it is first asked for."""
 
     def __init__(self, kafka: Properties) -> None:
-        # librdkafka would write each lost connection to stderr; Patience says it once, in words.
-        self._properties: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None, **kafka}
+        self._properties: dict[str, object] = {**QUIET, **kafka}
         self._producers: dict[float, Producer] = {}
         self._idle: list[Consumer] = []
         self._groups: dict[str, Consumer] = {}
@@ -109,15 +109,15 @@ class Clients:
 
 
 def clients(kafka: Properties) -> Clients:
-    """This process's clients with these properties."""
+    """This process's clients with these properties: a forked child must not use its parent's."""
     return _clients(os.getpid(), tuple(sorted(kafka.items())))
 
 
 @cache
-def _clients(_pid: int, properties: tuple[tuple[str, str], ...]) -> Clients:
-    """By process, as a forked child must not use its parent's. Closed while there is an interpreter to call back."""
+def _clients(pid: int, properties: tuple[tuple[str, str], ...]) -> Clients:
+    """Closed while there is an interpreter to call back."""
     made = Clients(dict(properties))
-    atexit.register(lambda: made.close() if os.getpid() == _pid else None)
+    atexit.register(lambda: made.close() if os.getpid() == pid else None)
     return made
 
 
@@ -165,75 +165,53 @@ _FATAL = (
 
 
 def read_range(
-    kafka: Properties, topic: str, partition: int, start: int, end: int, patience: Patience, gone: list[Gone] | None
+    kafka: Properties, topic: str, partition: int, at: int, end: int, patience: Patience, gone: list[Gone] | None
 ) -> Iterator[Sequence[Message]]:
     """See `Kafka.read`."""
     with clients(kafka).consumer() as consumer:
-        yield from _Range(consumer, kafka, topic, partition, end, gone).read(start, patience)
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """What a consumer reads of one partition."""
-
-    consumer: Consumer
-    kafka: Properties
-    topic: str
-    partition: int
-    end: int
-    gone: list[Gone] | None
-
-    def read(self, at: int, patience: Patience) -> Iterator[list[Message]]:
-        """Messages from offset `at` on."""
-        if at >= self.end:
-            return
-        self.consumer.assign([TopicPartition(self.topic, self.partition, at)])
-        while at < self.end:
-            chunk = self.consumer.consume(min(_CHUNK, self.end - at), timeout=POLL_S)
+        if at < end:
+            consumer.assign([TopicPartition(topic, partition, at)])
+        while at < end:
+            chunk = consumer.consume(min(_CHUNK, end - at), timeout=POLL_S)
             if not chunk:
                 patience.waited()
                 continue
-            messages, at = self._sort_out(chunk, at, patience)
+            errors = [message for message in chunk if message.error() is not None]
+            for message in errors:
+                error = message.error()
+                if error.code() == KafkaError._PARTITION_EOF:
+                    at = max(at, message.offset())
+                elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+                    at = _behind_what_is_gone(consumer, TopicPartition(topic, partition), at, end, gone)
+                elif error.code() in GONE or error.code() in _FATAL:
+                    refused = Refused(f"{topic}[{partition}] cannot be read: {error.str()}")
+                    raise lacking(kafka, error, "Read", topic) or refused
+                elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    # librdkafka looks for that group's coordinator unasked. Nobody joins it, and records come in.
+                    patience.waited(error.str())
+            messages = [message for message in chunk if message.error() is None] if errors else chunk
+            if messages:
+                # The end that came with them may lie further on: behind the marks of a transaction.
+                at = max(at, messages[-1].offset() + 1)
+            if at > end:
+                messages = [message for message in messages if message.offset() < end]
             if messages:
                 patience.answered()
                 yield messages
 
-    def _sort_out(self, chunk: list[Message], at: int, patience: Patience) -> tuple[list[Message], int]:
-        """Messages before the range's end, and the next offset."""
-        errors = [message for message in chunk if message.error() is not None]
-        for message in errors:
-            error = message.error()
-            if error.code() == KafkaError._PARTITION_EOF:
-                at = max(at, message.offset())
-            elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-                at = self._behind_what_is_gone(at)
-            elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                # librdkafka looks for the group's coordinator unasked. Nobody joins the group, and records come in.
-                continue
-            elif error.code() in GONE or error.code() in _FATAL:
-                refused = Refused(f"{self.topic}[{self.partition}] cannot be read: {error.str()}")
-                raise lacking(self.kafka, error, "Read", self.topic) or refused
-            else:
-                patience.waited(error.str())
-        messages = [message for message in chunk if message.error() is None] if errors else chunk
-        if messages:
-            # The end that came with them may lie further on: behind the marks of a transaction.
-            at = max(at, messages[-1].offset() + 1)
-        if at > self.end:
-            messages = [message for message in messages if message.offset() < self.end]
-        return messages, at
 
-    def _behind_what_is_gone(self, at: int) -> int:
-        """Go on at the first offset that is there, and return it; raise `Gone` where nobody allows for that."""
-        place = TopicPartition(self.topic, self.partition)
-        try:
-            first = int(self.consumer.get_watermark_offsets(place, timeout=10)[0])
-        except KafkaException:
-            first = at
-        gone = gone_error(self.topic, self.partition, at, first, self.end)
-        if self.gone is None or first <= at:
-            raise gone
-        self.gone.append(gone)
-        if first < self.end:
-            self.consumer.assign([TopicPartition(self.topic, self.partition, first)])
-        return first
+def _behind_what_is_gone(
+    consumer: Consumer, place: TopicPartition, at: int, end: int, allowed: list[Gone] | None
+) -> int:
+    """Go on at the first offset that is there, and return it; raise `Gone` where nobody allows for that."""
+    try:
+        first = int(consumer.get_watermark_offsets(place, timeout=10)[0])
+    except KafkaException:
+        first = at
+    gone = gone_error(place.topic, place.partition, at, first, end)
+    if allowed is None or first <= at:
+        raise gone
+    allowed.append(gone)
+    if first < end:
+        consumer.assign([TopicPartition(place.topic, place.partition, first)])
+    return first

@@ -1,4 +1,4 @@
-"""Kafka through librdkafka: topics, offsets, sending and groups; `reading` and `transactions` do the rest."""
+"""Kafka through librdkafka: topics, offsets, sending and groups; `clients` reads, `transactions` publishes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ _NO_LEADER = (
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
 _SILENT = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
+_HEARD_S = 10.0
 _Answer = TypeVar("_Answer")
 
 
@@ -101,27 +102,22 @@ class LibrdKafka:
         return tuple(asked[place].result().offset for place in places)
 
     def create_topics(
-        self,
-        partitions: Mapping[str, int],
-        *,
-        only_ask: bool = False,
-        timeout_s: float = 30,
-        config: Mapping[str, str] | None = None,
+        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
-        known = self.partition_counts(timeout_s=timeout_s)
+        known = self.partition_counts()
         missing = {topic: count for topic, count in partitions.items() if topic not in known}
         if not missing:
             return
         # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
         large = {"max.message.bytes": "8388608", **(config or {})}
         new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
-        asked = self._clients.admin.create_topics(new, request_timeout=timeout_s, validate_only=only_ask)
+        asked = self._clients.admin.create_topics(new, request_timeout=30, validate_only=only_ask)
         for topic, error in self._failures(asked, (KafkaError.TOPIC_ALREADY_EXISTS,)):
             refused = Refused(f"{self.name} refuses to create topic {topic!r}: {error.str()}")
             raise lacking(self.properties, error, "Create", topic) or refused
         # Brokers hear of it a little later than its maker, and whoever asks them meanwhile hears that there is none.
-        deadline = time.monotonic() + timeout_s
-        while not only_ask and missing.keys() - self.partition_counts(timeout_s=timeout_s).keys():
+        deadline = time.monotonic() + _HEARD_S
+        while not only_ask and missing.keys() - self.partition_counts().keys():
             if time.monotonic() > deadline:
                 return
             time.sleep(POLL_S)

@@ -16,11 +16,11 @@ from zlib import crc32
 from ...errors import Gone, NotFound, Refused
 from .patience import patience_with
 from .protocol import (
-    Aborted,
-    Fenced,
+    Broken,
     Headers,
     NotTaken,
     Offsets,
+    Overtaken,
     Properties,
     Record,
     TransactionSettings,
@@ -116,12 +116,7 @@ class MemoryKafka:
         )
 
     def create_topics(
-        self,
-        partitions: Mapping[str, int],
-        *,
-        only_ask: bool = False,
-        timeout_s: float = 30,
-        config: Mapping[str, str] | None = None,
+        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
         with self._lock:
             for name, count in partitions.items() if not only_ask else ():
@@ -255,6 +250,6 @@ class MemoryTransactions:
 
     def _check(self) -> None:
         if self._turn is None:
-            raise Aborted("it is not open")
+            raise Broken("it is not open")
         if self._kafka._producers[self._id] is not self._turn:
-            raise Fenced("another producer has this transactional id")
+            raise Overtaken("another producer has this transactional id")

@@ -163,13 +163,8 @@ def read_rows(
 ) -> Iterator[_Rows]:
     """What `decoded` makes of the messages at offsets start to end - 1 of one partition of a repartition topic.
 
-    `sent` is how many rows there must be, None where that is not known.
-
-    Raises:
-        Corruption: The rows are more or fewer.
-        Gone: The offsets are no longer there, and with them rows.
-        Refused: They cannot be read, or we may not read them.
-        Unavailable: The broker has been away for longer than `patience_s`.
+    `sent` is how many rows there must be, None where that is not known. Raises `Corruption` where they are more or
+    fewer, and as `Kafka.read`; what is gone does not matter where no row of it was.
     """
     found = 0
     gone: list[Gone] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ...errors import NotFound, SlackwaterError, Unavailable
 from .patience import patience_with
@@ -48,24 +49,21 @@ def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets |
         return None
 
 
+@dataclass(slots=True)
 class EndOffsets:
-    """Where topics end, each asked for once; after Kafka's first silence no more, as each question takes seconds.
+    """Where topics end, each asked for once; after Kafka's first silence no more, as each question takes seconds."""
 
-    Attributes:
-        silence: Why nothing more is known; empty while Kafka answers.
-    """
-
-    def __init__(self, kafka: Kafka, *, timeout_s: float) -> None:
-        self.silence = ""
-        self._kafka = kafka
-        self._timeout_s = timeout_s
-        self._known: dict[str, Offsets | None] = {}
+    kafka: Kafka
+    timeout_s: float = field(kw_only=True)
+    silence: str = ""
+    """Why nothing more is known; empty while Kafka answers."""
+    _known: dict[str, Offsets | None] = field(default_factory=dict)
 
     def __call__(self, topic: str) -> Offsets | None:
         """End offset of each partition; None when it is not known, or there is no such topic."""
         if topic not in self._known and not self.silence:
             try:
-                self._known[topic] = end_offsets(self._kafka, topic, timeout_s=self._timeout_s)
+                self._known[topic] = end_offsets(self.kafka, topic, timeout_s=self.timeout_s)
             except SlackwaterError as error:
                 self.silence = error.message
         return self._known.get(topic)

@@ -20,17 +20,14 @@ _QUIET_S = 4
 
 @dataclass(slots=True)
 class Patience:
-    """Waits for one server: says once that it is away, once that it is back, and gives up in the end.
-
-    Attributes:
-        what: The server and its address, as people should read it.
-        limit_s: Seconds without an answer after which `waited` raises.
-        setting: What has its address; empty where that is none of the user's settings.
-    """
+    """Waits for one server: says once that it is away, once that it is back, and gives up in the end."""
 
     what: str
+    """The server and its address, as people should read it."""
     limit_s: float
+    """Seconds without an answer after which `waited` raises."""
     setting: str = ""
+    """What has its address; empty where that is none of the user's settings."""
     _since: float | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
 

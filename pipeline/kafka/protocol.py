@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ...errors import Gone, Refused, Unavailable
+from ...errors import Gone, Refused, SlackwaterError, Unavailable
 
 Properties = Mapping[str, str]
 """What Kafka is opened by (`open_kafka`): librdkafka's client properties, `bootstrap.servers` at least."""
@@ -50,12 +50,19 @@ class NotTaken(Unavailable):
         self.passing = passing
 
 
-class Fenced(Exception):
-    """Another producer with the same transactional id began, or the broker gave the transaction up."""
+class Overtaken(Exception):
+    """Another producer with this transactional id began, or the broker gave the transaction up. It has no effect."""
 
 
-class Aborted(Exception):
-    """Something of the transaction failed; whether it counts is known when its id is taken over again."""
+class Broken(Exception):
+    """Something of a transaction failed; whether it counts is known when it is opened again.
+
+    `error` is what to say where it does not get better; None where nobody answers.
+    """
+
+    def __init__(self, why: str, error: SlackwaterError | None = None) -> None:
+        super().__init__(why)
+        self.error = error
 
 
 class TransactionSettings(NamedTuple):
@@ -78,29 +85,28 @@ class TransactionSettings(NamedTuple):
 class Transactions(Protocol):
     """A producer in transactions, each of which commits records of one topic together with a place, an offset.
 
-    Its methods raise `Refused` where Kafka never will do it, and `Aborted` where it does not now.
+    Its methods raise `Refused` where Kafka never will do it, and `Overtaken` or `Broken` where it does not now.
     """
 
     def open(self) -> tuple[int, str] | None:
         """Fence whoever wrote with this id, see that what it began counts or not, and say where that was.
 
-        Returns:
-            The offset that was committed last and the text with it, or None where there is none.
+        That is the offset that was committed last and the text with it, or None where there is none.
         """
         ...
 
     def begin(self) -> None:
-        """Begin a transaction. Raises `Fenced`."""
+        """Begin a transaction."""
         ...
 
     def add(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
-        """Write records, for nobody to read yet. Raises `Fenced`."""
+        """Write records, for nobody to read yet."""
         ...
 
     def commit(self, offset: int, text: str) -> None:
-        """Make what was written readable, together with the place. Raises `Fenced`."""
+        """Make what was written readable, together with the place."""
         ...
 
     def close(self) -> None:
@@ -140,12 +146,7 @@ class Kafka(Protocol):
         ...
 
     def create_topics(
-        self,
-        partitions: Mapping[str, int],
-        *,
-        only_ask: bool = False,
-        timeout_s: float = 30,
-        config: Mapping[str, str] | None = None,
+        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
         """Make those of these topics that there are not, with so many partitions; the others stay as they are.
 
@@ -181,10 +182,7 @@ class Kafka(Protocol):
         ...
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
-        """Write records, durably and in order, outside of transactions.
-
-        Returns:
-            The next offset after the last record written, by partition.
+        """Write records, durably and in order, outside of transactions; by partition, the offset after the last one.
 
         Raises:
             Refused: We may not write there.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from ...errors import Refused
-from .clients import GONE, lacking, server
-from .protocol import Aborted, Fenced, Headers, Properties, TransactionSettings, topic_gone
+from .clients import GONE, QUIET, lacking, server
+from .protocol import Broken, Headers, Overtaken, Properties, TransactionSettings, topic_gone
 
 _QUEUED_BYTES_KB = 256 << 10
 _WAIT_S = 10.0
@@ -47,7 +47,6 @@ class KafkaTransactions:
     def open(self) -> tuple[int, str] | None:
         self.close()
         self._undelivered = self._repeated = None
-        quiet = {"log_level": 0, "error_cb": lambda _error: None}
         ours = {
             "transactional.id": self._settings.transactional_id,
             "transaction.timeout.ms": self._settings.timeout_s * 1000,
@@ -66,11 +65,10 @@ class KafkaTransactions:
             "metadata.recovery.strategy": "none",
         }
         try:
-            self._producer = Producer({**quiet, **self._kafka, **ours})
+            self._producer = Producer({**QUIET, **self._kafka, **ours})
             self._producer.init_transactions(_WAIT_S)
-            self._consumer = Consumer(
-                {**quiet, **self._kafka, "group.id": self._settings.group, "isolation.level": "read_committed"}
-            )
+            reading = {"group.id": self._settings.group, "isolation.level": "read_committed"}
+            self._consumer = Consumer({**QUIET, **self._kafka, **reading})
             (found,) = self._consumer.committed([TopicPartition(self._settings.source, 0)], timeout=_WAIT_S)
             if found.error is not None:
                 raise KafkaException(found.error)
@@ -82,7 +80,7 @@ class KafkaTransactions:
         # Another producer may have begun, and ended, since that commit: then this one would fence it, and go on behind
         # the wrong place.
         if (last := self._repeated) is not None and self.open() != last:
-            raise Fenced("another producer went on")
+            raise Overtaken("another producer went on")
         try:
             self._open.begin_transaction()
         except KafkaException as error:
@@ -150,7 +148,7 @@ class KafkaTransactions:
     @property
     def _open(self) -> Producer:
         if self._producer is None:
-            raise Aborted("it is not open")
+            raise Broken("it is not open")
         return self._producer
 
     def _put(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
@@ -194,5 +192,5 @@ class KafkaTransactions:
                 hint=f"the broker's transaction.max.timeout.ms is less than {most_ms}: raise it",
             )
         if code in _OVERTAKEN or error.fatal():
-            return Fenced(error.str())
-        return Aborted(error.str())
+            return Overtaken(error.str())
+        return Broken(error.str())

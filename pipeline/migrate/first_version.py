@@ -26,6 +26,8 @@ from ..kafka.protocol import Kafka
 from ..run.program import load_app
 from ..spark.session import spark_session
 
+_PATIENCE_S = 60.0
+"""How long the broker may be away."""
 _CONF = {
     "spark.ui.enabled": "false",
     # It lives for seconds, and runs no job.
@@ -35,17 +37,14 @@ _CONF = {
 
 @dataclass(frozen=True, slots=True)
 class FirstVersion:
-    """A stage's first version, to be committed.
-
-    Attributes:
-        manifest: of kind "init", without rows and outputs.
-        info: the app's identity, with the offsets that were said; as stored, where there is one.
-        others: the app's other stages, which begin empty where the program says.
-    """
+    """A stage's first version, to be committed."""
 
     manifest: Manifest
+    """Of kind "init", without rows and outputs."""
     info: AppInfo
+    """The app's identity, with the offsets that were said; as stored, where there is one."""
     others: tuple[str, ...]
+    """The app's other stages, which begin empty where the program says."""
     _claimer: Claimer
     _stage: Stage
     _shape: Shape
@@ -67,78 +66,56 @@ def first_version_of(
     at: str = "",
     by: str,
 ) -> FirstVersion:
-    """The same from a program's file, and from words: `offsets` are `topic=where`, `at` a time, both empty for none.
+    """What a program's file declares of a stage, with the offsets at which it begins. Starts Spark for its columns.
+
+    The app has the name `app`. Of `offsets`, each is `topic=where`, by the declared name; its other topics begin at the
+    time `at`, or where the program says when that is empty: of an app that there is, only the stage's own.
 
     Raises:
-        Usage: A word says no offset or no time. Others as `load_app` and `first_version`.
+        Usage: a word says no offset or no time.
+        NotFound: the program has no such stage, or the app reads no such topic, or Kafka has none.
+        Refused: the stage keeps no table, or one of what waits, or has versions; offsets are not there, or the app was
+            begun at others. Others as `load_app` and `shapes` do.
+        Unavailable: Kafka or the store did not answer.
     """
     begin = starting_at(instants.parse("--at", at)) if at else None
     where = starting_offsets_in(offsets)
-    return first_version(load_app(path, name=app), stage, store, kafka, offsets=where, at=begin, by=by)
-
-
-def first_version(
-    app: App,
-    name: str,
-    store: ObjectStore,
-    kafka: Kafka,
-    *,
-    offsets: Mapping[str, StartingOffsets],
-    at: StartingOffsets | None = None,
-    by: str,
-    patience_s: float = 60,
-) -> FirstVersion:
-    """What a program declares of a stage, with the offsets at which it begins. Starts Spark to know the columns.
-
-    Args:
-        app: as declared, under the name that it is to have.
-        name: the stage.
-        store: where the app lives, or will.
-        kafka: Kafka, opened.
-        offsets: where topics of the app begin, by their declared names.
-        at: where its others do; None for where the program says. Of an app that there is, only the stage's own.
-        by: user@host.
-        patience_s: how long the broker may be away.
-
-    Raises:
-        NotFound: the program has no such stage, or the app reads no such topic, or Kafka has none.
-        Refused: the stage keeps no table, or one of what waits, or has versions; offsets are not there, or the app was
-            begun at others. Others as `shapes` does.
-        Unavailable: Kafka or the store did not answer.
-    """
-    (declared,) = app.select((name,))
+    program = load_app(path, name=app)
+    (declared,) = program.select((stage,))
     if declared.state is None:
+        keeping = ", ".join(each.name for each in program.stages.values() if each.state)
         raise Refused(
-            f"stage {app.name}/{name} keeps no table, so there is nothing to begin with",
-            hint=f"those with state: {', '.join(each.name for each in app.stages.values() if each.state) or 'none'}",
+            f"stage {program.name}/{stage} keeps no table, so there is nothing to begin with",
+            hint=f"those with state: {keeping or 'none'}",
         )
-    check_free(store, app.name, name)
-    wait_for(kafka, patience_s)
-    info = apps.find_app(store, app.name)
-    asked = _asked(app, declared, info, offsets, at)
+    check_free(store, program.name, stage)
+    wait_for(kafka, _PATIENCE_S)
+    info = apps.find_app(store, program.name)
+    asked = _asked(program, declared, info, where, begin)
     if info is not None:
         stored = stored_starts(info.starts)
-        app = app.beginning(stored)
-        if info.initialised == name:
+        program = program.beginning(stored)
+        if info.initialised == stage:
             # The same call again, perhaps: where the end of a topic was, that one has found out.
-            asked = {topic: stored.get(topic, where) if where.moves else where for topic, where in asked.items()}
-    app = app.beginning(asked)
-    stage = app.stages[name]
+            asked = {topic: stored.get(topic, said) if said.moves else said for topic, said in asked.items()}
+    program = program.beginning(asked)
+    declared = program.stages[stage]
     renamed = info.origin.topics if info is not None and info.origin is not None else {}
-    claimer = Claimer(store, kafka, app, renamed, writer=str(ULID()), by=by, accept_loss=False)
-    inputs = {each: start.at for each, start in claimer.check_new(stage).items()}
+    claimer = Claimer(store, kafka, program, renamed, writer=str(ULID()), by=by, accept_loss=False)
+    inputs = {each: start.at for each, start in claimer.check_new(declared).items()}
     starts = {topic: claimer.start_of(topic) for topic in sorted(asked)}
     if info is None:
-        info = AppInfo(app.name, instants.now_ms(), starts=starts, initialised=name)
-    elif any(info.starts.get(topic) != at for topic, at in starts.items() if topic not in inputs):
+        info = AppInfo(program.name, instants.now_ms(), starts=starts, initialised=stage)
+    elif any(info.starts.get(topic) != first for topic, first in starts.items() if topic not in inputs):
         raise begun_elsewhere(info)
-    with spark_session(f"slackwater init {app.name}", master="local[1]", conf=_CONF) as spark:
-        shape = shapes(app, spark)[name]
+    with spark_session(f"slackwater init {program.name}", master="local[1]", conf=_CONF) as spark:
+        shape = shapes(program, spark)[stage]
     if shape.table is not None:
-        check_takes_rows(f"{app.name}/{name}", kind_of(shape.table.state))
+        check_takes_rows(f"{program.name}/{stage}", kind_of(shape.table.state))
+    last = MIGRATIONS.newest(store, program.name)
     manifest = Manifest(
-        app.name,
-        name,
+        program.name,
+        stage,
         1,
         1,
         claimer.writer,
@@ -147,12 +124,15 @@ def first_version(
         inputs=inputs,
         table=shape.table,
         by=by,
-        program=program_of(app),
-        event_time=_any_due(shape),
-        migration=last.number if (last := MIGRATIONS.newest(store, app.name)) is not None else 0,
+        program=program_of(program),
+        # Nobody has looked through the rows for those that fall due.
+        event_time=None
+        if shape.due_by is None
+        else EventTime(next_due_ms=BEFORE_ALL_MS, by_clock=shape.due_by == "clock"),
+        migration=last.number if last is not None else 0,
     )
-    others = tuple(each.name for each in app.in_order() if each.name != name)
-    return FirstVersion(manifest, info, others, claimer, stage, shape)
+    others = tuple(each.name for each in program.in_order() if each.name != stage)
+    return FirstVersion(manifest, info, others, claimer, declared, shape)
 
 
 def check_takes_rows(stage: str, kind: Kind) -> None:
@@ -162,11 +142,6 @@ def check_takes_rows(stage: str, kind: Kind) -> None:
             f"the table of stage {stage} has {kind.waiting}, which the stage makes of the records that it reads",
             hint="have it read those that may still wait: starting_timestamp=... of its topic(...), and no init",
         )
-
-
-def _any_due(shape: Shape) -> EventTime | None:
-    """What a version says whose rows nobody has looked through for those that fall due."""
-    return None if shape.due_by is None else EventTime(next_due_ms=BEFORE_ALL_MS, by_clock=shape.due_by == "clock")
 
 
 def _asked(

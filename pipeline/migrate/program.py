@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from pyspark.sql import SparkSession
 from ulid import ULID
@@ -31,19 +29,6 @@ from ..run.options import Options
 from ..run.program import load_app
 from ..spark.session import spark_session
 from ..spark.shipping import on_path
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A program, and the store of the app that it is to run as."""
-
-    app: App
-    store: ObjectStore
-    shapes: Mapping[str, Shape]
-
-    def plan(self, renames: Mapping[str, str], stages: Mapping[str, str]) -> Plan:
-        """What it changes. Raises as `find_plan`."""
-        return find_plan(self.store, declared(self.app, self.shapes), renames, stages=stages)
 
 
 def declared(app: App, known: Mapping[str, Shape]) -> Declared:
@@ -72,17 +57,10 @@ def migrate_file(
     dry_run: bool = False,
     news: News | None = None,
 ) -> Migrated:
-    """Have an app go on with the program that a file declares: all of its stages, or none.
+    """Have an app go on with the program that a file declares: all of its stages, or none. With `dry_run`, only look.
 
-    Args:
-        path: The file.
-        app: The app, where it is not the one that the file names.
-        options: Where the store and Kafka are, and how Spark is started. Without brokers, nothing can be read that was
-            not read before.
-        renames: Columns that have another name in the program, old to new.
-        stages: Stages that do.
-        dry_run: Only look; nothing is changed.
-        news: Told what goes on.
+    It is the app `app`, or the one that the file names. Columns and stages in `renames` and `stages` have another name
+    in the program, old to new. Without brokers in `options`, nothing can be read that was not read before.
 
     Raises:
         NotFound: There is no such app, or a rename names a column or stage that is not there.
@@ -108,19 +86,19 @@ def migrate_app(
     news = news or News()
     info = apps.read_app(store, program.name)
     check_finished(store, info)
-    now_ms = instants.now_ms()
-    finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=now_ms)
-    found = with_spark(program, store, options, news).plan(renames, stages or {})
+    finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
+    found = find_plan(store, with_spark(program, options, news), renames, stages=stages)
     if dry_run or not found.changes:
         return Migrated(found, 0, "", {}, finished)
     starts = _starts(program, store, options, found, info.origin.topics if info.origin else {}) if found.unread else {}
     news.doing("migrating")
     reader = KafkaChannels(open_kafka(options.kafka), patience_s=options.patience_s) if options.kafka else None
-    return migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader, finished=finished)
+    done = migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader)
+    return replace(done, finished=finished)
 
 
-def with_spark(program: App, store: ObjectStore, options: Options, news: News) -> Changed:
-    """The program with its schemas, which Spark knows."""
+def with_spark(program: App, options: Options, news: News) -> Declared:
+    """What the program declares, whose schemas Spark knows."""
     news.doing("starting Spark, to see which columns the program declares")
     running = SparkSession.getActiveSession()
     with spark_session(
@@ -129,7 +107,7 @@ def with_spark(program: App, store: ObjectStore, options: Options, news: News) -
         conf=options.spark_conf,
         py_files=options.py_files,
     ) as spark:
-        return Changed(program, store, shapes(program, spark))
+        return declared(program, shapes(program, spark))
 
 
 def _starts(
@@ -141,15 +119,7 @@ def _starts(
             "Kafka", "brokers", hint=f"{', '.join(found.unread)} would read a topic from its beginning: add --kafka"
         )
     wait_for(kafka := open_kafka(options.kafka), options.patience_s)
-    claimer = Claimer(
-        store=store,
-        kafka=kafka,
-        app=program,
-        topics=renamed,
-        writer=str(ULID()),
-        by=f"{socket.gethostname()}:{os.getpid()}",
-        accept_loss=options.accept_loss,
-    )
+    claimer = Claimer(store, kafka, program, renamed, str(ULID()), by=whoami(), accept_loss=options.accept_loss)
     return {
         stage: {name: claimer.begin(program.stages[stage], name) for name in names}
         for stage, names in found.unread.items()

@@ -46,12 +46,8 @@ def scratch_program(
 ) -> App:
     """An app of the target's name with its stage, which alone is run.
 
-    Args:
-        app: The program, which declares the stage.
-        target: What is computed.
-        topics: Users' topics that the app reads under another name, by the declared one.
-        skipped: Records of users' topics that it does not see.
-        sent: The columns of repartition topics, as Spark DDL.
+    `topics` are users' topics that the program `app` reads under another name, by the declared one, and `skipped`
+    records of users' topics that it does not see; `sent` has the columns of repartition topics, as Spark DDL.
     """
     stage = app.stages[target.stage]
     assert stage.state is not None  # noqa: S101  only tables are backfilled
@@ -70,7 +66,7 @@ def scratch_program(
         reads=tuple(read.values()),
         writes=(),
         key=app.key_of(stage),
-        state=stage.state.narrowed(target.columns) if stage.state is not None else None,
+        state=stage.state.narrowed(target.columns),
         table=table(partitions=stage.table.partitions, compaction=stage.table.compaction),
         max_records=stage.max_records or _MAX_RECORDS,
         trigger=None,
@@ -105,24 +101,23 @@ def _sources(app: App, stage: Stage) -> Iterator[tuple[str, Topic | str]]:
 
 def _stateless(app: App, one: Topic | str) -> Stage | None:
     """The stage without state whose functions give an input; None for one that is read."""
-    writer = None if isinstance(one, Topic) else app.writer_of(one)
-    return None if writer is None or writer.state is not None else writer
+    if isinstance(one, Topic):
+        return None
+    writer = app.writer_of(one)
+    return writer if writer.state is None else None
 
 
 def _made(app: App, stage: Stage, given: Mapping[str, DataFrame]) -> tuple[DataFrame, ...]:
     """What a stage's function gives, of what is read."""
     found = []
     for name, one in stage.inputs.items():
-        writer = _stateless(app, one)
-        found.append(given[name] if writer is None else _sent(app, writer, name, given))
+        if (writer := _stateless(app, one)) is None:
+            found.append(given[name])
+        else:
+            frames = _made(app, writer, given)
+            # One for each of its outputs, or one for all of them.
+            found.append(frames[[each.name for each in writer.writes].index(name) if len(frames) > 1 else 0])
     return over(stage, found)
-
-
-def _sent(app: App, writer: Stage, channel: str, given: Mapping[str, DataFrame]) -> DataFrame:
-    """The rows that a stage without state sends to one of its outputs."""
-    frames = _made(app, writer, given)
-    each = frames if len(frames) > 1 else frames * len(writer.writes)
-    return each[[output.name for output in writer.writes].index(channel)]
 
 
 Offsets = Mapping[str, Mapping[int, tuple[int, ...]]]
@@ -132,10 +127,7 @@ Offsets = Mapping[str, Mapping[int, tuple[int, ...]]]
 def left_out(store: ObjectStore, cache: SstCache, migrated: Manifest) -> Offsets:
     """The records that waited to be retried at the version of a migration, of what had come to the stage by then.
 
-    Raises:
-        Refused: a version on the way was collected.
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
+    Raises `Refused` where a version on the way was collected, and as `RejectedTable.rows`.
     """
     found: dict[str, dict[int, tuple[int, ...]]] = {}
     for each in read_through(store, migrated):

@@ -21,7 +21,7 @@ from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..claim.claim import program_of
 from ..kafka.open import open_kafka
-from ..run.news import News, Told
+from ..run.news import News
 from ..run.options import Options
 from ..run.runner import run
 from .backfilled import Filled
@@ -30,29 +30,23 @@ from .scratch import Offsets, left_out, scratch_program
 
 @dataclass(frozen=True, slots=True)
 class ScratchRun:
-    """Runs apps that compute backfills of one program.
-
-    Attributes:
-        topics: Users' topics that the app reads under another name, by the declared one.
-        sent: The columns of repartition topics, as Spark DDL.
-    """
+    """Runs apps that compute backfills of one program."""
 
     program: App
     store: ObjectStore
     options: Options
     news: News
     topics: Mapping[str, str]
+    """Users' topics that the app reads under another name, by the declared one."""
     sent: Mapping[str, str]
+    """The columns of repartition topics, as Spark DDL."""
 
     def compute(self, planned: Filled) -> tuple[Manifest, Mapping[str, tuple[int, ...]]]:
         """Compute it, as far as an earlier call has not.
 
-        Returns:
-            The version that has the values, and the offsets from which on they are complete, by topic as declared.
-
-        Raises:
-            Refused: It was stopped, or Kafka has lost records meanwhile; the same call goes on or begins anew. Others
-                as `runner.run`.
+        Gives the version that has the values, and the offsets from which on they are complete, by topic as declared.
+        Raises `Refused` where it was stopped, or Kafka has lost records meanwhile: the same call goes on or begins
+        anew; else as `runner.run`.
         """
         target = planned.target
         made = scratch_program(self.program, target, self.topics, self._left_out(target), self.sent)
@@ -63,22 +57,21 @@ class ScratchRun:
             apps.ensure_app(self.store, info)
         for name, writer in target.writers.items():
             tell(self.store, target.app, name, target.channels[name], info.name, writer, now_ms=instants.now_ms())
-        head = history.head(self.store, info.name, target.stage)
-        if head is None or not self._has_read(head, target):
-            self._run(made, planned)
+        head = self._finished(target) or self._run(made, planned)
         first = history.read(self.store, info.name, target.stage, 1)
-        head = history.head(self.store, info.name, target.stage)
-        assert head is not None  # noqa: S101  it was run
         if any(sum(each.lost) for each in head.inputs.values()):
             discard(self.store, info.name)
             raise Refused(
                 f"Kafka has lost records of {', '.join(target.starts)} while they were read for {target.stage}",
                 hint="the same command begins anew, with what there is",
             )
-        declared_as = {self._topic(target, topic): topic for topic in target.starts}
+        channels = target.channels
+        declared_as = {
+            channels[each].end.topic if each in channels else self._name(each): each for each in target.starts
+        }
         return head, {declared_as[each.topic]: each.offsets for each in first.inputs.values()}
 
-    def _run(self, made: App, planned: Filled) -> None:
+    def _run(self, made: App, planned: Filled) -> Manifest:
         target, read = planned.target, 0
         what = f"computing {', '.join(target.columns)} of {target.stage}"
 
@@ -102,17 +95,18 @@ class ScratchRun:
             channels={name: each.end.topic for name, each in target.channels.items()},
         )
         self.news.doing(what)
-        run(made, options, on_commit, news=Told(self.news.doing))
-        head = history.head(self.store, target.scratch, target.stage)
-        if head is None or not self._has_read(head, target):
+        run(made, options, on_commit, news=News(self.news.doing))
+        if (head := self._finished(target)) is None:
             raise Refused(
                 f"the backfill of {target.app} was stopped: {target.stage} has not its values yet",
                 hint="the same command goes on where it stopped",
             )
+        return head
 
-    def _has_read(self, head: Manifest, target: Target) -> bool:
-        """Whether all is read that is to be read."""
-        return all(at >= end for at, end in self._pairs(head, target))
+    def _finished(self, target: Target) -> Manifest | None:
+        """The version that has read all that is to be read, if there is one."""
+        head = history.head(self.store, target.scratch, target.stage)
+        return head if head is not None and all(at >= end for at, end in self._pairs(head, target)) else None
 
     def _pairs(self, head: Manifest, target: Target) -> Iterator[tuple[int, int]]:
         """How far each partition is read that the program reads, and is to be read."""
@@ -158,10 +152,6 @@ class ScratchRun:
         kafka = open_kafka(self.options.kafka)
         earliest = {each.topic: kafka.offsets(each.topic)[0] for each in head.inputs.values()}
         return all(all(map(int.__ge__, each.offsets, earliest[each.topic])) for each in head.inputs.values())
-
-    def _topic(self, target: Target, name: str) -> str:
-        """What is read, as Kafka calls it."""
-        return target.channels[name].end.topic if name in target.channels else self._name(name)
 
     def _name(self, topic: str) -> str:
         return self.topics.get(topic, topic)

@@ -30,19 +30,12 @@ def written(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.S
 def check_targets(
     kafka: Kafka, app: App, stages: Sequence[Stage], reads: Mapping[str, str], publishes: Mapping[str, str] | None
 ) -> None:
-    """See that sinks can be published.
+    """See that the sinks of stages that are to run can be published.
 
-    Args:
-        kafka: Kafka, opened.
-        app: As declared.
-        stages: Those that are to run.
-        reads: Topics that the app reads under another name, by the declared name.
-        publishes: The topic of each sink in a clone; None where they are as declared.
+    `reads` are topics that the app reads under another name, by the declared name; `publishes` is the topic of each
+    sink in a clone, None where they are as declared.
 
-    Raises:
-        NotFound: A topic is not there.
-        Refused: It may not be written, or the app reads it.
-        Unavailable: The broker did not answer.
+    Raises `NotFound`, `Refused` where one may not be written, or the app reads it, and `Unavailable`.
     """
     wanted = {
         (publishes or {}).get(one.name, one.name): stage.name
@@ -96,16 +89,21 @@ def claimed(
 ) -> dict[str, Sink]:
     """The sinks of a claim: those that were there go on, and new ones begin with it.
 
-    Raises:
-        Refused: One is gone from the program, and not all of its rows are published; `accept_loss` gives these up.
-        Unavailable: Kafka or the store did not answer.
+    Raises `Refused` where one is gone from the program and not all of its rows are published, which `accept_loss` gives
+    up, and `Unavailable`.
     """
     declared = {one.name: one for one in written(stage, publishes)}
     gone = {
         name: sink for name, sink in draft.sinks.items() if name not in declared or declared[name].kind != sink.kind
     }
-    if not accept_loss:
-        _check_published(store, draft, gone)
+    for name, sink in () if accept_loss else gone.items():
+        if left := published.behind(sink, published.newest(store, draft, name)):
+            raise Refused(
+                f"stage {draft.stage!r} no longer has the sink {name!r}, and not all of its rows are published yet: "
+                f"{left:,} to go",
+                hint="run the program that has it until `slackwater status` shows that all is published, or give "
+                "these rows up by --accept-loss",
+            )
     found = {}
     for name, one in declared.items():
         if name in draft.sinks and name not in gone:
@@ -114,15 +112,3 @@ def claimed(
             topic = api.internal_topic(draft.app, stage.name, name)
             found[name] = Sink(topic, kafka.offsets(topic)[1][0], draft.version, one.kind)
     return found
-
-
-def _check_published(store: ObjectStore, draft: Manifest, gone: Mapping[str, Sink]) -> None:
-    for name, sink in gone.items():
-        left = published.behind(sink, published.newest(store, draft, name))
-        if left:
-            raise Refused(
-                f"stage {draft.stage!r} no longer has the sink {name!r}, and not all of its rows are published yet: "
-                f"{left:,} to go",
-                hint="run the program that has it until `slackwater status` shows that all is published, or give "
-                "these rows up by --accept-loss",
-            )

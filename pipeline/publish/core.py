@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ...errors import Corruption, SlackwaterError
+from ...errors import Corruption
 from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.published import Place
 
@@ -27,52 +26,28 @@ _READ = 100
 """Versions that are read from the store at once."""
 
 
-class Overtaken(Exception):
-    """Another publisher of the sink began: the transaction under way has no effect."""
-
-
-class Broken(Exception):
-    """The target broke off, and what became of the transaction under way is known when it is opened again.
-
-    Attributes:
-        error: What to say where it does not get better; None where nobody answers.
-    """
-
-    def __init__(self, why: str, error: SlackwaterError | None = None) -> None:
-        super().__init__(why)
-        self.error = error
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What is published next.
-
-    Attributes:
-        start: The first message of the internal topic.
-        end: The message after the last.
-        attempts: Whose messages count.
-        place: Where the publisher is behind it.
-    """
+class Share(NamedTuple):
+    """What is published next: messages of the internal topic."""
 
     start: int
     end: int
+    """The message after the last."""
     attempts: frozenset[str]
+    """Whose messages count."""
     place: Place
+    """Where the publisher is behind it."""
 
 
 class Target(Protocol):
-    """Where rows go to, with the place behind them."""
+    """Where rows go to, with the place behind them. Its methods raise a `SlackwaterError` where it never does it."""
 
-    max_rows: int
-    """About how many rows are published at once, where that is more than a version; 0 for a version at a time."""
+    @property
+    def max_rows(self) -> int:
+        """About how many rows are published at once, where that is more than a version; 0 for a version at a time."""
+        ...
 
     def open(self) -> Place:
-        """Take over from whoever published before, and say where that was.
-
-        Raises:
-            Broken: It cannot be opened now.
-            SlackwaterError: It never can.
-        """
+        """Take over from whoever published before, and say where that was. Raises `Broken`."""
         ...
 
     def begin(self, version: int) -> None:
@@ -97,11 +72,9 @@ Read = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
 
 
 class Backlog:
-    """The committed versions of one sink that are not published yet.
+    """The committed versions of the `sink` of this name that are not published yet.
 
-    Args:
-        sink: Its name.
-        after: Reads the versions after one, from the store.
+    `after` reads the versions after one, from the store.
     """
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
@@ -160,11 +133,7 @@ class Backlog:
 
 
 class Publisher:
-    """Publishes one sink, a transaction a step.
-
-    Attributes:
-        place: How far it is, once opened.
-    """
+    """Publishes one sink, a transaction a step. `place` is how far it is, once opened."""
 
     def __init__(self, name: str, backlog: Backlog, target: Target, read: Read) -> None:
         self.place = Place(1, 0, 0)

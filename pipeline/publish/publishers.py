@@ -1,38 +1,196 @@
-"""All publishers of a runner, and sinks that are functions of the user's."""
+"""The threads that publish the sinks of a runner's stages: beside the batches, and waited for by none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 
-from ...errors import SlackwaterError
+from ...errors import Gone, Unavailable
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import commit, history
+from ...store.versions import history
 from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.published import Place
-from ..api.sink import FunctionSink, Sink, VersionFunction
+from ..api.sink import FunctionSink, Sink
 from ..api.stage import Stage
 from ..kafka.channels import group_of
-from ..kafka.protocol import Kafka, TransactionSettings
-from ..spark.user_errors import as_user_error
-from .core import Broken, Target
-from .publisher import Make, SinkThread
-from .to_topic import ToTopic
+from ..kafka.messages import header_of, rows_of
+from ..kafka.patience import Patience
+from ..kafka.protocol import Broken, Kafka, Overtaken, TransactionSettings
+from .core import Backlog, Publisher, Target
+from .targets import Book, ToFunction, ToTopic
+
+_log = logging.getLogger("slackwater")
+
+_LOOK_S = 1.0
+_SOON_S = 0.01
+_AGAIN_S = (0.2, 5.0)
+"""From the first to the longest pause before a target is opened again."""
+_NOTE_S = 5.0
+_PURGE_S = 60.0
+_END_S = 5.0
+
+
+class SinkThread:
+    """Publishes what is committed of one sink, from its start until it is closed.
+
+    `accept_loss`: go on without rows that Kafka has lost. Kafka, or a function, may fail for `patience_s`.
+    """
+
+    def __init__(self, kafka: Kafka, book: Book, target: Target, *, accept_loss: bool, patience_s: float) -> None:
+        claimed = book.claimed
+        self.stage, self.sink = claimed.stage, book.name
+        self.name = f"sink {self.sink!r} of stage {self.stage!r}"
+        self.error: BaseException | None = None
+        """Why nothing is published any more."""
+        self._kafka, self._book, self._target = kafka, book, target
+        self._topic = book.sink.topic
+        self._accept_loss, self._patience_s = accept_loss, patience_s
+        self._purged = 0
+        self._note_due = self._purge_due = 0.0
+        self._backlog = Backlog(self.sink, lambda version: history.after(book.store, claimed.app, self.stage, version))
+        self._publisher = Publisher(self.name, self._backlog, target, self._read)
+        self._opened = self._over = False
+        self._head = claimed
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._go_on, name=f"sink-{self.stage}-{self.sink}", daemon=True)
+        self._backlog.offer(claimed)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def offer(self, head: Manifest) -> None:
+        """A version of the stage was committed."""
+        with self._news:
+            self._head = head
+            self._backlog.offer(head)
+            self._news.notify()
+
+    @property
+    def place(self) -> Place | None:
+        """How far it is; None before it knows."""
+        return self._publisher.place if self._opened else None
+
+    @property
+    def done(self) -> bool:
+        """Whether all that is committed is published."""
+        place = self.place
+        return place is not None and place.rows >= self._head.sinks[self.sink].sent
+
+    def stop(self) -> None:
+        """End after what is under way."""
+        with self._news:
+            self._over = True
+            self._news.notify()
+
+    def close(self) -> None:
+        """Wait for the end; what takes long is left, and published by the next runner."""
+        if self._thread.is_alive():
+            self._thread.join(_END_S)
+
+    def _go_on(self) -> None:
+        patience = Patience(f"what {self.name} publishes to", self._patience_s)
+        pause_s = _AGAIN_S[0]
+        try:
+            while not self._over:
+                try:
+                    self._opened = False
+                    self._publisher.open()
+                    self._opened = True
+                    self._publish(patience)
+                except Overtaken:
+                    # Also where the broker gave a transaction up that was open for too long: then the stage is ours.
+                    self._book.check_epoch()
+                    _log.warning("%s: its transaction was given up, and is made again", self.name)
+                except Broken as error:
+                    if error.error is not None:
+                        _log.warning("%s", error.error.message)
+                    try:
+                        patience.waited(str(error))
+                    except Unavailable as away:
+                        raise error.error or away from error
+                    self._wait(pause_s)
+                    # To open it again fences whoever has it: that must not be the stage's next runner.
+                    self._book.check_epoch()
+                    pause_s = min(2 * pause_s, _AGAIN_S[1])
+                else:
+                    pause_s = _AGAIN_S[0]
+            self._note_now()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._target.close()
+
+    def _publish(self, patience: Patience) -> None:
+        while not self._over:
+            more = self._step()
+            patience.answered()
+            self._keep_up()
+            if not more:
+                self._wait(_LOOK_S)
+
+    def _step(self) -> bool:
+        try:
+            return self._publisher.step()
+        except Gone as error:
+            # Who took the stage over publishes them, and has them deleted: then nothing is lost, nor ours to pass over.
+            self._book.check_epoch()
+            if not self._accept_loss:
+                raise Gone(
+                    f"{self.name} cannot go on: {error.message}, and were not published",
+                    hint="they were committed, and only Kafka had them; go on without them by --accept-loss",
+                ) from error
+        # What was begun has no effect.
+        self._publisher.open()
+        lost = self._publisher.pass_over()
+        _log.warning("%s goes on without %s rows that are gone from Kafka", self.name, f"{lost:,}")
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        with self._news:
+            if not self._over:
+                # What was committed since the last look told nobody.
+                self._news.wait(_SOON_S if self._opened and not self.done else seconds)
+
+    def _read(self, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
+        chunks = self._kafka.read(self._topic, 0, start, end, patience_s=self._patience_s)
+        for messages in chunks:
+            for message in messages:
+                if header_of(message) in attempts:
+                    yield message.offset() + 1, rows_of(message)
+
+    def _keep_up(self) -> None:
+        """Note the place, and have Kafka delete what is published, now and then."""
+        now = time.monotonic()
+        if now >= self._note_due:
+            self._note_due = now + _NOTE_S
+            self._note_now()
+        if now >= self._purge_due:
+            self._purge_due = now + _PURGE_S
+            noted = self._book.noted
+            if noted is not None and noted.offset > self._purged:
+                self._kafka.delete_records(self._topic, noted.offset)
+                self._purged = noted.offset
+
+    def _note_now(self) -> None:
+        place = self.place
+        if place is not None and place != self._book.noted:
+            # What must be noted the target notes itself; the next one of these is as good.
+            with suppress(Unavailable):
+                self._book.note(place)
 
 
 class Publishers:
     """The publishers of the claimed stages' sinks; none where there are none.
 
-    Args:
-        store: Of the app.
-        info: Who the app is; None where no stage has sinks.
-        kafka: Kafka, opened.
-        stages: As declared.
-        claimed: The claims, by stage.
-        accept_loss: Go on without what nobody knows to be published or not, and without what Kafka has lost.
-        patience_s: How long Kafka, or a function, may fail.
+    `info` may be None where no stage has sinks. `claimed` are the claims, by stage. `accept_loss`: go on without what
+    nobody knows to be published or not, and without what Kafka has lost. Kafka, or a function, may fail for
+    `patience_s`.
     """
 
     def __init__(
@@ -46,21 +204,30 @@ class Publishers:
         accept_loss: bool,
         patience_s: float,
     ) -> None:
-        self._info, self._kafka, self._accept_loss, self._patience_s = info, kafka, accept_loss, patience_s
-        self._threads = tuple(
-            SinkThread(
-                store,
-                kafka,
-                claimed[stage.name],
-                sink.name,
-                self._maker(store, claimed[stage.name], sink),
-                check_epoch=partial(_check_epoch, store, claimed[stage.name]),
-                accept_loss=accept_loss,
+        def target(sink: Sink, book: Book) -> Target:
+            stage = book.claimed.stage
+            name = f"sink {sink.name!r} of stage {stage!r}"
+            if isinstance(sink, FunctionSink):
+                return ToFunction(name, sink.function, book)
+            app = book.claimed.app
+            settings = TransactionSettings(
+                transactional_id=f"slackwater-{app}-{stage}-{sink.name}",
+                group=group_of(app, stage),
+                source=book.sink.topic,
+                topic=(publishes(info) or {}).get(sink.name, sink.name),
                 patience_s=patience_s,
             )
+            return ToTopic(name, kafka.transactions(settings), book, info.created_ms if info else 0, accept_loss)
+
+        books = [
+            (sink, Book(store, claimed[stage.name], sink.name))
             for stage in stages
             for sink in stage.sinks
             if sink.name in claimed[stage.name].sinks
+        ]
+        self._threads = tuple(
+            SinkThread(kafka, book, target(sink, book), accept_loss=accept_loss, patience_s=patience_s)
+            for sink, book in books
         )
 
     def start(self) -> None:
@@ -96,110 +263,7 @@ class Publishers:
         for thread in self._threads:
             thread.close()
 
-    def _maker(self, store: ObjectStore, claimed: Manifest, sink: Sink) -> Make:
-        app, stage, begun = claimed.app, claimed.stage, claimed.sinks[sink.name]
-        # Until all is published, no collection takes the version that began the sink; after that, nobody asks.
-        first = claimed if begun.since == claimed.version else None
-
-        def since() -> Place:
-            at = first or history.read(store, app, stage, begun.since)
-            return Place(begun.since, at.sinks[sink.name].end, 0)
-
-        def make(stored: Callable[[], Place | None], note: Callable[[Place], None]) -> Target:
-            name = f"sink {sink.name!r} of stage {stage!r}"
-            if isinstance(sink, FunctionSink):
-                return ToFunction(name, sink.function, app=app, stage=stage, since=since, stored=stored, note=note)
-            settings = TransactionSettings(
-                transactional_id=f"slackwater-{app}-{stage}-{sink.name}",
-                group=group_of(app, stage),
-                source=begun.topic,
-                topic=(publishes(self._info) or {}).get(sink.name, sink.name),
-                patience_s=self._patience_s,
-            )
-            return ToTopic(
-                name,
-                self._kafka.transactions(settings),
-                app_id=self._info.created_ms if self._info is not None else 0,
-                first=begun.since,
-                since=since,
-                stored=stored,
-                note=note,
-                sent=begun.sent,
-                given_up=Place(claimed.version, begun.end, begun.sent) if self._accept_loss else None,
-            )
-
-        return make
-
-
-def _check_epoch(store: ObjectStore, claimed: Manifest) -> None:
-    """Raise `Fenced` where somebody took the stage over."""
-    head = history.head(store, claimed.app, claimed.stage, known=claimed.version) or claimed
-    commit.check_epoch(head, claimed.epoch)
-
 
 def publishes(info: AppInfo | None) -> Mapping[str, str] | None:
     """What a clone was told to publish, by sink; None for an app that is no clone, which publishes all."""
     return info.origin.sinks if info is not None and info.origin is not None else None
-
-
-class ToFunction:
-    """A target for `core.Publisher`. What is done twice, after a crash, has the same version both times.
-
-    Args:
-        name: The sink's, as messages name it.
-        function: The user's.
-        app, stage: What it is told.
-        since: Says where the sink began.
-        stored: The place that the store has, None before the first start.
-        note: Puts a place into the store.
-    """
-
-    max_rows = 0
-
-    def __init__(
-        self,
-        name: str,
-        function: VersionFunction,
-        *,
-        app: str,
-        stage: str,
-        since: Callable[[], Place],
-        stored: Callable[[], Place | None],
-        note: Callable[[Place], None],
-    ) -> None:
-        self._name, self._function, self._app, self._stage = name, function, app, stage
-        self._since = since
-        self._stored = stored
-        self._note = note
-        self._rows: list[pa.Table] = []
-
-    def open(self) -> Place:
-        """See the Protocol. Raises `Unavailable`."""
-        self._rows.clear()
-        place = self._stored()
-        if place is None:
-            self._note(place := self._since())
-        return place
-
-    def begin(self, version: int) -> None:
-        """See the Protocol."""
-        self._rows.clear()
-
-    def add(self, rows: pa.Table) -> None:
-        """See the Protocol."""
-        self._rows.append(rows)
-
-    def commit(self, place: Place) -> None:
-        """See the Protocol. Raises `Broken` for whatever the function raises, and `Unavailable`."""
-        try:
-            if self._rows:  # else they are given up
-                with as_user_error(f"{self._name}, at v{place.version}", self._function):
-                    # Tasks of one version have the same columns.
-                    self._function(self._app, self._stage, place.version, pa.concat_tables(self._rows))
-        except SlackwaterError as error:
-            # What it writes to may be away for a moment.
-            raise Broken(error.message, error) from error
-        self._note(place)
-
-    def close(self) -> None:
-        """Nothing is open."""

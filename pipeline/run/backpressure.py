@@ -11,52 +11,39 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from ...fold.records import unread
 from ...store.versions.manifest import Manifest
+from ..source.wake import PlannerFiles
 
 
+@dataclass(slots=True)
 class Backpressure:
-    """Holds writers back. Safe with many threads.
+    """Holds writers back. Safe with many threads."""
 
-    Args:
-        folder: Scratch; has a file of a stage's name while that stage is held.
-        max_records: The stages of this runner that have an admission limit: records of each input a batch.
-    """
-
-    def __init__(self, folder: Path, max_records: Mapping[str, int]) -> None:
-        self._folder = folder
-        self._max_records = max_records
-        self._heads: dict[str, Manifest] = {}
-        self._tips: dict[str, Manifest] = {}
-        self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def flag(self, stage: str) -> Path:
-        """The file that is there while the stage is held."""
-        return self._folder / stage
+    planners: PlannerFiles
+    max_records: Mapping[str, int]
+    """The stages of this runner that have an admission limit: records of each input a batch."""
+    _heads: dict[str, Manifest] = field(default_factory=dict)
+    _tips: dict[str, Manifest] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def move(self, head: Manifest, tip: Manifest) -> None:
         """Note where a stage is, hold the writers whose readers lag, and let the others go on.
 
-        Args:
-            head: Its newest committed version: what there is to read of it.
-            tip: Its newest acknowledged version: how far it has read. What it has read waits for nobody, whether it is
-                committed yet or not.
+        `head` is its newest committed version: what there is to read of it. `tip` is its newest acknowledged version:
+        what that has read waits for nobody, whether it is committed yet or not.
         """
         with self._lock:
             self._heads[head.stage], self._tips[tip.stage] = head, tip
             held = set(self._held())
             for stage in self._heads:
-                if stage in held:
-                    self.flag(stage).touch()
-                else:
-                    self.flag(stage).unlink(missing_ok=True)
+                self.planners.hold(stage, held=stage in held)
 
     def _held(self) -> Iterator[str]:
         """The stages whose next batch has to wait."""
-        for reader, max_records in self._max_records.items():
+        for reader, max_records in self.max_records.items():
             inputs = self._tips[reader].inputs if reader in self._tips else {}
             for name, at in inputs.items():
                 writer = self._heads.get(at.upstream)

@@ -103,20 +103,17 @@ class Metrics:
     def observe_lags(self, stages: tuple[StageLag, ...]) -> None:
         """Note how far stages are. What is not known has no sample, so that no alarm takes it for none."""
         for stage in stages:
-            if stage.running is None:
-                self._running.remove(stage.app, stage.stage)
-            else:
-                self._running.labels(stage.app, stage.stage).set(stage.running)
+            at = (stage.app, stage.stage)
+            found: list[tuple[Gauge, tuple[str, ...], float | None]] = [(self._running, at, stage.running)]
             for one in stage.inputs:
-                labels = (stage.app, stage.stage, one.topic)
-                for name, value in (("records", one.records), ("versions", one.versions)):
-                    if value is None:
-                        self._lag[name].remove(*labels)
-                    else:
-                        self._lag[name].labels(*labels).set(value)
+                found += [(gauge, (*at, one.topic), getattr(one, name)) for name, gauge in self._lag.items()]
             for sink in stage.sinks:
-                for name, value in (("rows", sink.rows), ("versions", sink.versions)):
-                    self._sinks[name].labels(stage.app, stage.stage, sink.name).set(value)
+                found += [(gauge, (*at, sink.name), getattr(sink, name)) for name, gauge in self._sinks.items()]
+            for gauge, labels, value in found:
+                if value is None:
+                    gauge.remove(*labels)
+                else:
+                    gauge.labels(*labels).set(value)
 
     def serve(self, port: int) -> int:
         """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ...keep.gc.collect import Collected
     from ...moments.status.lag import StageLag
 
 
 class News:
-    """Is told from several threads. This one keeps it to itself."""
+    """Is told from several threads. This one passes on in words what goes on, if anybody listens, and nothing else."""
+
+    def __init__(self, tell: Callable[[str], None] = lambda _what: None) -> None:
+        self._tell = tell
 
     def doing(self, what: str) -> None:
         """What goes on from now on: "starting Spark"; empty once batches run."""
+        if what:
+            self._tell(what)
 
     def batches(self) -> None:
         """From now on batches run, and to stop is to let them end."""
@@ -25,15 +29,3 @@ class News:
 
     def collected(self, done: Collected) -> None:
         """Garbage of the app was collected, beside the batches."""
-
-
-class Told(News):
-    """Tells somebody in words what goes on."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-
-    def doing(self, what: str) -> None:
-        """What goes on; that batches run now is none of it."""
-        if what:
-            self._tell(what)

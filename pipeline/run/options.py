@@ -18,58 +18,48 @@ _LEAST_GC_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to run an app.
-
-    Attributes:
-        store: The store root.
-        kafka: librdkafka client properties, `bootstrap.servers` among them.
-        s3: How S3 is talked to; None for what the environment says.
-        stages: Run only these; empty for all.
-        until_caught_up: Stop when all that is there at the start is read, and what follows from it.
-        max_records: At most so many input records a batch, whatever the program says; None for what it says.
-        trigger_ms: Shortest time between batches, likewise.
-        max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
-        accept_loss: Go on without input records that are gone.
-        master: Spark's master URL; None for Spark's own configuration.
-        patience_s: How long a broker or a store may be away.
-        cache_folder: Where this machine keeps SSTs for look-ups.
-        cache_bytes: How much of it.
-        prefetch: Fetch SSTs beside the batches of which else byte ranges would be read.
-        spark_conf: Further Spark settings; they win over those of slackwater.
-        py_files: Python files and zips that the program and its tasks import.
-        compaction_threads: Merges that go on at once beside the batches of each stage; 0 leaves them to
-            `slackwater compact`.
-        retention: What of an app's history to keep, by its name: the rest is collected now and then.
-        gc_every_ms: How long from one collection to the next; None for none by this runner.
-        until: Read users' topics, by name, up to these offsets, and no further; the others to their ends.
-        channels: Repartition topics that are another app's, which these stages only read: by their declared name, the
-            topic.
-
-    Raises:
-        Usage: A number is not one that could work.
-    """
+    """How to run an app. Raises `Usage` where a number is not one that could work."""
 
     store: str
     kafka: Mapping[str, str] = field(repr=False)
+    """librdkafka client properties, `bootstrap.servers` among them."""
     s3: S3Settings | None = None
+    """How S3 is talked to; None for what the environment says."""
     stages: tuple[str, ...] = ()
+    """Run only these; empty for all."""
     until_caught_up: bool = False
+    """Stop when all that is there at the start is read, and what follows from it."""
     max_records: int | None = None
+    """At most so many input records a batch; this and the next two are None for what the program says."""
     trigger_ms: int | None = None
+    """Shortest time between batches."""
     max_unflushed: int | None = None
+    """How many versions a stage may run ahead of its last commit; 0 for none."""
     accept_loss: bool = False
+    """Go on without input records that are gone."""
     master: str | None = None
+    """Spark's master URL; None for Spark's own configuration."""
     patience_s: float = 120
+    """How long a broker or a store may be away."""
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
+    """Where this machine keeps SSTs for look-ups."""
     cache_bytes: int = 10 << 30
     prefetch: bool = True
+    """Fetch SSTs beside the batches of which else byte ranges would be read."""
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
+    """Further Spark settings; they win over those of slackwater."""
     py_files: tuple[str, ...] = ()
+    """Python files and zips that the program and its tasks import."""
     compaction_threads: int = 1
+    """Merges that go on at once beside the batches of each stage; 0 leaves them to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
+    """What of an app's history to keep, by its name: the rest is collected now and then."""
     gc_every_ms: int | None = 3_600_000
+    """How long from one collection to the next; None for none by this runner."""
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Read users' topics, by name, up to these offsets, and no further; the others to their ends."""
     channels: Mapping[str, str] = field(default_factory=dict)
+    """Repartition topics of another app, which these stages only read: by their declared name, the topic."""
 
     def __post_init__(self) -> None:
         if self.max_records is not None:

@@ -46,32 +46,27 @@ _HEARTBEAT_PATIENCE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is known of a run before Spark starts: nothing is written yet.
-
-    Attributes:
-        stages: Those of this run, upstream first.
-        limits, stores, checked: By the stage's name. Each stage has a store of its own over the same one, so that it is
-            counted by itself.
-        store: For what belongs to no stage.
-        heartbeats: Likewise, of little patience.
-        claimer: Claims stages; `claimer_of` does it by way of a stage's own store.
-        access: How workers get to the store.
-        new: Whether the app is not in the store yet.
-        clone: Whether it is a clone, which sends nothing to topics that its source writes for others.
-    """
+    """What is known of a run before Spark starts: nothing is written yet."""
 
     app: App
     options: Options
     stages: tuple[Stage, ...]
+    """Those of this run, upstream first."""
     limits: Mapping[str, Limits]
     stores: Mapping[str, CountingStore]
+    """By stage one of its own over the same store, so that it is counted by itself."""
     checked: Mapping[str, Checked]
     store: CountingStore
+    """For what belongs to no stage."""
     heartbeats: CountingStore
+    """The same, of little patience."""
     claimer: Claimer
     access: Callable[[], S3Access | None]
+    """How workers get to the store."""
     new: bool
+    """Whether the app is not in the store yet."""
     clone: bool
+    """Whether it is a clone, which sends nothing to topics that its source writes for others."""
 
     @property
     def ends(self) -> dict[str, tuple[int, ...]]:
@@ -93,7 +88,9 @@ def preflight(app: App, options: Options, news: News) -> Start:
     opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     store = CountingStore(opened)
     news.doing("checking the app")
-    if master := _known_master(options):
+    running = SparkSession.getActiveSession()
+    master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
+    if master:  # else it is known when Spark has started
         check_unflushed(limits, master)
     info, migration = apps.find_app(store, app.name), 0
     if info is not None:
@@ -208,14 +205,6 @@ def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
         return False
     key = key_of_table(app.key_of(stage), [column.name for column in head.table.values])
     return tuple(column.name for column in head.table.key) == key
-
-
-def _known_master(options: Options) -> str | None:
-    """Spark's master, as far as that is known before it starts."""
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return running.sparkContext.master
-    return options.spark_conf.get("spark.master", options.master)
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:

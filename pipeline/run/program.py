@@ -23,16 +23,10 @@ from .stopping import Stop
 
 
 def load_app(path: str, *, name: str | None = None) -> App:
-    """The app that a Python file declares.
+    """The app that a Python file declares; with a `name`, as the app of that name, for example as a clone.
 
-    Args:
-        path: The file. It is imported as a module of its own name, its folder on `sys.path`.
-        name: Run it as the app of this name, for example as a clone of the declared one.
-
-    Raises:
-        NotFound: There is no such file.
-        Refused: The file raises an error.
-        Usage: It is a folder, or declares no app, or several.
+    The file is imported as a module of its own name, its folder on `sys.path`. Raises `NotFound` where there is none,
+    `Refused` where it raises an error, `Usage` where it is a folder, or declares no app, or several.
     """
     file = Path(path).resolve()
     if file.is_dir():

@@ -34,8 +34,7 @@ from ..spark.session import spark_session, warm_up
 from ..upkeep.meter import StageMeter
 from .backpressure import Backpressure
 from .catch_up import CatchUp
-from .collector import Collector
-from .lag_reporter import LagReporter
+from .housekeeping import Collector, LagReporter, beside
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
@@ -55,12 +54,9 @@ def run(
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
     `on_commit` is told of each committed batch, `news` of all else. `stop` is set when it is to stop; with None, the
-    signals are heard here.
-
-    Raises:
-        StopRequested: `stop`, which somebody else looks after, was set before the first batch.
-        Fenced: A newer runner took a stage over.
-        SlackwaterError: Anything else that stopped it; nothing committed is lost.
+    signals are heard here. Where somebody else looks after it, and it was set before the first batch, `StopRequested`
+    is raised; `Fenced` where a newer runner took a stage over; another `SlackwaterError` for anything else that stopped
+    it. Nothing committed is lost.
     """
     news = news or News()
     with ExitStack() as stack:
@@ -85,28 +81,29 @@ def run(
             known = shapes(app, spark)
         with stop.at_once():
             claimed = _claim(start, known, news)
-            publishers = _publishers(start, claimed)
+            has_sinks = any(one.sinks for one in claimed.values())
+            publishers = Publishers(
+                start.store,
+                apps.read_app(start.store, app.name) if has_sinks else None,
+                start.claimer.kafka,
+                start.stages,
+                claimed,
+                accept_loss=options.accept_loss,
+                patience_s=options.patience_s,
+            )
             stack.callback(publishers.close)
-            scratch = _scratch(stack)
+            folder = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
+            scratch = Path(stack.enter_context(folder))
             told = PlannerFiles(scratch / "told")
             runners = _build(start, known, claimed, spark, on_commit, stack, publishers, scratch, told)
             publishers.start()
         claimer = start.claimer
-        reporter = LagReporter(
-            start.heartbeats,
-            claimer.kafka,
-            app.name,
-            writer=claimer.writer,
-            by=claimer.by,
-            runners=runners,
-            news=news,
-            places=publishers.places,
-        )
-        stack.callback(reporter.close)
-        reporter.start()
-        if (collector := _collector(start, runners, news)) is not None:
-            stack.callback(collector.close)
-            collector.start()
+        reporter = LagReporter(start.heartbeats, claimer, runners, news, publishers.places)
+        stack.enter_context(beside("lag-reporter", reporter.work))
+        retention = options.retention(app.name)
+        if options.gc_every_ms is not None and not retention.keeps_everything:
+            collector = Collector(start.store, app.name, retention, options.gc_every_ms, claimer.by, runners, news)
+            stack.enter_context(beside("collector", collector.work))
         own = {runner.stage.name: known[runner.stage.name].own for runner in runners}
         catch_up = (
             CatchUp(start.store, app.name, {**start.ends, **options.until}, own) if options.until_caught_up else None
@@ -114,34 +111,10 @@ def run(
         channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
         retrier, announcer = Retrier(start.store, app.name), Announcer(claimer.kafka, app.name)
-        watch = RequestWatch(start.store, app.name, told.asked)
+        watch = RequestWatch(start.store, app.name, told)
         supervisor = Supervisor(spark, runners, watch, completer, retrier, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
-
-
-def _publishers(start: Start, claimed: Mapping[str, Manifest]) -> Publishers:
-    """Who publishes what the stages write for their sinks."""
-    options, store, app = start.options, start.store, start.app.name
-    info = apps.read_app(store, app) if any(one.sinks for one in claimed.values()) else None
-    return Publishers(
-        store,
-        info,
-        start.claimer.kafka,
-        start.stages,
-        claimed,
-        accept_loss=options.accept_loss,
-        patience_s=options.patience_s,
-    )
-
-
-def _collector(start: Start, runners: tuple[StageRunner, ...], news: News) -> Collector | None:
-    """Who collects beside the batches; None without rules, or when that is not wanted."""
-    every_ms, retention = start.options.gc_every_ms, start.options.retention(start.app.name)
-    if every_ms is None or retention.keeps_everything:
-        return None
-    by = start.claimer.by
-    return Collector(start.store, start.app.name, retention, every_ms=every_ms, by=by, runners=runners, news=news)
 
 
 def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Manifest]:
@@ -172,11 +145,6 @@ def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Ma
     return claimed
 
 
-def _scratch(stack: ExitStack) -> Path:
-    """A folder that goes with the run."""
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)))
-
-
 def _build(
     start: Start,
     known: Mapping[str, Shape],
@@ -196,7 +164,7 @@ def _build(
     spool = stack.enter_context(spool_folder(spools, start.claimer.writer)) if runs_ahead else None
     local = (spark.sparkContext.master or "").startswith("local")
     bounded = {name: limits.max_records for name, limits in start.limits.items() if limits.max_records is not None}
-    backpressure = Backpressure(scratch / "held", bounded)
+    backpressure = Backpressure(told, bounded)
 
     names: dict[str, str] = {}
 
@@ -206,7 +174,7 @@ def _build(
     def move(head: Manifest, tip: Manifest) -> None:
         backpressure.move(head, tip)
         publishers.move(head)
-        told.committed(head.stage).tell(head.version)
+        told.commit(head.stage, head.version)
 
     def build(stage: Stage) -> StageRunner:
         limits, store = start.limits[stage.name], start.stores[stage.name]
@@ -230,7 +198,6 @@ def _build(
             limits,
             Checkpoint(scratch / "checkpoints" / stage.name),
             told=told,
-            hold=backpressure.flag(stage.name),
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,
             rejecter=BatchRejecter(spark, stage, known[stage.name], places, "" if start.clone else stage.rejects)
@@ -247,8 +214,7 @@ def _build(
             on_move=move,
         )
         stack.callback(runner.close)
-        backpressure.move(runner.head, runner.tip)
-        told.committed(stage.name).tell(runner.head.version)
+        move(runner.head, runner.tip)
         return runner
 
     return tuple(build(stage) for stage in stages)

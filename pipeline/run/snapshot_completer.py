@@ -6,6 +6,8 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 from ...errors import Corruption, NotFound, Refused, Unavailable
 from ...moments.cut import stored
@@ -18,19 +20,17 @@ from ...store.versions.manifest import Manifest
 _log = logging.getLogger("slackwater")
 
 
+@dataclass(slots=True)
 class Completer:
-    """Completes what every stage of one app has answered, one snapshot after the other, on a thread of its own.
+    """Completes what every stage of one app has answered, one snapshot after the other, on a thread of its own."""
 
-    `by` is host:pid, for the log of operations.
-    """
-
-    def __init__(self, store: ObjectStore, app: str, reader: ChannelReader, by: str) -> None:
-        self._store = store
-        self._app = app
-        self._reader = reader
-        self._by = by
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slackwater-snapshots")
-        self._under_way: Future[None] | None = None
+    store: ObjectStore
+    app: str
+    reader: ChannelReader
+    by: str
+    """host:pid, for the log of operations."""
+    _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "slackwater-snapshots"))
+    _under_way: Future[None] | None = None
 
     def check(self, heads: Collection[Manifest]) -> frozenset[str]:
         """Complete, in the background, what these heads may be the last to answer.
@@ -40,9 +40,14 @@ class Completer:
         recorded = {snapshot for head in heads for snapshot in head.recorded}
         if not recorded:
             return frozenset()
-        asked = {request.id: request for request in stored.open_requests(self._store, self._app)}
+        asked = {request.id: request for request in stored.open_requests(self.store, self.app)}
         if self._under_way is None or self._under_way.done():
-            finished = [asked[id_] for id_ in recorded & asked.keys() if _may_be_complete(id_, heads)]
+            # None of these stages is still at it. Others may be, in other runners.
+            finished = [
+                asked[each]
+                for each in recorded & asked.keys()
+                if all(each in head.recorded and not head.awaited.get(each) for head in heads)
+            ]
             if finished:
                 self._under_way = self._thread.submit(self._complete, finished)
         return frozenset(recorded - asked.keys())
@@ -54,14 +59,14 @@ class Completer:
     def _complete(self, finished: Collection[Request]) -> None:
         for request in finished:
             try:
-                taking.try_complete(self._store, self._app, request, self._reader)
+                taking.try_complete(self.store, self.app, request, self.reader)
             except Unavailable as error:
                 # The next check tries again.
-                _log.warning("snapshot %s of %s waits: %s", request.name, self._app, error)
+                _log.warning("snapshot %s of %s waits: %s", request.name, self.app, error)
             except (Refused, Corruption) as error:
-                _log.warning("snapshot %s of %s was dropped: %s", request.name, self._app, error)
-                audit_log.record(self._store, self._app, "snapshot failed", f"{request.name}: {error}", self._by)
-                stored.cancel(self._store, self._app, request)
+                _log.warning("snapshot %s of %s was dropped: %s", request.name, self.app, error)
+                audit_log.record(self.store, self.app, "snapshot failed", f"{request.name}: {error}", self.by)
+                stored.cancel(self.store, self.app, request)
 
 
 def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], known: dict[str, str]) -> tuple[str, ...]:
@@ -75,8 +80,3 @@ def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], known: di
             if not known.keys() >= set(ids):
                 known.update({one.id: one.name for one in found(store, app)})
     return tuple(known.get(id_, id_) for id_ in ids)
-
-
-def _may_be_complete(snapshot: str, heads: Collection[Manifest]) -> bool:
-    """Whether none of these stages is still at it. Others may be, in other runners."""
-    return all(snapshot in head.recorded and not head.awaited.get(snapshot) for head in heads)

@@ -69,11 +69,8 @@ class Stop(threading.Event):
 def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterator[Stop]:
     """An event that SIGINT and SIGTERM set; where this is not the main thread, nobody sets it.
 
-    `StopRequested` ends the block, and goes no further.
-
-    Args:
-        on_ask: Called with the event when it is set, and when `now` is: at once and on a thread of its own, whatever
-            the main thread is doing.
+    `StopRequested` ends the block, and goes no further. `on_ask` is called with the event when it is set, and when
+    `now` is: at once and on a thread of its own, whatever the main thread is doing.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterable
-from contextlib import closing, suppress
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import SlackwaterError, Unavailable
@@ -15,6 +15,7 @@ from ..kafka.channels import Announcer
 from ..publish.publishers import Publishers
 from ..reject.rejecter import Retrier
 from ..source.request_watch import RequestWatch
+from ..spark.session import end_beside
 from ..spark.user_errors import translate
 from .catch_up import CatchUp
 from .news import News
@@ -37,57 +38,39 @@ _STARTING = ("Initializing", "Getting offsets", "Starting")
 """How Spark's words for what a query does begin before its sources have answered."""
 
 
+@dataclass(slots=True)
 class Supervisor:
-    """Looks after the queries of one runner, until `stop` is set or they have caught up.
+    """Looks after the queries of one runner, until `stop` is set or they have caught up."""
 
-    Its `runners` are the stages, upstream first; `catch_up` is None where the run never ends by itself. The completer
-    is closed at the end.
-    """
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        runners: tuple[StageRunner, ...],
-        watch: RequestWatch,
-        completer: Completer,
-        retrier: Retrier,
-        announcer: Announcer,
-        catch_up: CatchUp | None,
-        stop: Stop,
-        news: News,
-        publishers: Publishers,
-    ) -> None:
-        self._spark = spark
-        self._runners = runners
-        self._catch_up = catch_up
-        self._stop = stop
-        self._news = news
-        self._watch = watch
-        self._completer = completer
-        self._retrier = retrier
-        self._announcer = announcer
-        self._publishers = publishers
-        self._queries: list[StreamingQuery] = []
-        self._to_retry = False
+    spark: SparkSession
+    runners: tuple[StageRunner, ...]
+    """The stages, upstream first."""
+    watch: RequestWatch
+    completer: Completer
+    """Closed at the end."""
+    retrier: Retrier
+    announcer: Announcer
+    catch_up: CatchUp | None
+    """None where the run never ends by itself."""
+    stop: Stop
+    news: News
+    publishers: Publishers
+    _queries: list[StreamingQuery] = field(default_factory=list)
+    _to_retry: bool = False
 
     def until_done(self) -> None:
-        """Start the queries, and return when they have ended as they should.
-
-        Raises:
-            Fenced: A newer runner took a stage over.
-            SlackwaterError: Anything else that stopped one of them.
-        """
-        with closing(self._completer):
+        """Start the queries, and return when they have ended as they should; raise what else stopped one of them."""
+        with closing(self.completer):
             try:
                 # Planners that begin know what is asked already.
-                self._to_retry = self._watch.look(busy=True)
+                self._to_retry = self.watch.look(busy=True)
                 self._start()
                 self._look_after()
             finally:
                 self._halt()
-                self._announcer.announce_moved(self._positions())
-                self._news.doing("waiting for the snapshot under way to be written")
-            if not self._stop.is_set():
+                self.announcer.announce_moved(self._positions())
+                self.news.doing("waiting for the snapshot under way to be written")
+            if not self.stop.is_set():
                 self._raise_failures(halted=True)
             self._complete_snapshots()
 
@@ -98,91 +81,82 @@ class Supervisor:
         a large app would take longer than that on a small machine.
         """
         at_once = os.cpu_count() or 1
-        self._news.doing(f"starting {_stages(runner.stage.name for runner in self._runners)}")
-        self._news.batches()
-        for number, runner in enumerate(self._runners):
+        self.news.doing(f"starting {_stages(runner.stage.name for runner in self.runners)}")
+        self.news.batches()
+        for number, runner in enumerate(self.runners):
             if number >= at_once:
                 self._await_sources(self._queries[number - at_once])
-            if self._stop.is_set():
+            if self.stop.is_set():
                 return
-            self._queries.append(runner.start(self._spark))
+            self._queries.append(runner.start(self.spark))
 
     def _await_sources(self, query: StreamingQuery) -> None:
         """Wait until a query's sources have answered for the first time."""
         deadline = time.monotonic() + _START_S
         while query.isActive and str(query.status["message"]).startswith(_STARTING):
-            if time.monotonic() > deadline or self._stop.wait(_LOOK_S / 2):
+            if time.monotonic() > deadline or self.stop.wait(_LOOK_S / 2):
                 return
 
     def _look_after(self) -> None:
         housekeeping = epochs = 0.0
         heads = self._versions()
-        self._news.doing("")
-        while not self._stop.wait(_LOOK_S):
+        self.news.doing("")
+        while not self.stop.wait(_LOOK_S):
             self._raise_failures()
             now, before, heads = time.monotonic(), heads, self._versions()
-            asked = self._watch.look(busy=heads != before)
+            asked = self.watch.look(busy=heads != before)
             if asked or self._to_retry:
-                self._to_retry = not self._retry()
+                try:
+                    self._to_retry = not self.retrier.check(self.runners)
+                except Exception:
+                    # What fails is the stage's failure.
+                    self._raise_failures()
+                    raise
             if now >= housekeeping:
                 self._complete_snapshots()
-                self._announcer.announce_moved(self._positions())
+                self.announcer.announce_moved(self._positions())
                 if self._caught_up():
                     break
                 housekeeping = now + _HOUSEKEEPING_S
             if asked or now >= epochs:
-                for runner in self._runners:
+                for runner in self.runners:
                     runner.check_epoch()
                 epochs = now + _EPOCH_S
 
     def _versions(self) -> tuple[int, ...]:
-        return tuple(runner.head.version for runner in self._runners)
+        return tuple(runner.head.version for runner in self.runners)
 
     def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """The offsets that each stage has read up to, by topic."""
         return {
             runner.stage.name: {read.topic: read.offsets for read in runner.positions.values()}
-            for runner in self._runners
+            for runner in self.runners
         }
 
     def _halt(self) -> None:
         """Let batches under way end and be committed for a while, then drop them whole."""
-        for runner in self._runners:
+        for runner in self.runners:
             runner.stop()
         deadline = time.monotonic() + _STOP_S
-        while busy := [runner.stage.name for runner in self._runners if runner.busy]:
+        while busy := [runner.stage.name for runner in self.runners if runner.busy]:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._stop.now.wait(_LOOK_S / 2):
+            if left_s <= 0 or self.stop.now.wait(_LOOK_S / 2):
                 break
-            self._news.doing(f"waiting for {_stages(busy)} to end {'a batch' if len(busy) == 1 else 'batches'}")
-        for runner in self._runners:
-            runner.settle(0.0 if self._stop.now.is_set() else max(0.0, deadline - time.monotonic()))
-        self._news.doing("waiting for Spark to stop the queries")
+            self.news.doing(f"waiting for {_stages(busy)} to end {'a batch' if len(busy) == 1 else 'batches'}")
+        for runner in self.runners:
+            runner.settle(0.0 if self.stop.now.is_set() else max(0.0, deadline - time.monotonic()))
+        self.news.doing("waiting for Spark to stop the queries")
         self._stop_queries()
 
     def _stop_queries(self) -> None:
         """Stop them side by side: each may take seconds. Who does not wait leaves that to the end of Spark."""
-
-        def stop(query: StreamingQuery) -> None:
-            # It fails when the JVM is gone, or the query does not end in time: nothing of it is committed any more.
-            with suppress(Exception):
-                query.stop()
-
-        threads = [threading.Thread(target=stop, args=(query,), daemon=True) for query in self._queries]
-        for thread in threads:
-            thread.start()
-        started = time.monotonic()
-        for thread in threads:
-            while thread.is_alive():
-                patience_s = _NOW_S if self._stop.now.is_set() else _SPARK_STOP_S
-                if time.monotonic() - started > patience_s:
-                    return
-                thread.join(_LOOK_S / 2)
+        ends = [query.stop for query in self._queries]
+        end_beside(ends, lambda: _NOW_S if self.stop.now.is_set() else _SPARK_STOP_S)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
         """Raise what has stopped a stage or a sink; of queries that were halted, only what their runners say."""
-        self._publishers.check()
-        for runner, query in zip(self._runners, self._queries, strict=False):
+        self.publishers.check()
+        for runner, query in zip(self.runners, self._queries, strict=False):
             # All that was to be read is committed by then, and a batch on later records may die of being halted.
             failed = None if halted or query.isActive else query.exception()
             if runner.error is None and failed is None:
@@ -194,24 +168,16 @@ class Supervisor:
             )
             raise translate(runner.stage.name, text) from (runner.error or failed)
 
-    def _retry(self) -> bool:
-        """Put rejected records through the program, where that is asked for. What fails is the stage's failure."""
-        try:
-            return self._retrier.check(self._runners)
-        except Exception:
-            self._raise_failures()
-            raise
-
     def _complete_snapshots(self) -> None:
         """Complete what every stage has answered; note what nobody asks for any more."""
-        closed = self._completer.check([runner.head for runner in self._runners])
-        for runner in self._runners:
+        closed = self.completer.check([runner.head for runner in self.runners])
+        for runner in self.runners:
             runner.forget(closed)
 
     def _caught_up(self) -> bool:
         try:
-            heads = {runner.stage.name: runner.head for runner in self._runners}
-            return self._catch_up is not None and self._catch_up.done(heads) and self._publishers.done
+            heads = {runner.stage.name: runner.head for runner in self.runners}
+            return self.catch_up is not None and self.catch_up.done(heads) and self.publishers.done
         except Unavailable:
             # Whether the store has been away for too long is the planners' to say.
             return False

@@ -83,24 +83,9 @@ def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None
     )
 
 
-def _within(ends: tuple[int, ...], until: tuple[int, ...] | None) -> tuple[int, ...]:
-    if until is None:
-        return ends
-    return tuple(map(min, ends, until + (0,) * (len(ends) - len(until))))
-
-
 @dataclass(slots=True)
 class TopicPlanner:
-    """Plans batches of a user's topic.
-
-    Attributes:
-        topic: Its name in Kafka.
-        max_records: At most so many a batch; None for no bound.
-        requests: Gives the ids of the snapshots that are asked for.
-        handled: Ids of those for which a batch has ended.
-        until: Where it ends for this reader, whatever comes after; None for nowhere.
-        asked: Gives the version after which a batch is to start whatever there is to read, above that one; 0 for none.
-    """
+    """Plans batches of a user's topic."""
 
     kafka: Kafka
     topic: str
@@ -108,9 +93,13 @@ class TopicPlanner:
     max_records: int | None
     patience: Patience
     requests: Callable[[], tuple[str, ...]]
+    """Gives the ids of the snapshots that are asked for."""
     handled: set[str]
+    """Ids of those for which a batch has ended."""
     until: tuple[int, ...] | None = None
+    """Where it ends for this reader, whatever comes after; None for nowhere."""
     asked: Callable[[int], int] = lambda _handled: 0
+    """Gives the version after which a batch is to start whatever there is to read, above the given one; 0 for none."""
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
@@ -147,7 +136,9 @@ class TopicPlanner:
             return
         self.patience.answered()
         # A topic that vanished has nothing new; the runner's start check says so in words.
-        self._ends = _within(ends, self.until) if ends else self._ends
+        if ends and self.until is not None:
+            ends = tuple(map(min, ends, self.until + (0,) * (len(ends) - len(self.until))))
+        self._ends = ends or self._ends
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from ..kafka.patience import patience_with
 from ..kafka.protocol import Kafka
 from .options import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
-from .wake import Asked, Committed, Needed, Wake
+from .wake import PlannerFiles
 from .worker import configure_worker
 
 
@@ -101,12 +101,16 @@ class _Reader(DataSourceStreamReader):
         return open_kafka(self._private.kafka)
 
     def _pace(self) -> Pace:
-        hold = self._options.hold
-        return Pace(self._options.trigger_ms / 1000, held=Path(hold).exists if hold else lambda: False)
+        told, stage = self._told, self._options.stage
+        return Pace(self._options.trigger_ms / 1000, held=lambda: told is not None and told.held(stage))
+
+    @property
+    def _told(self) -> PlannerFiles | None:
+        return PlannerFiles(Path(self._options.told)) if self._options.told else None
 
     def _asked(self, handled: int) -> int:
-        wake = self._options.wake
-        return Wake(Path(wake)).asked(handled, instants.now_ms()) if wake else 0
+        told, options = self._told, self._options
+        return told.woken(options.stage, handled, instants.now_ms()) if told is not None and options.wakes else 0
 
     def _open_store(self) -> ObjectStore:
         # Planning has a process of its own, which Spark may have started with less than the driver was given since.
@@ -122,7 +126,7 @@ class TopicReader(_Reader):
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         super().__init__(options, schema, private)
         # Spark makes its readers when the query has been started: what is needed is known by then.
-        self._needed = Needed(Path(options.needed)).columns(options.input) if options.needed else None
+        self._needed = self._told.needed(options.stage, options.input) if self._told is not None else None
 
     @cached_property
     def _planner(self) -> TopicPlanner:  # type: ignore[override]
@@ -133,7 +137,7 @@ class TopicReader(_Reader):
             pace=self._pace(),
             max_records=options.max_records,
             patience=patience_with(self._kafka, options.patience_s),
-            requests=Asked(Path(options.requests)).ids if options.requests else tuple,
+            requests=self._told.asked if self._told is not None and options.asks else tuple,
             handled=set(options.handled),
             until=options.until,
             asked=self._asked,
@@ -159,7 +163,7 @@ class ChannelReader(_Reader):
 
     @cached_property
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
-        options = self._options
+        options, told = self._options, self._told
         return ChannelPlanner(
             self._open_store(),
             options.app,
@@ -168,7 +172,7 @@ class ChannelReader(_Reader):
             pace=self._pace(),
             max_records=options.max_records,
             asked=self._asked,
-            committed=Committed(Path(options.sender)).version if options.sender else lambda: None,
+            committed=lambda: None if told is None else told.committed(options.upstream),
         )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

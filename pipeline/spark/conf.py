@@ -25,8 +25,7 @@ _KINDS = (".py", ".zip", ".egg")
 def settings_of(words: Iterable[str]) -> dict[str, str]:
     """Settings of Spark from words such as `spark.executor.memory=2g`; of a key said twice, the last.
 
-    Raises:
-        Usage: A word is no setting, or one that is said otherwise. Values are not repeated: they may be secrets.
+    Raises `Usage` where a word is no setting, or one that is said otherwise, and repeats no value: it may be a secret.
     """
     settings: dict[str, str] = {}
     for word in words:
@@ -78,9 +77,7 @@ def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:
 def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, ...]:
     """The files, absolute, which `by` names: `--py-files`, or `py_files` in Python.
 
-    Raises:
-        NotFound: There is no such file.
-        Usage: It is not a Python file, a zip or an egg, or two have the same name.
+    Raises `NotFound`, or `Usage` where it is not a Python file, a zip or an egg, or two have the same name.
     """
     files: dict[str, Path] = {}
     for path in paths:

@@ -40,12 +40,9 @@ class Homes:
         self._closed = False
 
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
-        """The rows in `count` partitions, each where it was the last time.
+        """The rows of one micro-batch in `count` partitions, each where it was the last time.
 
-        Args:
-            rows: Of one micro-batch.
-            partition: The number of a row's partition, an int that is never null.
-            count: How many partitions there are.
+        `partition` is the number of a row's partition, an int that is never null.
         """
         numbered = rows.withColumn(_PARTITION, partition).repartitionById(count, F.col(_PARTITION))
         homes = self._of(rows.sparkSession, count)
@@ -55,12 +52,8 @@ class Homes:
     def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
         """Run something at each partition's home, beside the batches and from any thread; nothing before the first.
 
-        Args:
-            work: Gets the partitions' numbers, and gives them back.
-
-        Raises:
-            Py4JError: Spark ended, or the homes were closed.
-            PySparkException: The work failed.
+        `work` gets the partitions' numbers, and gives them back. Raises `Py4JError` where Spark ended or the homes were
+        closed, and `PySparkException` where the work failed.
         """
         homes = self._homes
         if homes is None or self._closed:
@@ -78,10 +71,6 @@ class Homes:
         self._closed = True
         if self._homes is not None:
             self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
-            self._forget()
-
-    def _forget(self) -> None:
-        if self._homes is not None:
             self._homes.unpersist()
             self._homes = None
 
@@ -89,7 +78,8 @@ class Homes:
         executors = _executors(spark)
         # An executor that has come has no homes: they are spread anew.
         if self._homes is None or count != self._partitions or executors > self._executors:
-            self._forget()
+            if self._homes is not None:
+                self._homes.unpersist()
             self._homes = _spread(spark, count, executors)
         self._partitions, self._executors = count, executors
         return self._homes

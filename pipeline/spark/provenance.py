@@ -34,14 +34,9 @@ def hidden(feed: DataFrame) -> DataFrame:
 
 
 def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | None:
-    """The rows of a function's DataFrame, each with the number of its record.
+    """The rows of a function's DataFrame, each with the number of its record: the same columns, and `RECORD` behind.
 
-    Args:
-        frame: What the function made of the feeds.
-        feeds: What `hidden` gave it.
-
-    Returns:
-        The same columns, and `RECORD` as the last. None where the plan mixes records, or what it does is not known.
+    `feeds` are what `hidden` gave the function. None where the plan mixes records, or what it does is not known.
     """
     shown = [plan_of(feed) for feed in feeds]
     plan = numbered(
@@ -56,16 +51,19 @@ def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | No
 
 
 def numbered(plan: Any, spark: SparkSession, is_feed: Feed, shown: Callable[[Any], Any]) -> Any:
-    """A plan with `RECORD` among its columns; None where it mixes records, or what it does is not known.
+    """A plan over feeds with `RECORD` among its columns; None where it mixes records, or what it does is not known.
 
-    Args:
-        plan: It has feeds somewhere below.
-        spark: The session.
-        is_feed: Whether a node is one.
-        shown: The feed with its records' numbers.
+    `is_feed` says whether a node is a feed, `shown` gives the feed with its records' numbers.
     """
-    if not all(_passes_on(node, is_feed) for node in nodes(plan)):
-        return None
+
+    def passes_on(node: Any) -> bool:
+        """Whether a record's number comes through this node, if it comes up to it."""
+        if is_feed(node):
+            return True
+        with_feed = sum(any(is_feed(below) for below in nodes(child)) for child in children(node))
+        found = kind(node)
+        # Two feeds in a join would be two records in a row.
+        return not with_feed or found == "Project" or (found in _ROW_BY_ROW and (found != "Join" or with_feed == 1))
 
     def replace(before: Any, after: Any) -> Any:
         if is_feed(before):
@@ -80,6 +78,8 @@ def numbered(plan: Any, spark: SparkSession, is_feed: Feed, shown: Callable[[Any
         columns = sequence(spark, [*listed(after.projectList()), number])
         return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(columns, children(after)[0])
 
+    if not all(map(passes_on, nodes(plan))):
+        return None
     found = rebuilt(plan, spark, replace)
     return found if number_of(found) is not None else None
 
@@ -87,13 +87,3 @@ def numbered(plan: Any, spark: SparkSession, is_feed: Feed, shown: Callable[[Any
 def number_of(node: Any) -> Any:
     """The attribute with the record's number among those that a node gives, None where it is not."""
     return next((each for each in listed(node.output()) if each.name() == RECORD), None)
-
-
-def _passes_on(node: Any, is_feed: Feed) -> bool:
-    """Whether a record's number comes through this node of the plan, if it comes up to it."""
-    if is_feed(node):
-        return True
-    with_feed = sum(any(is_feed(below) for below in nodes(child)) for child in children(node))
-    found = kind(node)
-    # Two feeds in a join would be two records in a row.
-    return not with_feed or found == "Project" or (found in _ROW_BY_ROW and (found != "Join" or with_feed == 1))

@@ -25,7 +25,7 @@ from ..source.data_source import Source
 from . import jvm
 from .conf import SECRETS
 from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
-from .shipping import ship, ship_slackwater
+from .shipping import ship_slackwater
 
 _STOP_S = 10.0
 _LOOK_S = 0.05
@@ -51,15 +51,11 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """Spark, stopped at the end; a session that runs already (a notebook's) is taken as it is and goes on.
 
-    Args:
-        app: Name shown in Spark's UI.
-        master: Spark's master URL; None for what spark-defaults says, else all cores of this machine.
-        conf: Further Spark settings; they win over ours.
-        py_files: Paths of Python files and zips that its tasks can import.
-        hurry: Once it is set, nobody waits any more for Spark to stop: it ends with this process.
+    `master` is Spark's master URL; None for what spark-defaults says, else all cores of this machine. `conf` are more
+    Spark settings, which win over ours; `py_files` are paths of Python files and zips that its tasks can import. Once
+    `hurry` is set, nobody waits any more for Spark to stop: it ends with this process.
 
-    Raises:
-        Refused: Spark does not start, most often for want of Java, or its JVM ended while it was used.
+    Raises `Refused` where Spark does not start, most often for want of Java, or its JVM ended while it was used.
     """
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
@@ -116,7 +112,8 @@ def spark_session(
             ) from error
         if not _is_local(spark.sparkContext.master or ""):
             ship_slackwater(spark.sparkContext)
-        ship(spark.sparkContext, py_files)
+        for file in py_files:
+            spark.sparkContext.addPyFile(file)
         spark.dataSource.register(Source)
         try:
             yield spark
@@ -130,7 +127,7 @@ def spark_session(
             ) from error
         finally:
             if running is None:
-                _stop(spark, hurry or threading.Event())
+                end_beside([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
 
 
 @contextmanager
@@ -149,18 +146,26 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
                 spark.conf.set(name, said)
 
 
-def _stop(spark: SparkSession, hurry: threading.Event) -> None:
-    """Stop Spark; its JVM may be gone already, and what takes too long ends with this process."""
+def end_beside(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
+    """End these side by side, for as long as there is patience; what takes longer ends with this process.
 
-    def stop() -> None:
+    What fails is no news: the JVM is gone, or does not end in time.
+    """
+    threads = [_quietly(end) for end in ends]
+    began = time.monotonic()
+    for thread in threads:
+        while thread.is_alive() and time.monotonic() - began < patience_s():
+            thread.join(_LOOK_S)
+
+
+def _quietly(work: Callable[[], object]) -> threading.Thread:
+    def quiet() -> None:
         with suppress(Exception):
-            spark.stop()
+            work()
 
-    beside = threading.Thread(target=stop, name="spark", daemon=True)
-    beside.start()
-    deadline = time.monotonic() + _STOP_S
-    while beside.is_alive() and time.monotonic() < deadline and not hurry.is_set():
-        beside.join(_LOOK_S)
+    thread = threading.Thread(target=quiet, name="spark", daemon=True)
+    thread.start()
+    return thread
 
 
 def _first_line(error: Py4JJavaError) -> str:
@@ -172,15 +177,12 @@ def _is_local(master: str) -> bool:
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Start it in threads of their own. Nobody need wait for them."""
-    for work in (_source, _job):
-        threading.Thread(target=_quietly, args=(work, spark), name="warm-up", daemon=True).start()
+    """Start it in threads of their own. Nobody need wait for them.
 
-
-def _quietly(work: Callable[[SparkSession], None], spark: SparkSession) -> None:
-    # Whatever fails here fails again in the run, which says it better, unless the run has ended: then it is no news.
-    with suppress(Exception):
-        work(spark)
+    Whatever fails here fails again in the run, which says it better, unless the run has ended: then it is no news.
+    """
+    _quietly(lambda: _source(spark))
+    _quietly(lambda: _job(spark))
 
 
 def _source(spark: SparkSession) -> None:

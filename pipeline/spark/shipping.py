@@ -30,12 +30,6 @@ def on_path(files: Iterable[str]) -> None:
             sys.path.insert(0, entry)
 
 
-def ship(spark: SparkContext, files: Iterable[str]) -> None:
-    """Send Python files and zips to every worker, now and later."""
-    for file in files:
-        spark.addPyFile(file)
-
-
 def ship_slackwater(spark: SparkContext) -> None:
     """Send this slackwater to every worker, once a session; not where it came as a zip itself."""
     home = Path(__file__).parents[2]
@@ -48,7 +42,7 @@ def ship_slackwater(spark: SparkContext) -> None:
     # Spark's own folder: an executor that starts in an hour asks for the file then, and it goes when Spark ends.
     file = Path(spark._temp_dir) / name
     file.write_bytes(data)
-    ship(spark, [str(file)])
+    spark.addPyFile(str(file))
 
 
 def _zipped(home: Path) -> bytes:

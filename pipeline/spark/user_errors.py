@@ -27,22 +27,19 @@ _HINT = "fix it and run again (SLACKWATER_DEBUG=1 shows the traceback)"
 
 @contextmanager
 def as_user_error(what: str, function: object = None) -> Iterator[None]:
-    """Run code of the user's program.
+    """Run code of the user's program; `what` begins the sentence where it fails: "the program", "stage 'legs'".
 
-    Args:
-        what: Begins the sentence: "the program", "stage 'legs'".
-        function: Told as the place of an error with no line of the user's on its way: a wrong number of arguments.
-
-    Raises:
-        Refused: The code raised something; the sentence names the last line of the user's own that led there.
-        SlackwaterError: One that the code got from us, as it is.
+    `function` is told as the place of an error with no line of the user's on its way: a wrong number of arguments.
+    Raises `Refused`, which names the last line of the user's own that led there; as it is, what the code got from us.
     """
     try:
         yield
     except SlackwaterError:
         raise
     except Exception as error:
-        place = _place(error) or _beginning(function)
+        place = _place(error)
+        if place is None and isinstance(code := getattr(function, "__code__", None), CodeType):
+            place = Path(code.co_filename), code.co_firstlineno
         where = f"{_shown(place[0])}, line {place[1]}: " if place else ""
         sentence, _, quoted = _described(error).partition("\n")
         raise Refused(f"{what} does not run: {where}{sentence}", quoted=quoted, hint=_hint(error)) from error
@@ -78,11 +75,6 @@ def _place(error: Exception) -> tuple[Path, int] | None:
     # Libraries that are not installed, such as those of a Spark from elsewhere, are in other folders.
     folder = own[0][0].parent
     return [at for at in own if at[0].is_relative_to(folder)][-1]
-
-
-def _beginning(function: object) -> tuple[Path, int] | None:
-    code = getattr(function, "__code__", None)
-    return (Path(code.co_filename), code.co_firstlineno) if isinstance(code, CodeType) else None
 
 
 def _foreign(trace: TracebackType | None) -> Iterator[tuple[Path, int]]:

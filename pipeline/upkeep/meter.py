@@ -22,10 +22,7 @@ from ...store.objects.stats import Stats
 class StageMeter:
     """Adds up what one stage takes. Taken by one thread at a time; what it reads may be counted by any.
 
-    Args:
-        folder: Where the planners' processes count, a file each.
-        stores: What the driver uses for the stage.
-        clock: Seconds, never going back.
+    `folder` is where the planners' processes count, a file each; `stores` are what the driver uses for the stage.
     """
 
     def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:

@@ -59,11 +59,9 @@ class Prefetcher:
         self._stopping = threading.Event()
 
     def consider(self, head: Manifest, ranged: Iterable[str]) -> None:
-        """Fetch what the head's look-ups miss on this machine; returns at once.
+        """Fetch what look-ups of the version just committed miss on this machine; returns at once.
 
-        Args:
-            head: The version just committed.
-            ranged: Objects of which its tasks read byte ranges.
+        `ranged` are objects of which its tasks read byte ranges.
         """
         replaced = _replacements(self._head.ssts, head.ssts, self._cache)
         self._missing = (self._missing | set(ranged) | replaced) & {sst.object for sst in head.ssts}
@@ -122,17 +120,12 @@ def _lower_priority() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Delivers for one stage.
-
-    Attributes:
-        homes: Where its partitions are.
-        places: Where workers find things.
-        access: How they get to the store, asked before each delivery.
-    """
+    """Delivers for one stage."""
 
     homes: Homes
     places: Places
     access: Callable[[], S3Access | None]
+    """How workers get to the store, asked before each delivery."""
 
     def __call__(self, ssts: tuple[Sst, ...], table: Table) -> None:
         """Have these SSTs at home; returns when they are. Where that fails, batches fetch what they need."""

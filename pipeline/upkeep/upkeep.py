@@ -26,11 +26,9 @@ _log = logging.getLogger("slackwater")
 
 
 class Compactor:
-    """Compacts the table of one stage.
+    """Compacts the table of one stage: so many `threads` merge at once, 0 when another process merges.
 
-    Args:
-        threads: How many merges go on at once; 0 when another process merges.
-        deliver: Brings the results of a merge to other machines, before any batch looks into them; raises nothing.
+    `deliver` brings the results of a merge to other machines, before any batch looks into them; it raises nothing.
     """
 
     def __init__(
@@ -42,9 +40,7 @@ class Compactor:
         threads: int = 1,
         deliver: Callable[[tuple[Sst, ...], Table], None] | None = None,
     ) -> None:
-        self._deliver = deliver
-        self._store = store
-        self._cache = cache
+        self._store, self._cache, self._deliver = store, cache, deliver
         self._head = head
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -61,11 +57,8 @@ class Compactor:
         """Start what a version calls for that is about to be committed, and say what that is.
 
         What was called for by a version before it and nobody has begun is forgotten. What shares an input with a merge
-        that is under way, or waits to be committed, waits too.
-
-        Args:
-            head: The version.
-            merges: Those of `finished` that were to be in it: they are, or did not fit. The others wait for the next.
+        that is under way, or waits to be committed, waits too. `merges` are those of `finished` that were to be in the
+        version: they are, or did not fit. The others wait for the next.
         """
         due = pick_for(head)
         with self._lock:
@@ -138,15 +131,8 @@ class Compactor:
 class Upkeep:
     """Merges a table's SSTs, fetches what batches will need, and holds batches back when merges fall behind.
 
-    Args:
-        store: Where SSTs are.
-        cache: This machine's.
-        claimed: The claim's manifest.
-        threads: Merges that go on at once; 0 for none, when another process merges.
-        triggers: From how many SSTs of level 0 on batches wait.
-        prefetch: Whether SSTs are fetched before they are needed; for tasks that run on this machine.
-        deliver: Brings merged SSTs to the machines that need them; None where there is only this one.
-        tip: Gives the newest acknowledged version.
+    `threads` and `deliver` are those of `Compactor`; from so many SSTs of level 0 as the `triggers` say batches wait.
+    `prefetch` is for tasks that run on this machine. `tip` gives the newest acknowledged version.
     """
 
     def __init__(

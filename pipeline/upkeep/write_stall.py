@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
@@ -45,65 +45,46 @@ class Triggers:
         return batch_s * (l0 - self.slowdown + 1) / (self.stop - self.slowdown)
 
 
+@dataclass(slots=True)
 class Stall:
-    """Holds back the batches of one stage. Says so in the log, once for each time that compaction falls behind.
+    """Holds back the batches of one stage. Says so in the log, once for each time that compaction falls behind."""
 
-    Args:
-        stage: As people should read it.
-        triggers: When.
-        l0: Tells the L0 SSTs of the state partition that has most.
-        compacting: Tells what this runner does about them.
-        begin: Has it begin, if it does nothing, as after a start or a merge that failed.
-        clock: Seconds, never going back.
-        sleep: Waits for that many seconds.
-    """
-
-    def __init__(
-        self,
-        stage: str,
-        triggers: Triggers,
-        l0: Callable[[], int],
-        compacting: Callable[[], Compacting],
-        begin: Callable[[], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._stage = stage
-        self._triggers = triggers
-        self._l0 = l0
-        self._compacting = compacting
-        self._begin = begin
-        self._clock = clock
-        self._sleep = sleep
-        self._said: set[str] = set()
-        self._held_s = 0.0
+    stage: str
+    """As people should read it."""
+    triggers: Triggers
+    l0: Callable[[], int]
+    """Tells the L0 SSTs of the state partition that has most."""
+    compacting: Callable[[], Compacting]
+    """Tells what this runner does about them."""
+    begin: Callable[[], None]
+    """Has it begin, if it does nothing, as after a start or a merge that failed."""
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
+    _said: set[str] = field(default_factory=set)
+    _held_s: float = 0.0
 
     def wait(self, batch_s: float, stopping: Callable[[], bool]) -> float:
-        """Hold a batch back for as long as need be, or until `stopping`; the seconds that took.
-
-        `batch_s` is what the batch before took, in seconds.
-        """
-        began = self._clock()
+        """Hold a batch back while need be, or until `stopping`; seconds. `batch_s` is what the one before took."""
+        began = self.clock()
         waited_s = 0.0
         while not stopping():
-            l0 = self._l0()
-            delay_s = self._triggers.delay_s(l0, batch_s)
+            l0 = self.l0()
+            delay_s = self.triggers.delay_s(l0, batch_s)
             self._tell(l0, delay_s)
             if delay_s and not waited_s:
-                self._begin()
+                self.begin()
             if delay_s == inf:
                 delay_s = self._stopped_s(batch_s, waited_s)
             if waited_s >= delay_s:
                 break
-            self._sleep(min(_POLL_S, delay_s - waited_s))
-            waited_s = self._clock() - began
+            self.sleep(min(_POLL_S, delay_s - waited_s))
+            waited_s = self.clock() - began
         self._held_s += waited_s
         return waited_s
 
     def _stopped_s(self, batch_s: float, waited_s: float) -> float:
         """How long a batch waits that is not to start."""
-        match self._compacting():
+        match self.compacting():
             case "under way":
                 return inf
             case "finished":
@@ -118,12 +99,12 @@ class Stall:
     def _tell(self, l0: int, delay_s: float) -> None:
         ssts = f"{l0} L0 SSTs in one state partition"
         if delay_s == inf:
-            rule = f"(l0_stop is {self._triggers.stop}): no batch starts before compaction has merged them"
+            rule = f"(l0_stop is {self.triggers.stop}): no batch starts before compaction has merged them"
             self._say("stopped", f"{ssts} {rule}")
         elif delay_s:
-            rule = f"(l0_slowdown is {self._triggers.slowdown}): batches start later until it has caught up"
+            rule = f"(l0_slowdown is {self.triggers.slowdown}): batches start later until it has caught up"
             self._say("slowed down", f"{ssts} {rule}")
-        elif self._said and l0 < self._triggers.slowdown:
+        elif self._said and l0 < self.triggers.slowdown:
             self._say("", f"{ssts}; batches were held back for {self._held_s:.0f} s")
             self._said.clear()
             self._held_s = 0.0
@@ -131,4 +112,4 @@ class Stall:
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            _log.warning("%s: %s", self._stage, message)
+            _log.warning("%s: %s", self.stage, message)

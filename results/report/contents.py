@@ -7,13 +7,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from .. import formats
-from ..document import Aside, Block, Facts, Line, Listing, Name, Page, Section, Span, Table, Time
+from ..document import Aside, Block, Cell, Facts, Line, Listing, Name, Page, Section, Span, Table, Time
 from ..values import changes
+from ..verdict import read, windows
 from . import surroundings
 from .masking import Mask
 
 if TYPE_CHECKING:
-    from ...moments.cut.lineage import Window
     from ...moments.diff.candidates import ChangedKeys
     from ...search.evidence import Evidence
     from ...search.verdict import Guilty, Hop, Message, Verdict
@@ -37,6 +37,9 @@ class Case:
 
 def document(case: Case, mask: Mask) -> Page:
     """The report."""
+    from ... import __version__
+
+    shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     verdict, keys = case.verdict, case.verdict.keys
     # A key that the predicate names may have turned bad by another row of a join.
     changed = (keys.changed() or keys) if keys else None
@@ -48,13 +51,13 @@ def document(case: Case, mask: Mask) -> Page:
             *_keys(case, changed, mask),
             surroundings.turn(verdict, case.evidence, mask),
             _record(case, mask),
-            _input(case),
+            Section("What the commit read", tuple(read(verdict.lineage))),
             surroundings.reached(verdict, case.evidence, mask),
             surroundings.snapshots(verdict, case.evidence),
             surroundings.ledger(case.evidence),
             _commands(case, mask),
         ),
-        closing=_closing(case, mask),
+        closing=Aside((f"slackwater {__version__}, ", Time(case.time_ms), f". {shown}")),
     )
 
 
@@ -74,28 +77,22 @@ def _sentence(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Line:
 
 
 def _facts(case: Case, mask: Mask) -> Facts:
-    verdict = case.verdict
+    verdict, asked = case.verdict, case.verdict.predicate.text
     effort = formats.plural(verdict.evaluations, "evaluation")
     if case.guilty is not None and case.guilty.replays:
         effort += f" and {formats.plural(case.guilty.replays, 'replay')}"
-    good: Line = ("before the first commit",)
-    if verdict.good_ref:
-        good = (Name(verdict.good_ref), ", committed ", Time(verdict.good_time_ms))
-    bad = "bad at the latest" if verdict.candidates else "first bad"
+    good = (Name(verdict.good_ref), ", committed ", Time(verdict.good_time_ms))
+    bad = (Name(verdict.bad_ref), ", committed ", Time(verdict.bad_time_ms))
     return Facts(
         (
-            ("wrong is", (_predicate(verdict, mask),)),
-            ("last good", good),
-            (bad, (Name(verdict.bad_ref), ", committed ", Time(verdict.bad_time_ms))),
-            ("the whole app then", (Name(verdict.bad.ref),)),
-            ("found with", (effort,)),
+            # A command has its values anywhere.
+            ("wrong is", Name(mask.sql(asked)) if verdict.where else mask.value(asked)),
+            ("last good", good if verdict.good_ref else "before the first commit"),
+            ("bad at the latest" if verdict.candidates else "first bad", bad),
+            ("the whole app then", Name(verdict.bad.ref)),
+            ("found with", effort),
         )
     )
-
-
-def _predicate(verdict: "Verdict", mask: Mask) -> Span:
-    # A command has its values anywhere.
-    return Name(mask.sql(verdict.predicate.text)) if verdict.where else mask.value(verdict.predicate.text)
 
 
 def _keys(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Iterator[Section]:
@@ -117,75 +114,55 @@ def _changes(keys: "ChangedKeys", mask: Mask) -> Iterator[Block]:
 
 def _record(case: Case, mask: Mask) -> Section:
     guilty = case.guilty
-    if guilty is None and case.verdict.candidates:
-        return Section("The record", ("As the commit is not certain, nothing was replayed.",))
-    if guilty is None:
-        told = "Nothing was replayed, so it is not known which of the records it was that the commit read."
-        return Section("The record", (told,))
     blocks: list[Block] = []
+    if guilty is None:
+        blocks.append(
+            "As the commit is not certain, nothing was replayed."
+            if case.verdict.candidates
+            else "Nothing was replayed, so it is not known which of the records it was that the commit read."
+        )
+        return Section("The record", tuple(blocks))
     if guilty.message is not None:
         blocks += _message(guilty.message, mask)
     if guilty.reason:
         blocks.append(("The record cannot be told: ", mask.reason(guilty.reason)))
-        blocks += _windows(guilty.windows)
+        blocks.append(windows("it is in", ">records", guilty.windows) if guilty.windows else "It read no record.")
     if guilty.hops:
         if not guilty.hops[0].alone:
             blocks.append("By itself it is not wrong: it is with records before it.")
         if guilty.others:
             blocks.append(f"{formats.plural(guilty.others, 'more record')} would be wrong by itself.")
-        blocks.append(Aside("The way to it, from the commit upwards:"))
-        blocks.append(_hops(guilty.hops))
+        blocks += [Aside("The way to it, from the commit upwards:"), _hops(guilty.hops)]
     return Section("The record", tuple(blocks))
 
 
 def _message(message: "Message", mask: Mask) -> Iterator[Block]:
-    facts: list[tuple[Span, Line]] = [
-        ("address", (Name(str(message.address)),)),
-        ("sent", (Time(message.time_ms, "milliseconds"),)),
-        ("key", (mask.data(message.key),)),
+    facts: list[tuple[Span, Cell]] = [
+        ("address", Name(str(message.address))),
+        ("sent", Time(message.time_ms, "milliseconds")),
+        ("key", mask.data(message.key)),
+        *((Name(f"header {name}"), mask.data(value)) for name, value in message.headers),
     ]
-    facts += ((Name(f"header {name}"), (mask.data(value),)) for name, value in message.headers)
     value = mask.data(message.value)
     if value.hidden or message.value is None:
-        yield Facts((*facts, ("value", (value,))))
+        yield Facts((*facts, ("value", value)))
     else:
-        yield Facts((*facts, ("value", (formats.plural(len(message.value), "byte"), ":"))))
+        yield Facts((*facts, ("value", f"{formats.plural(len(message.value), 'byte')}:")))
         yield Listing(value.text)
 
 
 def _hops(hops: "tuple[Hop, ...]") -> Table:
-    return Table.of(
-        ("stage", "version", "turned bad with", ">of", ">candidates", ">replays"),
-        (
-            (
-                Name(hop.stage),
-                f"v{hop.version}",
-                Name(str(hop.record)),
-                formats.plural(hop.records, "record"),
-                hop.candidates,
-                hop.replays,
-            )
-            for hop in hops
-        ),
+    return Table.each(
+        hops,
+        {
+            "stage": lambda hop: Name(hop.stage),
+            "version": lambda hop: f"v{hop.version}",
+            "turned bad with": lambda hop: Name(str(hop.record)),
+            ">of": lambda hop: formats.plural(hop.records, "record"),
+            ">candidates": lambda hop: hop.candidates,
+            ">replays": lambda hop: hop.replays,
+        },
     )
-
-
-def _input(case: Case) -> Section:
-    lineage = case.verdict.lineage
-    blocks: list[Block] = [*_windows(lineage.direct)]
-    if lineage.sources != lineage.direct:
-        blocks += ["Which came from:", *_windows(lineage.sources)]
-    if lineage.lost:
-        blocks += ["Gone from Kafka and never read:", *_windows(lineage.lost)]
-    return Section("What the commit read", tuple(blocks))
-
-
-def _windows(windows: "tuple[Window, ...]") -> Iterator[Block]:
-    if windows:
-        lines = ((Name(str(window)), window.end - window.start) for window in windows)
-        yield Table.of(("window", ">offsets"), lines)
-    else:
-        yield "It read no record."
 
 
 def _commands(case: Case, mask: Mask) -> Section:
@@ -204,10 +181,3 @@ def _commands(case: Case, mask: Mask) -> Section:
     if sql != asked:
         blocks.append(Aside("The literals of the query are hidden: whoever searched has them."))
     return Section("To go on", tuple(blocks))
-
-
-def _closing(case: Case, mask: Mask) -> Aside:
-    from ... import __version__
-
-    values = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
-    return Aside((f"slackwater {__version__}, ", Time(case.time_ms), f". {values}"))

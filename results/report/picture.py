@@ -33,25 +33,15 @@ class Mark:
 
     at: int
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Probe(Mark):
-    """An evaluation of the predicate."""
-
-    answer: "Answer"
-
-
-@dataclass(frozen=True, slots=True)
-class Wrong(Mark):
-    """How many rows the predicate returns there."""
-
-    rows: int
+    answer: "Answer | None" = None
+    """What an evaluation of the predicate gave there."""
+    rows: int | None = None
+    """How many rows it returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The stretch of the line that was searched."""
+    """The stretch of the line that was searched; all marks are in the order of the line."""
 
     lanes: tuple[tuple[str, tuple[Mark, ...]], ...]
     """By stage, upstream first, its commits near the verdict."""
@@ -59,51 +49,44 @@ class Timeline:
     """The stage of the first bad commit."""
     certain: bool
     """Whether it turned there; else between the last good moment and there."""
-    probes: tuple[Probe, ...]
-    """In the order of the line."""
+    probes: tuple[Mark, ...]
+    """Evaluations."""
     snapshots: tuple[Mark, ...]
-    """In the order of the line; of those before and after the stretch, none."""
-    wrong: tuple[Wrong, ...]
-    """In the order of the line; empty where nothing was counted."""
+    """Of those before and after the stretch, none."""
+    wrong: tuple[Mark, ...]
+    """Rows; empty where nothing was counted."""
 
 
 def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
     """What the picture shows of a search."""
+    from ...moments.cut.graph import order
     from ...search.evidence import distance
 
     bad = verdict.bad.versions
     probes = sorted(
-        (Probe(distance(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps),
-        key=_at,
+        (Mark(distance(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps), key=_at
     )
     # A stage that a snapshot lacks was retired by then, or had not begun: it counts as at the verdict.
-    named = [Mark(distance(verdict, bad | snapshot.stages), snapshot.name) for snapshot in evidence.snapshots]
-    good = Probe(distance(verdict, verdict.good.versions), verdict.good_ref, "good")
-    rows = {
-        probe.at: Wrong(probe.at, probe.name, evidence.wrong.get(probe.name, 0))
-        for probe in (good, *probes, Probe(0, verdict.bad_ref, "bad"))
+    named = (Mark(distance(verdict, bad | snapshot.stages), snapshot.name) for snapshot in evidence.snapshots)
+    good = Mark(distance(verdict, verdict.good.versions), verdict.good_ref, "good")
+    wrong = {
+        probe.at: Mark(probe.at, probe.name, rows=evidence.wrong.get(probe.name, 0))
+        for probe in (good, *probes, Mark(0, verdict.bad_ref, "bad"))
         if probe.answer == "good" or probe.name in evidence.wrong
     }
     first, last = min(probes[0].at, good.at), max(probes[-1].at, 0)
+    here = evidence.commits.index(verdict.bad.stages[verdict.stage])
+    lanes: dict[str, list[Mark]] = {stage: [] for stage in order({each.stage: each for each in evidence.commits})}
+    for number, commit in enumerate(evidence.commits):
+        lanes[commit.stage].append(Mark(number - here, f"v{commit.version}"))
     return Timeline(
-        lanes=_lanes(verdict, evidence),
+        lanes=tuple((stage, tuple(marks)) for stage, marks in lanes.items()),
         turned=verdict.stage,
         certain=not verdict.candidates,
         probes=tuple(probes),
         snapshots=tuple(sorted((mark for mark in named if first <= mark.at <= last), key=_at)),
-        wrong=tuple(sorted(rows.values(), key=_at)) if evidence.wrong else (),
+        wrong=tuple(sorted(wrong.values(), key=_at)) if evidence.wrong else (),
     )
-
-
-def _lanes(verdict: "Verdict", evidence: "Evidence") -> tuple[tuple[str, tuple[Mark, ...]], ...]:
-    from ...moments.cut.graph import order
-
-    here = evidence.commits.index(verdict.bad.stages[verdict.stage])
-    stages = {commit.stage: commit for commit in evidence.commits}
-    marks = [
-        (commit.stage, Mark(number - here, f"v{commit.version}")) for number, commit in enumerate(evidence.commits)
-    ]
-    return tuple((stage, tuple(mark for of, mark in marks if of == stage)) for stage in order(stages))
 
 
 def _at(mark: Mark) -> int:
@@ -125,7 +108,7 @@ def draw(timeline: Timeline) -> str:
         *_probes(timeline, scale, _CURVE + 44),
     ]
     for number, (stage, commits) in enumerate(timeline.lanes):
-        drawn += _lane(stage, commits, scale, lanes_top + _LANE * number, is_turned=stage == timeline.turned)
+        drawn += _lane(stage, commits, scale, lanes_top + 20 + _LANE * number, is_turned=stage == timeline.turned)
     if timeline.snapshots:
         drawn += _snapshots(timeline.snapshots, scale, snapshots_top + 22)
     drawn += _axis(scale, bottom)
@@ -138,27 +121,23 @@ class _Scale:
     """Where commits stand, by their distance from the turn."""
 
     def __init__(self, places: Sequence[int]) -> None:
-        self._first, last = _logarithm(min(places)), _logarithm(max(places))
+        self._first, last = _logarithm(min(places) + 0.5), _logarithm(max(places) + 0.5)
         self._unit = (_WIDTH - _RIGHT - _LEFT - 20) / (last - self._first)
         self.within = range(min(places), max(places) + 1)
-        self.turn = self._x(0.0)
+        # Between -1, the last good commit, and 0, the first bad one.
+        self.turn = self(-0.5)
 
-    def __call__(self, at: int) -> float:
-        return self._x(_logarithm(at))
-
-    def _x(self, place: float) -> float:
-        return _LEFT + 10 + (place - self._first) * self._unit
+    def __call__(self, at: float) -> float:
+        return _LEFT + 10 + (_logarithm(at + 0.5) - self._first) * self._unit
 
 
-def _logarithm(at: int) -> float:
-    # The turn is between -1, the last good commit, and 0, the first bad one.
-    distance = at + 0.5
+def _logarithm(distance: float) -> float:
     return copysign(log2(1 + abs(distance)), distance)
 
 
 def _curve(timeline: Timeline, scale: _Scale) -> Iterator[str]:
-    bottom, highest = _CURVE + 20, max(wrong.rows for wrong in timeline.wrong) or 1
-    points = [(scale(wrong.at), bottom - wrong.rows / highest * (_CURVE - 14)) for wrong in timeline.wrong]
+    bottom, highest = _CURVE + 20, max(wrong.rows or 0 for wrong in timeline.wrong) or 1
+    points = [(scale(wrong.at), bottom - (wrong.rows or 0) / highest * (_CURVE - 14)) for wrong in timeline.wrong]
     corners = sorted([*points, (scale.turn, float(bottom))])
     yield _text("wrong rows", 0, bottom - _CURVE / 2)
     yield _text(formats.count(highest), _LEFT - 8, 40, "end")
@@ -184,30 +163,33 @@ def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
                 yield _tag("path", "skip", title, d=f"M{x - 5:.1f} {y:.1f}h10")
 
 
-def _lane(stage: str, commits: Iterable[Mark], scale: _Scale, top: float, *, is_turned: bool) -> Iterator[str]:
-    y = top + 20
+def _lane(stage: str, commits: Iterable[Mark], scale: _Scale, y: float, *, is_turned: bool) -> Iterator[str]:
     yield _text(_short(stage), 0, y + 4)
     yield _tag("line", "rule", x1=_LEFT, y1=y, x2=_WIDTH - _RIGHT, y2=y)
-    labelled: list[float] = []
-    for commit in sorted(commits, key=lambda mark: abs(mark.at + 0.5)):
-        x, is_bad = scale(commit.at), is_turned and commit.at == 0
-        yield _tag("circle", "commit bad" if is_bad else "commit", _title(f"{stage}@{commit.name}"), cx=x, cy=y, r=4)
-        if _has_room(x, labelled):
-            labelled.append(x)
-            yield _text(commit.name, x, y - 8, "strong middle" if is_bad else "middle")
+    for commit, x, has_room in _placed(commits, scale, _LABEL):
+        bad = " bad" if is_turned and commit.at == 0 else ""
+        yield _tag("circle", f"commit{bad}", _title(f"{stage}@{commit.name}"), cx=x, cy=y, r=4)
+        if has_room:
+            yield _text(commit.name, x, y - 8, "strong middle" if bad else "middle")
 
 
 def _snapshots(snapshots: Iterable[Mark], scale: _Scale, y: float) -> Iterator[str]:
     yield _text("snapshots", 0, y + 4)
-    labelled: list[float] = []
-    for snapshot in sorted(snapshots, key=lambda mark: abs(mark.at + 0.5)):
-        x = scale(snapshot.at)
-        flag = f"M{x:.1f} {y + 4:.1f}v-18l9 5l-9 5"
-        yield _tag("path", "snapshot", _title(snapshot.name), d=flag)
-        if _has_room(x, labelled, 3 * _LABEL):
-            labelled.append(x)
+    for snapshot, x, has_room in _placed(snapshots, scale, 3 * _LABEL):
+        yield _tag("path", "snapshot", _title(snapshot.name), d=f"M{x:.1f} {y + 4:.1f}v-18l9 5l-9 5")
+        if has_room:
             fits = x + 3 * _LABEL <= _WIDTH
             yield _text(_short(snapshot.name), x + 12 if fits else x - 5, y + 4, "" if fits else "end")
+
+
+def _placed(marks: Iterable[Mark], scale: _Scale, room: float) -> Iterator[tuple[Mark, float, bool]]:
+    """Marks, those nearest to the turn first, where they stand, and whether there is room for a label."""
+    labelled: list[float] = []
+    for mark in sorted(marks, key=lambda mark: abs(mark.at + 0.5)):
+        x = scale(mark.at)
+        has_room = _has_room(x, labelled, room)
+        labelled += [x] * has_room
+        yield mark, x, has_room
 
 
 def _axis(scale: _Scale, y: float) -> Iterator[str]:
@@ -222,7 +204,7 @@ def _axis(scale: _Scale, y: float) -> Iterator[str]:
                 yield _text(f"{formats.count(far)} {where}", scale(at), y + 18, "middle")
 
 
-def _has_room(x: float, labelled: Iterable[float], room: float = _LABEL) -> bool:
+def _has_room(x: float, labelled: Iterable[float], room: float) -> bool:
     return all(abs(x - other) >= room for other in labelled) and x <= _WIDTH - _RIGHT - 8
 
 

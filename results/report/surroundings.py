@@ -3,14 +3,12 @@
 from typing import TYPE_CHECKING
 
 from .. import formats
-from ..document import Aside, Block, Found, Line, Name, Section, Span, Table, Time
+from ..document import Aside, Block, Cell, Found, Name, Section, Span, Table, Time
 from .masking import Mask
 from .picture import timeline
 
 if TYPE_CHECKING:
-    from ...keep.verify.ledger import Entry
     from ...moments.cut.stored import Snapshot
-    from ...moments.diff.candidates import ChangedKeys
     from ...search.evidence import Evidence, Reached
     from ...search.verdict import Step, Verdict
 
@@ -22,7 +20,7 @@ _MAX_SNAPSHOTS = 20
 
 def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
     """When it turned: the picture, and every evaluation in the order of the line."""
-    from ...search.evidence import distance
+    from ...search.evidence import MAX_COUNTED, distance
 
     picture = timeline(verdict, evidence)
     caption = "Commits of the app's line, by how many lie between them and the turn; far away they stand closer."
@@ -30,31 +28,36 @@ def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
         counted = formats.plural(len(picture.wrong), "moment")
         caption += f" Wrong rows are known of {counted}, between which the curve only leads."
 
-    def line(step: "Step") -> tuple[Span | Line, ...]:
-        moment: Span = Name(step.ref) if step.ref else "before the first commit"
+    def moment(step: "Step", beginning: str = "the beginning") -> Span:
+        return Name(step.ref) if step.ref else beginning
+
+    def wrong(step: "Step") -> str:
+        if not step.bad:
+            return "0" if step.answer == "good" else ""
         rows = evidence.wrong.get(step.ref)
-        wrong = ("not counted" if rows is None else _count(rows)) if step.bad else "0" if step.answer == "good" else ""
-        return moment, Found(step.answer), wrong, Time(step.cut.time_ms), str(step.number or "")
+        return "not counted" if rows is None else formats.count(rows) + (" or more" if rows >= MAX_COUNTED else "")
 
-    steps = sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions))
-    blocks: list[Block] = [picture, Aside(caption)]
-    blocks.append(Table.of(("moment", "was", ">wrong rows", "committed", ">asked as no."), map(line, steps)))
-    for step in verdict.steps:
-        if step.answer == "skip":
-            moment = Name(step.ref) if step.ref else "the beginning"
-            # What the database or a program said may quote a value anywhere.
-            why = f": {step.why}" if mask.show else ""
-            blocks.append(Aside((moment, f" could not be judged{why}.")))
+    steps = Table.each(
+        sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions)),
+        {
+            "moment": lambda step: moment(step, "before the first commit"),
+            "was": lambda step: Found(step.answer),
+            ">wrong rows": wrong,
+            "committed": lambda step: Time(step.cut.time_ms),
+            ">asked as no.": lambda step: str(step.number or ""),
+        },
+    )
+    blocks: list[Block] = [picture, Aside(caption), steps]
+    # What the database or a program said may quote a value anywhere.
+    blocks += (
+        Aside((moment(step), f" could not be judged{f': {step.why}' if mask.show else ''}."))
+        for step in verdict.steps
+        if step.answer == "skip"
+    )
     for step in verdict.non_monotone:
-        against = (Name(step.ref) if step.ref else "the beginning", " is ", Found(step.answer))
-        blocks.append((*against, ": it turned more than once, and this is one of the changes."))
+        what = ": it turned more than once, and this is one of the changes."
+        blocks.append((moment(step), " is ", Found(step.answer), what))
     return Section("When it turned", tuple(blocks))
-
-
-def _count(rows: int) -> str:
-    from ...search.evidence import MAX_COUNTED
-
-    return formats.count(rows) if rows < MAX_COUNTED else f"{formats.count(rows)} or more"
 
 
 def reached(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
@@ -65,60 +68,64 @@ def reached(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
         return Section(title, (f"Nothing: {bad.stage} sends nothing to other stages.",))
     sent = ", ".join(f"{formats.plural(output.rows, 'row')} to {name}" for name, output in bad.outputs.items())
     blocks: list[Block] = [("The bad version sent ", sent, ".")]
-    if evidence.reached:
-        headings = ("stage", "consumed it first", "committed", ">rows it read", ">keys it changed", "such as")
-        blocks.append(Table.of(headings, (_later(each, mask) for each in evidence.reached)))
-        limits = (
-            "Which of these keys are wrong because of it is not known: a version also reads what others sent. Later "
-            "versions of each stage build on these, and so do later ones of the bad stage."
-        )
-        blocks.append(Aside(limits))
-    else:
-        blocks.append("No stage had consumed it when this was written.")
-    return Section(title, tuple(blocks))
+    if not evidence.reached:
+        return Section(title, (*blocks, "No stage had consumed it when this was written."))
 
+    def changed(each: "Reached") -> Cell:
+        return "no table" if each.first.table is None else "not known" if each.keys is None else len(each.keys)
 
-def _later(each: "Reached", mask: Mask) -> tuple[Span | Line, ...]:
-    first = each.first
-    newer = f", now at v{each.newest}" if each.newest > first.version else ""
-    changed = "no table" if first.table is None else "not known" if each.keys is None else formats.count(len(each.keys))
-    return (
-        Name(first.stage),
-        (Name(f"v{first.version}"), newer),
-        Time(first.time_ms),
-        each.rows,
-        changed,
-        _examples(each.keys, mask) if each.keys else "",
+    def examples(each: "Reached") -> Cell:
+        spans: list[Span] = []
+        for change in each.keys.head(_MAX_KEYS) if each.keys else ():
+            spans += [*(["; "] if spans else []), *mask.key(change.key)]
+        return (*spans, " …") if each.keys and len(each.keys) > _MAX_KEYS else tuple(spans)
+
+    stages = Table.each(
+        evidence.reached,
+        {
+            "stage": lambda each: Name(each.first.stage),
+            "consumed it first": lambda each: (
+                Name(f"v{each.first.version}"),
+                f", now at v{each.newest}" if each.newest > each.first.version else "",
+            ),
+            "committed": lambda each: Time(each.first.time_ms),
+            ">rows it read": lambda each: each.rows,
+            ">keys it changed": changed,
+            "such as": examples,
+        },
     )
-
-
-def _examples(keys: "ChangedKeys", mask: Mask) -> Line:
-    spans: list[Span] = []
-    for change in keys.head(_MAX_KEYS):
-        spans += [*(["; "] if spans else []), *mask.key(change.key)]
-    return (*spans, " …") if len(keys) > _MAX_KEYS else tuple(spans)
+    limits = (
+        "Which of these keys are wrong because of it is not known: a version also reads what others sent. Later "
+        "versions of each stage build on these, and so do later ones of the bad stage."
+    )
+    return Section(title, (*blocks, stages, Aside(limits)))
 
 
 def snapshots(verdict: "Verdict", evidence: "Evidence") -> Section:
     """Which snapshots, and clones, hold the bad version."""
-    rows = [_snapshot(verdict, snapshot) for snapshot in evidence.snapshots]
-    blocks: list[Block] = []
-    if rows:
-        blocks.append(Table.of(("snapshot", "complete", "has", ""), rows[-_MAX_SNAPSHOTS:]))
-    if len(rows) > _MAX_SNAPSHOTS:
-        blocks.append(Aside(f"And {len(rows) - _MAX_SNAPSHOTS} older ones."))
-    return Section("Snapshots", tuple(blocks) or ("There is none.",))
 
+    def name(each: "Snapshot") -> Cell:
+        ref = Name(f"{verdict.app}@{each.name}")
+        return (ref, f", of the clone {each.clone}") if each.clone else ref
 
-def _snapshot(verdict: "Verdict", snapshot: "Snapshot") -> tuple[Span | Line, ...]:
-    version = snapshot.stages.get(verdict.stage, 0)
-    name = Name(f"{verdict.app}@{snapshot.name}")
-    return (
-        (name, f", of the clone {snapshot.clone}") if snapshot.clone else name,
-        Time(snapshot.completed_ms),
-        Name(f"{verdict.stage}@v{version}") if version else f"nothing of {verdict.stage}",
-        "holds the bad version" if version >= verdict.bad_version else "from before it",
+    def version(each: "Snapshot") -> int:
+        return each.stages.get(verdict.stage, 0)
+
+    def has(each: "Snapshot") -> Cell:
+        return Name(f"{verdict.stage}@v{version(each)}") if version(each) else f"nothing of {verdict.stage}"
+
+    table = Table.each(
+        evidence.snapshots[-_MAX_SNAPSHOTS:],
+        {
+            "snapshot": name,
+            "complete": lambda each: Time(each.completed_ms),
+            "has": has,
+            "": lambda each: "holds the bad version" if version(each) >= verdict.bad_version else "from before it",
+        },
     )
+    older = len(evidence.snapshots) - _MAX_SNAPSHOTS
+    more = (Aside(f"And {older} older ones."),) if older > 0 else ()
+    return Section("Snapshots", (table, *more) if evidence.snapshots else ("There is none.",))
 
 
 def ledger(evidence: "Evidence") -> Section:
@@ -129,21 +136,20 @@ def ledger(evidence: "Evidence") -> Section:
     checks = ", ".join(formats.plural(each.checked, CHECKS[each.check][0]) for each in audit.checks)
     found = "all is as it must be" if audit.consistent else formats.plural(len(audit.differences), "difference")
     blocks: list[Block] = [("What ", Name(f"verify {audit.ref}"), f" finds: {found} ({checks}).")]
-    blocks += ((difference.message,) for difference in audit.differences)
+    blocks += (difference.message for difference in audit.differences)
     if audit.ledger:
-        headings = ("channel", "from", "to", ">sent", ">consumed", ">lost", ">in flight", ">difference")
-        blocks.append(Table.of(headings, map(_entry, audit.ledger)))
+        table = Table.each(
+            audit.ledger,
+            {
+                "channel": lambda each: Name(each.channel),
+                "from": lambda each: Name(f"{each.sender}@v{each.sender_version}"),
+                "to": lambda each: Name(f"{each.receiver}@v{each.receiver_version}") if each.receiver else "nobody",
+                ">sent": lambda each: sum(each.sent) if each.sent else None,
+                ">consumed": lambda each: sum(each.consumed) if each.consumed else None,
+                ">lost": lambda each: sum(each.lost),
+                ">in flight": lambda each: each.in_flight.rows,
+                ">difference": lambda each: each.difference,
+            },
+        )
+        blocks.append(table)
     return Section("The ledger of the bad moment", tuple(blocks))
-
-
-def _entry(entry: "Entry") -> tuple[Span, ...]:
-    sums = (sum(each) if each else None for each in (entry.sent, entry.consumed))
-    return (
-        Name(entry.channel),
-        Name(f"{entry.sender}@v{entry.sender_version}"),
-        Name(f"{entry.receiver}@v{entry.receiver_version}") if entry.receiver else "nobody",
-        *sums,
-        sum(entry.lost),
-        entry.in_flight.rows,
-        entry.difference,
-    )

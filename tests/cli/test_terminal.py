@@ -22,7 +22,8 @@ from slackwater.moments.take.snapshots import pin
 from slackwater.pipeline.spark.jvm import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
 from slackwater.results import values
-from slackwater.results.document import Result, Table, Title
+from slackwater.results.document import Table, Title
+from slackwater.results.shown import Result
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history, keys
 from typer.testing import CliRunner
@@ -122,7 +123,7 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
         patch.setattr(sys, "stderr", err)
         patch.setenv("COLUMNS", "200")
         patch.setenv("TERM", "xterm")
-        for each in (output.output_for(json=False), *([output.output_for(json=True)] if json_too else [])):
+        for each in (output.Output(as_json=False), *([output.Output(as_json=True)] if json_too else [])):
             each.show(
                 Result({text: text}, text, Title(text), Table.of((text, f">{text}"), [(text, text)]), notes=[text])
             )
@@ -142,7 +143,7 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
 def test_a_quoted_text_cannot_pass_for_a_line_of_ours() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", err := Terminal(tty=False))
-        output.output_for(json=False).failure(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
+        output.Output(as_json=False).failure(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
     assert err.getvalue() == "error: no\n  | LINE 1\n  | hint: forged\n  |   x\nhint: real\n"
 
 
@@ -150,7 +151,7 @@ def test_rich_finds_no_markup_in_data() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", out := Terminal(tty=True))
         patch.setenv("NO_COLOR", "1")
-        output.output_for(json=False).show(
+        output.Output(as_json=False).show(
             Result(None, "[red]x[/red]", Table.of(("[b]h[/b]",), [("[link=x]y[/link]",)]))
         )
     for markup in ("[red]x[/red]", "[b]h[/b]", "[link=x]y[/link]"):

@@ -47,7 +47,7 @@ class Topics:
                     yield records(partition, offset, rows)
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """See `MarkerReader`."""
+        """See `Rereader`."""
         self._ask()
         messages = self._partitions(topic)[partition]
         if self.expired or offset >= len(messages):

@@ -24,7 +24,6 @@ SECRET_KEY = "tests-secret"
 _MODULE = "github.com/versity/versitygw/cmd/versitygw"
 _VERSION = "v1.8.0"
 _START_PATIENCE_S = 60.0
-_STOP_PATIENCE_S = 10.0
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
                 pytest.fail(f"{Path(command[0]).name} on port {port} did not start:\n{last_words(log, 0, 20)}")
         yield f"http://{ports.HOST}:{port}"
     finally:
-        server.terminate(_STOP_PATIENCE_S)
+        server.kill()
 
 
 def _program() -> Path:

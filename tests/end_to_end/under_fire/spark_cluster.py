@@ -88,7 +88,7 @@ def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
     finally:
         everything = Cluster(url, folder, tuple(process.pid for process in started)).processes()
         for process in reversed(started):
-            process.terminate(_STOP_PATIENCE_S)
+            process.kill()
         for process in everything:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -119,7 +119,6 @@ class Running:
             Limits(None, 0),
             Checkpoint(self.scratch),
             PlannerFiles(folder / "told"),
-            folder / "held",
         )
         self.runner = StageRunner(
             config,

@@ -100,7 +100,7 @@ def test_kafka_keeps_its_records_and_its_port_through_a_crash(folder: Path) -> N
             consumer.assign([TopicPartition("flights", 1, 0)])
             read = consumer.consume(1, timeout=PATIENCE_S)
         assert [message.value() for message in read] == [b"EWR-IAH"]
-        broker.stop()
+        broker.kill()
         assert not ports.is_open(broker.port)
 
 

@@ -13,7 +13,7 @@ import slackwater as sw
 from slackwater.errors import Refused
 from slackwater.pipeline.kafka.channels import group_of
 from slackwater.pipeline.kafka.messages import send
-from slackwater.pipeline.kafka.protocol import Aborted, Kafka, TransactionSettings
+from slackwater.pipeline.kafka.protocol import Broken, Kafka, TransactionSettings
 from slackwater.pipeline.publish.claimed import check_targets
 from slackwater.store.objects.open import open_store
 
@@ -51,7 +51,7 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
 
     def make() -> None:
         user.create_topics({channel: 2}, only_ask=True)
-        user.create_topics({channel: 2}, timeout_s=2)
+        user.create_topics({channel: 2})
 
     steps = (
         (lambda: user.offsets(orders), "Describe", orders, orders),
@@ -194,7 +194,7 @@ def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(se
                 transactions.begin()
                 transactions.add([b"k"], [b"v"])
                 transactions.commit(1, "place")
-            except (Aborted, Refused):
+            except (Broken, Refused):
                 return False
             return True
 

@@ -8,11 +8,11 @@ import pytest
 from slackwater.errors import Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.kafka.open import end_offsets, wait_for
 from slackwater.pipeline.kafka.protocol import (
-    Aborted,
-    Fenced,
+    Broken,
     Kafka,
     Message,
     NotTaken,
+    Overtaken,
     Record,
     Transactions,
     TransactionSettings,
@@ -126,7 +126,7 @@ def opened(kafka: Kafka, topic: str) -> tuple[Transactions, tuple[int, str] | No
     found: list[tuple[int, str] | None] = []
 
     def answers() -> bool:
-        with suppress(Aborted):
+        with suppress(Broken):
             found.append(made.open())
         return bool(found)
 
@@ -177,14 +177,14 @@ def test_who_takes_the_id_over_ends_the_other_and_what_that_began_counts_for_not
         new, at = opened(kafka, target)
         with closing(new):
             assert at is None
-            with pytest.raises(Fenced):
+            with pytest.raises(Overtaken):
                 old.commit(1, "old")
             new.begin()
             new.add([b"k"], [b"new"])
             new.commit(1, "new")
             eventually(lambda: published(kafka, target) == [b"new"], "it is there")
             assert new.open() == (1, "new")
-        with pytest.raises(Aborted):
+        with pytest.raises(Broken):
             new.begin()
 
 

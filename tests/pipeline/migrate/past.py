@@ -18,10 +18,10 @@ from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
 from slackwater.keep.backfill.fill import fill_changes
-from slackwater.keep.backfill.swap import Swap
+from slackwater.keep.backfill.swap import swap_in
 from slackwater.keep.backfill.targets import Target, backfillable
 from slackwater.keep.maintain.stage_compactor import StageCompactor
-from slackwater.keep.migrate.rename import applied
+from slackwater.keep.migrate.migration import applied
 from slackwater.pipeline.batch.committer import Committer
 from slackwater.pipeline.batch.head import Change
 from slackwater.store.objects.protocol import ObjectStore
@@ -215,8 +215,7 @@ class App:
         )
 
     def swap(self, backfill: Backfill) -> None:
-        swapping = Swap(self.store, self.cache, NAMES, writer="b", by="me", now_ms=lambda: 1)
-        swapping.bring_in(backfill)
+        swap_in(self.store, self.cache, NAMES, backfill, writer="b", by="me", now_ms=lambda: 1)
 
     def survives(self, requests: int, act: Callable[[], None]) -> bool:
         """Whether an act ends with so many requests to the store: at the next whoever does it is killed."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.pipeline.publish.core import Backlog, Broken, Overtaken, Publisher, Target
+from slackwater.pipeline.kafka.protocol import Broken, Overtaken
+from slackwater.pipeline.publish.core import Backlog, Publisher, Target
 from slackwater.store.versions.manifest import Manifest, Sink
 from slackwater.store.versions.published import Place
 

@@ -12,7 +12,9 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import TransactionSettings
-from slackwater.pipeline.publish.to_topic import ToTopic
+from slackwater.pipeline.publish.targets import ToTopic
+from slackwater.store.versions.manifest import Sink
+from slackwater.store.versions.published import Place
 
 from tests.pipeline.publish.kafka_proxy import Api, Fate, KafkaProxy, kafka_proxy
 from tests.pipeline.publish.model import START, Runner, Stage
@@ -37,6 +39,21 @@ class Rows(ToTopic):
             proxy.wait(lambda: proxy.answered[Api.PRODUCE] > before or proxy.cut_off)
 
 
+class NewBook:
+    """Of a sink that began at the start; it forgets what is noted."""
+
+    sink = Sink("", 0, since=1, kind="topic")
+
+    def began(self) -> Place:
+        return START
+
+    def read(self) -> None:
+        return None
+
+    def note(self, place: Place) -> None:
+        pass
+
+
 class World:
     """A stage, its sink's topic, a publisher behind a bad network, and others that come after it."""
 
@@ -58,12 +75,8 @@ class World:
         target = Rows(
             self.name,
             open_kafka(kafka).transactions(TransactionSettings(**where, patience_s=patience_s)),
+            NewBook(),
             app_id=1,
-            first=1,
-            since=lambda: START,
-            stored=lambda: None,
-            note=lambda _place: None,
-            sent=0,
         )
         target.proxy = proxy
         return Runner(self.stage, target)

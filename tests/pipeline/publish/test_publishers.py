@@ -17,8 +17,7 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import send, split
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import Aborted, Kafka, Transactions, TransactionSettings
-from slackwater.pipeline.kafka.protocol import Fenced as Overtaken
+from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, Transactions, TransactionSettings
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
@@ -153,7 +152,7 @@ def opened(transactions: Transactions) -> tuple[int, str] | None:
     found: list[tuple[int, str] | None] = []
 
     def answers() -> bool:
-        with suppress(Aborted):
+        with suppress(Broken):
             found.append(transactions.open())
         return bool(found)
 

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
+from threading import enumerate as threads
 
 import pytest
 from slackwater.errors import Corruption, Usage
 from slackwater.keep.gc.collect import Collected
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.status import lag
-from slackwater.pipeline.run.collector import Collector
+from slackwater.pipeline.run.housekeeping import Collector, beside
 from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import gc_every_ms
 from slackwater.store.versions import history, keys
@@ -18,6 +19,7 @@ from slackwater.store.versions.manifest import Manifest
 
 from tests.support.collecting import FEW, HOUR_MS, Killed, gc, old_app, store_of, wait
 from tests.support.histories import FlightsApp
+from tests.support.running import eventually
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,7 @@ class Holder:
 
 def collector(app: FlightsApp, *stages: str, news: News | None = None, every_ms: int = HOUR_MS) -> Collector:
     runners = [Holder(app, stage) for stage in stages]
-    return Collector(
-        app.store,
-        app.name,
-        FEW,
-        every_ms=every_ms,
-        by="host:1",
-        runners=runners,  # type: ignore[arg-type]
-        news=news or News(),
-    )
+    return Collector(app.store, app.name, FEW, every_ms, "host:1", runners, news or News())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -123,10 +117,8 @@ def test_what_cannot_be_read_is_told_and_ends_no_run(app: FlightsApp, caplog: py
     with pytest.raises(Corruption):
         broken.look(app.clock.now_ms)
     broken.every_ms = 4
-    broken.start()
-    while "nothing was deleted" not in caplog.text:
-        assert broken._thread.is_alive()
-    broken.close()
+    with beside("collector", broken.work):
+        eventually(lambda: "nothing was deleted" in caplog.text, "it says so")
     store.put(key, whole)
 
 
@@ -138,10 +130,8 @@ def test_what_nobody_thought_of_ends_neither_run_nor_collector(
 
     store_of(app).before = fails
     broken = collector(app, "legs", every_ms=4)
-    broken.start()
-    while caplog.text.count("broke off") < 2:
-        assert broken._thread.is_alive()
-    broken.close()
+    with beside("collector", broken.work):
+        eventually(lambda: caplog.text.count("broke off") >= 2, "it looks again")
     store_of(app).before = lambda verb, key: None
 
 
@@ -154,10 +144,9 @@ def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) 
             heard.set()
 
     ours = collector(app, "legs", "aircraft", "carriers", news=Told(), every_ms=4)
-    ours.start()
-    assert heard.wait(30)
-    ours.close()
-    assert not ours._thread.is_alive()
+    with beside("collector", ours.work):
+        assert heard.wait(30)
+    assert "collector" not in {thread.name for thread in threads()}
     assert told[0].objects > 0
 
 

@@ -13,7 +13,7 @@ from slackwater.fold.records import Position
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit
 from slackwater.pipeline.source.readers import _ranges
-from slackwater.pipeline.source.wake import Committed, Wake
+from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import commit
@@ -115,8 +115,8 @@ class Upstream:
             manifest = structs.replace(manifest, event_time=times)
         commit.commit(self.store, manifest)
 
-    def planner(self, max_records: int | None = None, wake: Wake | None = None) -> ChannelPlanner:
-        asked = {"asked": lambda handled: wake.asked(handled, now_ms=1_000)} if wake is not None else {}
+    def planner(self, max_records: int | None = None, told: PlannerFiles | None = None) -> ChannelPlanner:
+        asked = {"asked": lambda handled: told.woken("s", handled, now_ms=1_000)} if told is not None else {}
         return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records, **asked)
 
 
@@ -139,19 +139,19 @@ def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
 
 
 def test_a_batch_starts_where_the_runner_asks_for_one_though_there_is_nothing_to_read(tmp_path: Path) -> None:
-    upstream, wake = Upstream(), Wake(tmp_path / "s.wake")
-    planner = upstream.planner(wake=wake)
+    upstream, told = Upstream(), PlannerFiles(tmp_path)
+    planner = upstream.planner(told=told)
     assert planner.latest(START) == START
-    wake.ask(7, at_ms=1_001)
+    told.wake("s", 7, 1_001)
     assert planner.latest(START) == START, "not before its time"
-    wake.ask(7, at_ms=1_000)
+    told.wake("s", 7, 1_000)
     woken = planner.latest(replace(START, snapshots=("s1",)))
     assert woken == replace(START, woken=7), "and it brings no snapshot again"
     assert planner.latest(woken) == woken, "once"
-    wake.ask(9, at_ms=0)
+    told.wake("s", 9, 0)
     upstream.write(10)
-    assert upstream.planner(wake=wake).latest(woken) == replace(at(10, 1, 10), woken=9)
-    wake.forget()
+    assert upstream.planner(told=told).latest(woken) == replace(at(10, 1, 10), woken=9)
+    told.wake("s", 9, None)
     assert planner.asked(0) == 0
 
 
@@ -237,10 +237,12 @@ def test_versions_from_before_the_channel_have_no_attempts() -> None:
 
 
 def test_a_writer_that_runs_here_tells_of_its_commits_and_is_asked_for_once_in_two_seconds(tmp_path: Path) -> None:
-    upstream, told = Upstream(), Committed(tmp_path / "told" / "up")
-    told.tell(0)
+    upstream, told = Upstream(), PlannerFiles(tmp_path / "told")
+    told.commit("up", 0)
     store = CountingStore(upstream.store)
-    planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=None, committed=told.version)
+    planner = ChannelPlanner(
+        store, "a", "up", "c", pace=Pace(0), max_records=None, committed=lambda: told.committed("up")
+    )
     start = planner.latest(START)
     store.take()
     ends = time.monotonic() + 0.5
@@ -249,13 +251,13 @@ def test_a_writer_that_runs_here_tells_of_its_commits_and_is_asked_for_once_in_t
     assert store.take().requests <= 2
     for version in range(1, 4):
         upstream.write(10)
-        told.tell(version)
+        told.commit("up", version)
         start = planner.latest(start)
         assert start == at(10 * version, version, 10 * version), "seen at once, whenever the store was looked at"
     # A version without the channel is looked at once.
     upstream.version += 1
     commit.commit(upstream.store, Manifest("a", "up", upstream.version, 1, "w", upstream.version, "batch"))
-    told.tell(upstream.version)
+    told.commit("up", upstream.version)
     planner.latest(start)
     store.take()
     planner.latest(start)

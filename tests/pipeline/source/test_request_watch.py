@@ -7,7 +7,7 @@ import pytest
 from slackwater.moments.cut.stored import Request, cancel, notify
 from slackwater.moments.take.taking import request
 from slackwater.pipeline.source.request_watch import RequestWatch
-from slackwater.pipeline.source.wake import Asked
+from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Prices, monthly_cost
@@ -28,8 +28,8 @@ class Watched:
 
     def __post_init__(self) -> None:
         FlightsApp(self.store, Kafka(), clock=Clock()).run(flights(4))
-        self.asked = Asked(self.folder / "asked")
-        self.watch = RequestWatch(self.store, APP, self.asked, clock=lambda: self.now_s)
+        self.told = PlannerFiles(self.folder)
+        self.watch = RequestWatch(self.store, APP, self.told, clock=lambda: self.now_s)
         assert self.watch.look(busy=False), "what is asked already is found at the start"
 
     def wait(self, seconds: float, *, busy: bool = False) -> list[float]:
@@ -61,15 +61,15 @@ def test_a_snapshot_that_is_asked_for_is_told_to_the_planners_within_a_second_an
     first = request(watched.store, APP, "one", "test")
     (found,) = watched.wait(20)
     assert found <= 1.6
-    assert watched.asked.ids() == (first.id,)
+    assert watched.told.asked() == (first.id,)
     second = request(watched.store, APP, "two", "test")
     (found,) = watched.wait(20, busy=True)
     assert found <= 0.4, "beside batches it is sooner"
-    assert watched.asked.ids() == (first.id, second.id)
+    assert watched.told.asked() == (first.id, second.id)
     cancel(watched.store, APP, first)
     notify(watched.store, APP)
     watched.wait(2)
-    assert watched.asked.ids() == (second.id,)
+    assert watched.told.asked() == (second.id,)
 
 
 def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Watched) -> None:
@@ -78,4 +78,4 @@ def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Wa
     watched.store.put(keys.note(keys.requests(APP), silent.id), codec.encode(silent))
     assert watched.wait(150) == []
     assert len(watched.wait(300)) == 1
-    assert watched.asked.ids() == (silent.id,)
+    assert watched.told.asked() == (silent.id,)

@@ -18,7 +18,7 @@ from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicReader
-from slackwater.pipeline.source.wake import Needed
+from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.plans import first_column, needed_columns, plan_of
 
 KINDS = {
@@ -109,11 +109,11 @@ def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(memory_kafka: Memo
     topic = f"needed-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1})
     send(memory_kafka, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
-    told = Needed(tmp_path / "needed")
+    told = PlannerFiles(tmp_path)
     schema = to_arrow_schema(COLUMNS, timezone="UTC")
 
     def read() -> pa.Table:
-        options = SourceOptions(input="orders", topic=topic, needed=str(told.path), patience_s=30)
+        options = SourceOptions(input="orders", topic=topic, stage="s", told=str(tmp_path), patience_s=30)
         reader = TopicReader(options, COLUMNS, Private(memory_kafka.properties))
         (part,) = reader.partitions(Position("orders", (0,)).json(), Position("orders", (2,)).json())
         return pa.Table.from_batches(reader._read(part, schema), schema)  # type: ignore[arg-type]
@@ -121,9 +121,9 @@ def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(memory_kafka: Memo
     whole = read()
     assert whole.num_rows == 2
     assert not any(whole[name].null_count for name in ALL - {"key"})
-    told.tell({"orders": {"value", "offset"}, "other": {"key"}})
+    told.need("s", {"orders": {"value", "offset"}, "other": {"key"}})
     poorer = read()
     assert poorer.select(["value", "offset"]) == whole.select(["value", "offset"])
     assert {name for name in ALL if poorer[name].null_count == 2} == ALL - {"value", "offset"}
-    told.tell({"other": {"key"}})
+    told.need("s", {"other": {"key"}})
     assert read() == whole

@@ -1,0 +1,134 @@
+"""Batches of history that are run again: with which program, and the record behind a commit or a change."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SlackwaterError, Usage
+from ..moments.diff.key_history import Change, KeyHistory
+from ..moments.query.columns import parse_key
+from ..search.verdict import Guilty, Hop, Verdict
+from .client import names_of_stage
+from .connection import Connection
+from .moment import Moment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ..pipeline.replay.compare import SentRows
+    from ..pipeline.replay.program import Program
+    from ..pipeline.replay.stage_replay import StageReplay
+
+    Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
+
+STARTING = "starting Spark for the replay"
+
+
+def record_behind(
+    client: Connection, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None] = lambda _hop: None
+) -> Guilty:
+    """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`."""
+    # Spark's Python side takes a second or two.
+    from ..pipeline.replay.record import find_record
+
+    with _opened(client, verdict.app, code, "which have the records to replay") as program:
+        return find_record(program, verdict, verdict.predicate, on_hop)
+
+
+def record_if_any(
+    client: Connection, verdict: Verdict, code: Path | None, progress: Callable[[str], None]
+) -> Guilty | None:
+    """The input record behind a verdict; None, and a note why, where nothing can be replayed here."""
+    if verdict.candidates:
+        return None  # it is not known which commit it was
+    file = code or client.settings.programs.get(verdict.app)
+    if file is None:
+        ran = verdict.bad.stages[verdict.stage].program
+        client.note(
+            f"note: which input record it was, a replay tells: add --code {ran.path if ran else 'FILE'}, the program "
+            "that ran"
+        )
+        return None
+    if client.channels() is None:
+        client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
+        return None
+
+    def on_hop(hop: Hop) -> None:
+        progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays")
+
+    try:
+        progress(STARTING)
+        return record_behind(client, verdict, file, on_hop)
+    except SlackwaterError as error:
+        # What is found already is not lost.
+        more = f"; {error.hint}" if error.hint else ""
+        client.note(f"note: the commit is found, but nothing is replayed: {error.message}{more}")
+        return None
+
+
+def records_behind(
+    client: Connection, found: KeyHistory, code: Path | None, progress: Callable[[str], None]
+) -> tuple[Guilty | None, ...]:
+    """The record behind each change of a key; None for a change that no batch made, or nobody knows which."""
+    file = client.program_of(found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
+    progress(STARTING)
+    with _opened(client, found.app, file, "which have the records to replay") as program:
+        from ..pipeline.replay.why import why
+
+        def record_of(change: Change) -> Guilty | None:
+            written = found.written(change)
+            if written is None:
+                return None
+            progress(f"replaying {written.stage} v{written.version}")
+            return why(program, written.stage, written.version, written.key)
+
+        return tuple(map(record_of, found.changes))
+
+
+@contextmanager
+def batch_of(client: Connection, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
+    """The batch that a ref `app/stage@version` names, what it sent, and the key that is asked for, if any.
+
+    Raises:
+        Usage: nothing says which program it is to be replayed with, or where Kafka is; or a stage without a table is
+            asked for a key. Others as `StoredApp.at` and `StageReplay.of`.
+    """
+    app, stage = names_of_stage(ref.partition("@")[0])
+    after, only = Moment.around(client, ref, "replayed").cut.stages[stage], None
+    if key:
+        if after.table is None:
+            raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
+        only = parse_key(stage, after.table, key)
+    ran = after.program.path if after.program is not None else "FILE"
+    file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")
+    with _opened(client, app, file, "which have the records to replay") as program:
+        from ..pipeline.claim.claim import program_of
+        from ..pipeline.replay.compare import sent_rows
+        from ..pipeline.replay.stage_replay import StageReplay
+
+        now, then = program_of(program.app), after.program
+        if now is not None and then is not None and now.checksum != then.checksum:
+            client.note(f"note: {file} is not, byte for byte, the program that ran then, {then}")
+        batch = StageReplay.of(program, after)
+        yield batch, sent_rows(batch) if only is None else {}, only
+
+
+@contextmanager
+def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
+    """The batch of a bundle, what it sent, and the keys that it is about. Raises as `open_bundle`."""
+    from ..pipeline.replay.bundled import open_bundle
+    from ..pipeline.replay.zipped import read
+
+    with open_bundle(read(bundle), code) as (batch, sent):
+        yield batch, sent, batch.only
+
+
+def _opened(client: Connection, app: str, code: str | Path, what_for: str) -> "AbstractContextManager[Program]":
+    """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
+    kafka = client.known_channels(what_for).kafka
+    # Spark's Python side takes a second or two.
+    from ..pipeline.replay.program import open_program
+    from ..pipeline.run.program import load_app
+
+    return open_program(load_app(str(code), name=app), client.store, client.cache, kafka)

@@ -1,0 +1,174 @@
+"""Searches for the first bad commit as the command line makes them: each is kept, in a file beside its user's work.
+
+So one that a person answers goes on with the next word, and any is shown, or printed as a log, when it has ended.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from .. import instants
+from ..errors import NotFound, Refused
+from ..results import verdict as shown
+from ..results.document import Page
+from ..results.report.contents import Case, document
+from ..results.report.masking import Mask
+from ..results.shown import Result
+from ..search import session as kept
+from ..search.ends import pinned
+from ..search.evidence import collect
+from ..search.predicate import Wanted
+from ..search.session import BEGINNING, Asked, Mark, Session
+from ..search.verdict import Answer, Guilty, Step, Verdict
+from ..store.versions.apps import free_name
+from .connection import Connection
+from .search import SearchedApp
+
+_FOLDER = Path(".slackwater")
+"""Where they are kept, beside what `dev` keeps."""
+
+
+def begun(client: Connection, asked: Asked) -> Session:
+    """A search that begins; of one by hand, ends that are named have their answers. Raises `Refused` if one is open."""
+    app = asked.app
+    try:
+        before = kept.read(_FOLDER, app)
+    except NotFound:
+        before = None
+    if before is not None and before.wanted is not None:
+        raise Refused(
+            f"a search of {app} by hand is open: {before.wanted or 'the beginning'} is to be looked at",
+            hint=f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` forgets it",
+        )
+    if not asked.by_hand:
+        return Session(client.root, asked)
+    good = _marks(client, app, "good", filter(None, [asked.good]))
+    bad = _marks(client, app, "bad", filter(None, [asked.bad]))
+    asked = replace(asked, good=good[0].ref if good else "", bad=bad[0].ref if bad else "")
+    return Session(client.root, asked).with_marks(*good, *bad)
+
+
+def answered(client: Connection, app: str, answer: Answer, refs: list[str]) -> Session:
+    """The app's search, with a person's answer for these moments; without any, for the one that is to be looked at.
+
+    Raises:
+        NotFound: there is no search, or no such moment.
+        Refused: it is one of another store, or no moment is to be looked at.
+    """
+    search = of_app(client, app)
+    if not refs and search.wanted is None:
+        raise Refused(
+            f"no moment of {app} is to be looked at: {search.found or 'the search was interrupted'}",
+            hint=f"name the moment: slackwater bisect {answer} {app} REF",
+        )
+    marks = _marks(client, app, answer, refs) or [Mark(search.wanted or "", answer, by_hand=True)]
+    return search.with_marks(*marks)
+
+
+def _marks(client: Connection, app: str, answer: Answer, refs: Iterable[str]) -> list[Mark]:
+    now_ms = instants.now_ms()
+    pinned_refs = ("" if ref == BEGINNING else pinned(client.store, app, ref, answer, now_ms) for ref in refs)
+    return [Mark(ref, answer, by_hand=True) for ref in pinned_refs]
+
+
+def of_app(client: Connection, app: str) -> Session:
+    """The app's search. Raises `NotFound`, and `Refused` when it is one of another store."""
+    search = kept.read(_FOLDER, app)
+    if search.store != client.root:
+        raise Refused(
+            f"the search of {app} is one in {search.store}, not in {client.root}",
+            hint=f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`",
+        )
+    return search
+
+
+def of_log(client: Connection, file: Path) -> Session:
+    """The search that a log gives. Raises `NotFound` for the file, and `Usage` where it is none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise NotFound("log", str(file), found=error.strerror or "") from None
+    return kept.of_log(text, client.root)
+
+
+def log(client: Connection, app: str) -> Result:
+    """The commands that give the app's search again."""
+    lines = tuple(kept.log_of(of_app(client, app)))
+    return Result({"app": app, "lines": lines}, *lines)
+
+
+def reset(app: str) -> Result:
+    """Forget the app's search."""
+    path = kept.path_of(_FOLDER, app)
+    was_there = path.exists()
+    path.unlink(missing_ok=True)
+    line = f"removed {path}" if was_there else f"there is no search of {app}"
+    return Result({"app": app, "removed": was_there}, line)
+
+
+def go_on(client: Connection, search: Session, on_step: Callable[[Step], None]) -> Verdict | Result:
+    """Search with what is known, and keep what is found out; a result says what a person is to look at first.
+
+    Raises as `StoredApp.bisect`.
+    """
+    asked = search.asked
+
+    def keep(step: Step) -> None:
+        nonlocal search
+        on_step(step)
+        search = search.with_step(step)
+        _write(client, search)
+
+    try:
+        found = SearchedApp(client, asked.app).search(
+            asked.predicate(client.store),
+            good=asked.good or None,
+            bad=asked.bad or None,
+            edge=asked.edge,
+            known=search.known,
+            on_step=keep,
+        )
+    except Wanted as wanted:
+        search = replace(search, wanted=wanted.ref, asked=replace(asked, bad=asked.bad or wanted.ref))
+        _write(client, search)
+        return shown.wanted(search, wanted.cut, wanted.left, client.flags)
+    _write(client, replace(search, found=shown.sentence(found), wanted=None))
+    for ref, cut in found.asked.items():
+        client.note_thinned(ref, cut.thinned)
+    if found.begins:
+        client.note(
+            f"note: the history of {found.app} before {found.begins} was thinned out by gc; "
+            "of that, the moments that are left are searched"
+        )
+    return found
+
+
+def _write(client: Connection, search: Session) -> None:
+    """Keep it. One that a predicate makes goes on where the folder cannot be written."""
+    try:
+        search.write(_FOLDER)
+    except Refused as error:
+        if search.asked.by_hand:
+            raise
+        if search.found:
+            client.note(f"note: {error.message}")
+
+
+def clone_name(client: Connection, verdict: Verdict) -> str:
+    """A name for a clone, to look into a verdict, that no app has."""
+    return free_name(client.store, f"{verdict.app}-staging")
+
+
+def report_of(client: Connection, verdict: Verdict, guilty: Guilty | None, *, show_values: bool) -> Page:
+    """The report of a verdict, and the record behind it; without `show_values`, values are hidden.
+
+    Raises:
+        NotFound: a manifest around the verdict was collected meanwhile.
+        Corruption: one is not readable.
+        Unavailable: storage did not answer.
+    """
+    reader = client.channels() if verdict.predicate.channels else None
+    evidence = collect(client.store, client.cache, verdict, reader)
+    case = Case(verdict, guilty, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
+    return document(case, Mask(show_values))

@@ -1,0 +1,186 @@
+"""What a runner does beside its batches: it says how far stages are and that it lives, and collects garbage."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from ... import instants
+from ...errors import Corruption, Refused, SlackwaterError, Unavailable
+from ...keep.gc.collect import Collected, collect
+from ...keep.gc.inventory import last_collection
+from ...keep.gc.retention import Retention
+from ...moments.cut.graph import order
+from ...moments.cut.moments import heads_of
+from ...moments.status import lag
+from ...moments.status.lag import StageLag, input_lag, sink_lags
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history
+from ...store.versions.manifest import Manifest
+from ...store.versions.published import Place
+from ..batch.stage_runner import StageRunner
+from ..claim.claim import Claimer
+from ..kafka.open import EndOffsets
+from .news import News
+
+_log = logging.getLogger("slackwater")
+
+_END_S = 2.0
+_REPORT_S = 5.0
+_OTHERS_S = 60.0
+_KAFKA_S = 2.0
+_LOOK_S = 300.0
+_AGAIN_MS = 600_000
+"""After a collection that did not end: it broke off, unless it is still under way."""
+
+
+@contextmanager
+def beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Inside, this goes on, on a thread of its own, until it is told to end; what takes long is left."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_END_S)
+
+
+@dataclass(slots=True)
+class LagReporter:
+    """Works every few seconds: no batch waits for it, and nothing depends on what it finds."""
+
+    store: ObjectStore
+    """Of little patience."""
+    claimer: Claimer
+    """Who runs what."""
+    runners: Sequence[StageRunner]
+    news: News
+    places: Callable[[str], Mapping[str, Place | None]]
+    """How far the sinks of a stage of this run are."""
+    _others: dict[str, Manifest] = field(default_factory=dict)
+    """Heads of stages that run elsewhere, or nowhere."""
+    _alive: tuple[lag.Beat, ...] | None = None
+
+    def work(self, over: threading.Event) -> None:
+        """Report and write heartbeats, of which the last one goes when it is `over`."""
+        app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
+        beat = lag.Beat(self.claimer.writer, self.claimer.by, epochs)
+        beat_due = others_due = 0.0
+        swept = False
+        while not over.is_set():
+            if time.monotonic() >= beat_due:
+                beat_due = time.monotonic() + lag.BEAT_S
+                with suppress(Unavailable, Refused):
+                    lag.RUNNERS.put(self.store, beat, app)
+                    if not swept:
+                        lag.sweep(self.store, app, beat.writer)
+                    swept = True
+            if time.monotonic() >= others_due:
+                others_due = time.monotonic() + _OTHERS_S
+                self._refresh_others(app)
+            self.news.lags(self._lags(app))
+            over.wait(_REPORT_S)
+        with suppress(Unavailable, Refused):
+            lag.RUNNERS.remove(self.store, beat.writer, app)
+
+    def _refresh_others(self, app: str) -> None:
+        try:
+            self._alive = lag.beats(self.store, app, instants.now_ms())
+            names = set(history.list_stages(self.store, app)) - {runner.stage.name for runner in self.runners}
+            found = {}
+            for stage in sorted(names):
+                known = self._others.get(stage)
+                head = history.head(self.store, app, stage, known=known.version if known else 0)
+                if head is not None and not head.retired:
+                    found[stage] = head
+            self._others = found
+        except (Unavailable, Corruption, Refused):
+            # Whoever needs them says it; here, nobody knows.
+            self._alive = None
+
+    def _lags(self, app: str) -> tuple[StageLag, ...]:
+        own = {runner.stage.name: runner.head for runner in self.runners}
+        heads = self._others | own
+        ends_of = EndOffsets(self.claimer.kafka, timeout_s=_KAFKA_S)
+
+        def runs(head: Manifest) -> bool | None:
+            return None if self._alive is None else bool(lag.runner_of(head, self._alive))
+
+        return tuple(
+            StageLag(
+                app,
+                stage,
+                tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
+                True if stage in own else runs(head),
+                sink_lags(head, self.places(stage)) if stage in own else (),
+            )
+            for stage, head in sorted(heads.items())
+        )
+
+
+@dataclass(slots=True)
+class Collector:
+    """Collects by the rules of retention: no batch waits for it, and killing it does no harm.
+
+    When the app was collected last, by whomever, the store says. Of several runners of an app that one collects which
+    holds the first of the stages that run, by its epoch; any, where that one has let its turn pass. Two at once do no
+    harm either.
+    """
+
+    store: ObjectStore
+    app: str
+    retention: Retention
+    every_ms: int
+    """How long from one collection to the next."""
+    by: str
+    runners: Sequence[StageRunner]
+    news: News
+    _since_ms: int = 0
+    """When this one first looked."""
+
+    def work(self, over: threading.Event) -> None:
+        """Look now and then whether a collection is due; not at once, for the first batches have enough to do.
+
+        A collection under way when it is `over` is left where it is, and the next one goes on from there.
+        """
+        while not over.wait(min(_LOOK_S, self.every_ms / 4_000)):
+            try:
+                done = self.look(instants.now_ms())
+            except (Refused, Unavailable):
+                # Somebody else is at it, or the next look finds it due.
+                continue
+            except SlackwaterError as error:
+                _log.warning("gc of %s: nothing was deleted: %s", self.app, error.message)
+                continue
+            except Exception:
+                # Whatever it is, it ends neither the run nor the collections to come.
+                _log.exception("gc of %s broke off; the next one goes on from there", self.app)
+                continue
+            if done is not None:
+                self.news.collected(done)
+
+    def look(self, now_ms: int) -> Collected | None:
+        """Collect, if it is due and this runner's to do. A listing where it is not due. Raises as `collect`."""
+        self._since_ms = self._since_ms or now_ms
+        last_ms, ended = last_collection(self.store, self.app)
+        wait_ms = self.every_ms if ended else min(self.every_ms, _AGAIN_MS)
+        # Whose turn it is may not collect: it was told so, or has no rules.
+        passed = now_ms - max(last_ms, self._since_ms) >= 2 * self.every_ms
+        if now_ms - last_ms < wait_ms or not (passed or self._leads(now_ms)):
+            return None
+        return collect(self.store, self.app, self.retention, by=self.by)
+
+    def _leads(self, now_ms: int) -> bool:
+        """Whether the first stage that runs is this runner's."""
+        heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
+        alive = lag.beats(self.store, self.app, now_ms)
+        mine = {runner.stage.name: runner.head.epoch for runner in self.runners}
+        running = (name for name in order(heads) if name in mine or lag.runner_of(heads[name], alive))
+        first = next(running, None)
+        return first is not None and mine.get(first) == heads[first].epoch
