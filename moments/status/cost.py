@@ -4,7 +4,6 @@ Each manifest has the sums so far, so what a stage took in some time is the diff
 do not depend on how many versions lie in between, but for a search over their numbers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import astuple
@@ -17,26 +16,20 @@ from ...store.versions.aside import all_ssts
 from ...store.versions.manifest import Manifest
 from ..cut.graph import order
 
-_RATES = ("gets", "puts", "lists", "deletes", "bytes_read", "bytes_written")
-
 
 @dataclass(frozen=True, slots=True)
 class StageUsage:
-    """What one stage took, and what it has in the store."""
+    """What one stage took, and what it has in the store: without the SSTs of the app that this one is a clone of."""
 
-    stage: str
-    version: int
-    """The newest."""
+    head: Manifest
     versions: int
-    """How many it is the last of; 0 when none was committed in that time."""
+    """How many versions it is the last of; 0 when none was committed in that time."""
     taken: Stats
     """What these took."""
-    first_version: int
-    """From this one on, its history is whole."""
     table_bytes: int
-    """SSTs of the newest version; here and below without those of the app that this one is a clone of."""
+    """SSTs of the newest version."""
     sst_bytes: int
-    """All SSTs that the versions from `first_version` on name: those of the first, and each that came after it."""
+    """All SSTs of the versions from which on the history is whole: those of the first, and each that came after it."""
     stored_bytes: int
     """The same with manifests, and with whatever else was put since, left-overs too: `sst_bytes` at least."""
 
@@ -85,48 +78,32 @@ class AppCost:
 def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppCost:
     """What an app takes, as the versions committed after `since_ms` tell, and what it has stored.
 
-    Raises:
-        NotFound: there is no such app.
-        Unavailable: the store does not answer.
+    Raises `NotFound` (there is no such app) and `Unavailable`.
     """
     apps.read_app(store, app)
     names = history.list_stages(store, app)
     found = {name: usage for name in names if (usage := usage_since(store, app, name, since_ms)) is not None}
-    heads = {name: history.read(store, app, name, usage.version) for name, usage in found.items()}
-    stages = tuple(_stage(found[name], prices) for name in order(heads))
-    return AppCost(app, since_ms, prices, stages, _total(stages))
+    upstream_first = order({name: usage.head for name, usage in found.items()})
+    stages = tuple(_stage(name, found[name], prices) for name in upstream_first)
+    total = (sum(getattr(each, name) for each in stages) for name in StageCost.__slots__ if name != "stage")
+    return AppCost(app, since_ms, prices, stages, StageCost("total", *total))
 
 
-def _stage(usage: StageUsage, prices: Prices) -> StageCost:
+def _stage(name: str, usage: StageUsage, prices: Prices) -> StageCost:
     rate = hourly(usage.taken) or Stats()
     cost = monthly_cost(rate, usage.stored_bytes, prices)
-    return StageCost(
-        stage=usage.stage,
-        versions=usage.versions,
-        counted_ms=usage.taken.ms,
-        **{name: getattr(rate, name) for name in _RATES},
-        **{name: getattr(usage, name) for name in ("table_bytes", "sst_bytes", "stored_bytes")},
-        requests_cost=cost.requests,
-        traffic_cost=cost.traffic,
-        storage_cost=cost.storage,
-        monthly_cost=cost.total,
-    )
-
-
-def _total(stages: Sequence[StageCost]) -> StageCost:
-    numbers = [name for name in StageCost.__slots__ if name != "stage"]
-    return StageCost("total", *(sum(getattr(stage, name) for stage in stages) for name in numbers))
+    rates = (rate.gets, rate.puts, rate.lists, rate.deletes, rate.bytes_read, rate.bytes_written)
+    stored = (usage.table_bytes, usage.sst_bytes, usage.stored_bytes)
+    money = (cost.requests, cost.traffic, cost.storage, cost.total)
+    return StageCost(name, usage.versions, usage.taken.ms, *rates, *stored, *money)
 
 
 def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> StageUsage | None:
     """What a stage took in versions committed after `since_ms`; None when it has no version.
 
     A version counts the time since the one before it; so the first of them may begin earlier. Requests: those of
-    `history.latest_at` and `history.first_version`, and a read.
-
-    Raises:
-        Corruption: a manifest on the way is not readable.
-        Unavailable: the store did not answer.
+    `history.latest_at` and `history.first_version`, and a read. Raises `Corruption` (a manifest on the way is not
+    readable) and `Unavailable`.
     """
     head = history.head(store, app, stage)
     if head is None:
@@ -135,18 +112,11 @@ def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> Stag
     first = history.find(store, app, stage, number) or head
     base = history.latest_at(store, app, stage, since_ms) or first
     began, now = first.totals or Stats(), head.totals or Stats()
-    at_first, since_first = _sst_bytes(first), now - began
-    sst_bytes = max(_sst_bytes(head), at_first + since_first.flushed_bytes + since_first.compacted_bytes)
-    return StageUsage(
-        stage=stage,
-        version=head.version,
-        versions=head.version - base.version,
-        taken=now - (base.totals or Stats()),
-        first_version=first.version,
-        table_bytes=_sst_bytes(head),
-        sst_bytes=sst_bytes,
-        stored_bytes=max(sst_bytes, at_first + since_first.bytes_written),
-    )
+    at_first, at_head, since_first = _sst_bytes(first), _sst_bytes(head), now - began
+    sst_bytes = max(at_head, at_first + since_first.flushed_bytes + since_first.compacted_bytes)
+    stored_bytes = max(sst_bytes, at_first + since_first.bytes_written)
+    taken = now - (base.totals or Stats())
+    return StageUsage(head, head.version - base.version, taken, at_head, sst_bytes, stored_bytes)
 
 
 def hourly(taken: Stats) -> Stats | None:
@@ -157,11 +127,8 @@ def hourly(taken: Stats) -> Stats | None:
 def recent(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
     """What the newest versions took: how many these are, and their sum. One request.
 
-    So many as asked for; where fewer are left of the history, all that the stage ever had, and took.
-
-    Raises:
-        Corruption: the version before these is not readable.
-        Unavailable: the store did not answer.
+    So many as asked for; where fewer are left of the history, all that the stage ever had, and took. Raises
+    `Corruption` (the version before these is not readable) and `Unavailable`.
     """
     now, before = head.totals or Stats(), head.version - versions
     base = history.find(store, head.app, head.stage, before) if before > 0 else None

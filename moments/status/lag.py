@@ -18,7 +18,7 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.notes import Notes
 from ...store.versions.published import Place
 
-EndOffsets = Callable[[str], tuple[int, ...] | None]
+EndsOf = Callable[[str], tuple[int, ...] | None]
 """End offsets of a user's topic by partition, or None when they are not known."""
 
 
@@ -55,9 +55,9 @@ class SinkLag:
     place: int | None
     """The version up to which it is published; None before its publisher's first start."""
     rows: int
-    """Rows that are committed and not published."""
+    """That are committed and not published."""
     versions: int
-    """Versions of the stage since; 0 where they brought no rows."""
+    """Of the stage since; 0 where they brought no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +90,26 @@ def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkL
     return tuple(found)
 
 
-def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of: EndOffsets) -> InputLag:
+def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of: EndsOf) -> InputLag:
     """The lag of one input of `head`. `heads` are the newest versions of the stages that may have written it.
 
     A retired stage has none: it is to read nothing more.
     """
     source = head.inputs[name]
     lag = partial(InputLag, name, source.topic, source.upstream, source.offsets)
-    if head.retired:
-        return lag(None, None, None, None)
-    if not source.upstream:
-        ends = ends_of(source.topic)
-        behind = _behind(source.offsets, ends)
-        return lag(ends, behind, behind, None)
     sender = heads.get(source.upstream)
     output = sender.outputs.get(name) if sender is not None else None
-    if sender is None or output is None:
+    ends = output.ends if output is not None else None if source.upstream or head.retired else ends_of(source.topic)
+    if head.retired or ends is None:
         return lag(None, None, None, None)
-    messages = _behind(source.offsets, output.ends)
+    messages = sum(one.last - one.first for one in ranges(source.offsets, ends))
+    if sender is None or output is None:
+        return lag(ends, messages, messages, None)
     if messages == 0:
         # Versions that sent nothing are not read: claims, compactions, batches whose rows went elsewhere.
-        return lag(output.ends, 0, 0, 0)
-    left = unread(output, source)
-    rows = max(0, left) if left is not None else None
-    versions = max(0, sender.version - source.version)
-    return lag(output.ends, messages, rows, versions)
-
-
-def _behind(offsets: tuple[int, ...], ends: tuple[int, ...] | None) -> int | None:
-    return None if ends is None else sum(one.last - one.first for one in ranges(offsets, ends))
+        return lag(ends, 0, 0, 0)
+    rows = unread(output, source)
+    return lag(ends, messages, None if rows is None else max(0, rows), max(0, sender.version - source.version))
 
 
 BEAT_S = 15.0
@@ -146,18 +137,13 @@ RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
 def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
     """The runners that give signs of life. A listing, and a read for each.
 
-    Raises:
-        Corruption: A sign of life cannot be read.
-        Unavailable: The store does not answer.
+    Raises `Corruption` (A sign of life cannot be read) and `Unavailable`.
     """
     return RUNNERS.all(store, app, since_ms=now_ms - round(FRESH_S * 1000))
 
 
 def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
-    """Who runs the stage, as host:pid; empty when nobody does.
-
-    A runner that was taken over may live on for a moment: it claims an older epoch.
-    """
+    """Who runs the stage, as host:pid; empty when nobody does. One that was taken over claims an older epoch."""
     return next((runner.by for runner in alive if runner.stages.get(head.stage) == head.epoch), "")
 
 

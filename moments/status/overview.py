@@ -3,20 +3,22 @@
 A few requests per stage, and nothing of the state: of the number of keys, manifests know how many at most.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ... import instants
-from ...errors import Corruption, Refused
+from ...errors import Corruption, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, published
 from ...store.versions.aside import rejected_of
-from ...store.versions.manifest import Manifest, Origin
+from ...store.versions.manifest import Manifest, Origin, Table
 from ..cut.graph import order
 from ..cut.stored import open_requests
 from . import lag
 from .cost import recent
-from .lag import EndOffsets, InputLag, SinkLag, input_lag, sink_lags
+from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
 
 _RECENT = 100
 """Versions that figures of a table are told of."""
@@ -102,68 +104,73 @@ class AppOverview:
     """A sentence for each stage that is left out because its newest manifest cannot be read."""
 
 
-def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bool = False) -> AppOverview:
+def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:
     """How far `app` is; with `in_detail` also how its tables do, which takes a request more for each stage with one.
 
-    Raises:
-        NotFound: there is no such app.
-        Corruption: what says who the app is cannot be read.
-        Unavailable: the store does not answer.
+    Raises `NotFound` (there is no such app), `Corruption` (what says who the app is cannot be read) and `Unavailable`.
     """
     info = apps.read_app(store, app)
     heads: dict[str, Manifest] = {}
     damaged: list[str] = []
     for stage in history.list_stages(store, app):
-        try:
-            head = history.head(store, app, stage)
-        except Corruption as error:
-            damaged.append(f"{app}/{stage}: {error.message} ({error.hint})")
-            continue
-        if head is not None:
-            heads[stage] = head
-    alive: tuple[lag.Beat, ...] | None
-    try:
+        with _noted(damaged, f"{app}/{stage}"):
+            if (newest := history.head(store, app, stage)) is not None:
+                heads[stage] = newest
+    alive: tuple[lag.Beat, ...] | None = None
+    with _noted(damaged, f"{app}: which stages run is not known"):
         alive = lag.beats(store, app, instants.now_ms())
-    except Corruption as error:
-        alive = None
-        damaged.append(f"{app}: which stages run is not known: {error.message} ({error.hint})")
-    sinks: dict[str, tuple[SinkLag, ...]] = {}
+    sinks: dict[str, tuple[SinkLag, ...]] = dict.fromkeys(heads, ())
     for stage, head in heads.items():
-        try:
+        with _noted(damaged, f"{app}/{stage}: how far its sinks are is not known"):
             sinks[stage] = sink_lags(head, published.places(store, head))
-        except Corruption as error:
-            sinks[stage] = ()
-            damaged.append(f"{app}/{stage}: how far its sinks are is not known: {error.message} ({error.hint})")
-    return AppOverview(
-        app=app,
-        created_ms=info.created_ms,
-        origin=info.origin,
-        stages=tuple(
-            _stage(
-                heads[stage],
-                heads,
-                ends_of,
-                alive,
-                _figures(store, heads[stage]) if in_detail else None,
-                sinks[stage],
-            )
-            for stage in order(heads)
-        ),
-        requested=tuple(request.name for request in open_requests(store, app)),
-        damaged=tuple(damaged),
-    )
+
+    def stage_overview(head: Manifest) -> StageOverview:
+        rejects, times = rejected_of(head), head.event_time
+        return StageOverview(
+            stage=head.stage,
+            version=head.version,
+            epoch=head.epoch,
+            kind=head.kind,
+            by=head.by,
+            runner=None if alive is None else lag.runner_of(head, alive),
+            time_ms=head.time_ms,
+            rows=sum(source.rows for source in head.inputs.values()),
+            keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
+            keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
+            ssts=len(head.ssts),
+            bytes=sum(sst.bytes for sst in head.ssts),
+            inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
+            retired=head.retired,
+            called=head.called,
+            figures=_figures(store, head, head.table) if in_detail and head.table is not None else None,
+            sinks=sinks[head.stage],
+            rejected=rejects.total,
+            rejected_waiting=rejects.waiting,
+            since=head.table.added if head.table is not None else {},
+            watermark_ms=head.watermark_ms,
+            ahead=times.ahead_total if times is not None else 0,
+            late=times.late_total if times is not None else 0,
+        )
+
+    stages = tuple(stage_overview(heads[stage]) for stage in order(heads))
+    requested = tuple(request.name for request in open_requests(store, app))
+    return AppOverview(app, info.created_ms, info.origin, stages, requested, tuple(damaged))
 
 
-def overviews(
-    store: ObjectStore, app: str | None, ends_of: EndOffsets
-) -> tuple[tuple[AppOverview, ...], tuple[str, ...]]:
+@contextmanager
+def _noted(damaged: list[str], what: str, kinds: tuple[type[SlackwaterError], ...] = (Corruption,)) -> Iterator[None]:
+    """Adds a sentence about `what` where something in the block cannot be read."""
+    try:
+        yield
+    except kinds as error:
+        damaged.append(f"{what}: {error.message} ({error.hint})")
+
+
+def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tuple[AppOverview, ...], tuple[str, ...]]:
     """All apps of the store, or `app` alone and in detail; and a sentence for each thing that cannot be read.
 
-    Raises:
-        NotFound: there is no such app.
-        Corruption: what says who `app` is cannot be read.
-        Refused: `app` is being removed.
-        Unavailable: the store does not answer.
+    Raises `NotFound` (there is no such app), `Corruption` (what says who `app` is cannot be read), `Refused` (`app` is
+    being removed) and `Unavailable`.
     """
     if app is not None:
         found = overview(store, app, ends_of, in_detail=True)
@@ -171,62 +178,21 @@ def overviews(
     apps_found: list[AppOverview] = []
     damaged: list[str] = []
     for name in apps.list_apps(store):
-        try:
+        with _noted(damaged, name, (Corruption, Refused)):  # refused: it is being removed
             apps_found.append(overview(store, name, ends_of))
             damaged += apps_found[-1].damaged
-        except (Corruption, Refused) as error:  # refused: it is being removed
-            damaged.append(f"{name}: {error.message} ({error.hint})")
     return tuple(apps_found), tuple(damaged)
 
 
-def _stage(
-    head: Manifest,
-    heads: dict[str, Manifest],
-    ends_of: EndOffsets,
-    alive: tuple[lag.Beat, ...] | None,
-    figures: TableFigures | None,
-    sinks: tuple[SinkLag, ...],
-) -> StageOverview:
-    rejects = rejected_of(head)
-    return StageOverview(
-        stage=head.stage,
-        version=head.version,
-        epoch=head.epoch,
-        kind=head.kind,
-        by=head.by,
-        runner=None if alive is None else lag.runner_of(head, alive),
-        time_ms=head.time_ms,
-        rows=sum(source.rows for source in head.inputs.values()),
-        keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
-        keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
-        ssts=len(head.ssts),
-        bytes=sum(sst.bytes for sst in head.ssts),
-        inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
-        retired=head.retired,
-        called=head.called,
-        figures=figures,
-        sinks=sinks,
-        rejected=rejects.total,
-        rejected_waiting=rejects.waiting,
-        since=head.table.added if head.table is not None else {},
-        watermark_ms=head.watermark_ms,
-        ahead=head.event_time.ahead_total if head.event_time is not None else 0,
-        late=head.event_time.late_total if head.event_time is not None else 0,
-    )
-
-
-def _figures(store: ObjectStore, head: Manifest) -> TableFigures | None:
-    if head.table is None:
-        return None
+def _figures(store: ObjectStore, head: Manifest, table: Table) -> TableFigures:
     # numpy and Arrow, which a look without details does without.
     from ...store.compaction.picker import pick_for
 
-    due = pick_for(head)
     versions, took = recent(store, head, _RECENT)
     return TableFigures(
         versions=versions,
-        l0_files=l0_files(head.ssts, head.table.partitions),
-        debt_bytes=sum(one.input_bytes for one in due),
+        l0_files=l0_files(head.ssts, table.partitions),
+        debt_bytes=sum(one.input_bytes for one in pick_for(head)),
         read_amplification=_ratio(took.searched - took.filtered, took.keys),
         write_amplification=_ratio(took.flushed_bytes + took.compacted_bytes, took.flushed_bytes),
         filter_hits=_ratio(took.filtered, took.searched),
