@@ -11,7 +11,7 @@ from ..moments.cut.stored import own_request
 from ..moments.status import lag
 from ..moments.take import taking
 from ..moments.take.remove import remove_or_withdraw
-from ..moments.take.waiting import Look, take
+from ..moments.take.waiting import SnapshotProgress, take
 from ..results import snapshots
 from ..results.shown import Result
 from .kept import KeptApp
@@ -41,11 +41,11 @@ class StoredApp(KeptApp):
             Unavailable: a stage did not answer in time and is named.
         """
         store, reader = self._client.store, self._client.channels()
-        taken = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
-        return self.at(taken.snapshot.name)
+        taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
+        return self.at(taken.name)
 
     def take(
-        self, name: str, *, instant: bool, timeout_s: float, wait: bool, on_look: Callable[[Look], None]
+        self, name: str, *, instant: bool, timeout_s: float, wait: bool, on_look: Callable[[SnapshotProgress], None]
     ) -> Result:
         """As `snapshot`, but tells how far it is; without `wait`, it is only asked for."""
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
@@ -61,10 +61,12 @@ class StoredApp(KeptApp):
             client.note(f"nobody runs {app} now: its next runner takes the snapshot; --instant needs none")
         reader = client.channels()
         by = client.by
-        taken = take(store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look)
-        if instant and reader is None and not taken.already:
+        taken, already = take(
+            store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
+        )
+        if instant and reader is None and not already:
             client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-        return snapshots.taken(taken.snapshot, client.flags, already=taken.already)
+        return snapshots.taken(taken, client.flags, already=already)
 
     def forget(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
         """Remove a snapshot, or withdraw the request for one; with `force` also one that a clone lives from.

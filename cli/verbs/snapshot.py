@@ -13,7 +13,7 @@ from ..session import Session, group, verb
 
 if TYPE_CHECKING:
     from ...client import StoredApp
-    from ...moments.take.waiting import Look
+    from ...moments.take.waiting import SnapshotProgress
 
 snapshot = group()
 
@@ -98,11 +98,11 @@ def rm(
     session.show(app.forget(name, force=force, dry_run=dry_run))
 
 
-def _progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callable[[Look], None]":
+def _progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callable[[SnapshotProgress], None]":
     """Shows the stages' answers as they come in: a line for each that is new, and a table of all."""
     before: dict[str, tuple[str, str]] = {}
 
-    def on_look(look: "Look") -> None:
+    def on_look(look: "SnapshotProgress") -> None:
         nonlocal before
         title = f"snapshot {name} of {app_name}" + ("" if look.complete else f": {look.waited_s:.1f} s")
         states, news = {}, []

@@ -34,10 +34,8 @@ class ChannelReader(Protocol):
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """The records in flight: the channel's columns and `ADDRESS`, by partition and offset, a chunk at a time.
 
-        Raises:
-            Corruption: there are not as many as their writer's manifests say.
-            Refused: they are gone.
-            Unavailable: Kafka did not answer.
+        Raises `Corruption` (there are not as many as their writer's manifests say), `Refused` (they are gone) and
+        `Unavailable` (Kafka did not answer).
         """
         ...
 
@@ -48,12 +46,8 @@ def capture(
     """Copy records in flight from Kafka to objects of snapshot `name`. Channels that nobody reads are left out.
 
     Memory holds one object's records at a time. Nothing counts until a snapshot names the objects. Where it fails, what
-    it has written is deleted.
-
-    Raises:
-        Corruption: there are not as many records as their writers' manifests say.
-        Refused: records are gone from Kafka.
-        Unavailable: storage or Kafka did not answer.
+    it has written is deleted. Raises `Corruption` (there are not as many records as their writers' manifests say),
+    `Refused` (records are gone from Kafka) and `Unavailable` (storage or Kafka did not answer).
     """
     written: list[CapturedObject] = []
     try:
@@ -62,7 +56,8 @@ def capture(
         # Completers try again and again while Kafka is away: they must not pile up objects. The failure itself is what
         # the caller must hear of.
         with suppress(Unavailable):
-            _delete(store, written)
+            for each in written:
+                store.delete(each.key)
         raise
 
 
@@ -74,15 +69,17 @@ def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) 
     """
     for each in captured.objects:
         rows = read_object(store, each)
-        yield rows if state is None else _inside(rows, state)
+        if state is not None:
+            partition, offset = rows["_partition"], rows["_offset"]
+            starts, ends = (pa.array(bound, pa.int64()).take(partition) for bound in (state.starts, state.ends))
+            rows = rows.filter(pc.and_(pc.greater_equal(offset, starts), pc.less(offset, ends)))
+        yield rows
 
 
 def read_object(store: ObjectStore, each: CapturedObject, *, check_pages: bool = False) -> pa.Table:
     """The records of one object. `check_pages` looks at the checksum of every page, too.
 
-    Raises:
-        Corruption: it is gone, or is not what was written.
-        Unavailable: storage did not answer.
+    Raises `Corruption` (it is gone, or is not what was written) and `Unavailable`.
     """
     try:
         data = store.get(each.key)
@@ -96,12 +93,6 @@ def read_object(store: ObjectStore, each: CapturedObject, *, check_pages: bool =
     return read_whole(data, check_pages=check_pages)
 
 
-def _inside(rows: pa.Table, state: InFlight) -> pa.Table:
-    partition, offset = rows["_partition"], rows["_offset"]
-    starts, ends = (pa.array(bound, pa.int64()).take(partition) for bound in (state.starts, state.ends))
-    return rows.filter(pc.and_(pc.greater_equal(offset, starts), pc.less(offset, ends)))
-
-
 def count_by_partition(rows: pa.Table, partitions: int) -> npt.NDArray[np.int64]:
     """How many of the records, which have an `ADDRESS`, are of each Kafka partition."""
     return np.bincount(rows["_partition"].to_numpy(), minlength=partitions)
@@ -109,26 +100,24 @@ def count_by_partition(rows: pa.Table, partitions: int) -> npt.NDArray[np.int64]
 
 def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
     """Delete objects that no snapshot names."""
-    for each in captured:
-        _delete(store, each.objects)
-
-
-def _delete(store: ObjectStore, objects: Iterable[CapturedObject]) -> None:
-    for each in objects:
-        store.delete(each.key)
+    for one in (one for each in captured for one in each.objects):
+        store.delete(one.key)
 
 
 def _capture_one(
     store: ObjectStore, app: str, name: str, state: InFlight, reader: ChannelReader, written: list[CapturedObject]
 ) -> Captured:
     """One channel; each object is added to `written` as soon as it is written."""
-    counts = np.zeros(len(state.ends), np.int64)
-    objects: list[CapturedObject] = []
+    counts, before = np.zeros(len(state.ends), np.int64), len(written)
     try:
         for rows in _gathered(reader.read(state)):
             counts += count_by_partition(rows, len(counts))
-            objects.append(_write(store, keys.captured(app, name, str(ULID())), rows))
-            written.append(objects[-1])
+            sink, key = BytesIO(), keys.captured(app, name, str(ULID()))
+            # Light compression: records must be kept at least as fast as they were written.
+            pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
+            data = sink.getvalue()
+            store.put(key, data)
+            written.append(CapturedObject(key, rows.num_rows, len(data), xxhash.xxh3_128_hexdigest(data)))
     except Gone as error:
         raise Gone(
             f"records in flight on {state.channel!r} to {state.receiver!r} cannot be kept: {error.message}",
@@ -153,7 +142,7 @@ def _capture_one(
         up_to=state.up_to,
         counts=found,
         schema=state.schema,
-        objects=tuple(objects),
+        objects=tuple(written[before:]),
     )
 
 
@@ -168,12 +157,3 @@ def _gathered(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
             gathered = []
     if gathered:
         yield pa.concat_tables(gathered)
-
-
-def _write(store: ObjectStore, key: str, rows: pa.Table) -> CapturedObject:
-    sink = BytesIO()
-    # Light compression: records must be kept at least as fast as they were written.
-    pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
-    data = sink.getvalue()
-    store.put(key, data)
-    return CapturedObject(key, rows.num_rows, len(data), xxhash.xxh3_128_hexdigest(data))

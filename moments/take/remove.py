@@ -7,6 +7,7 @@ the oldest that is left names all of them.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
@@ -29,42 +30,20 @@ from .audit_log import Operation, find_operation, record_once
 def check_unused(store: ObjectStore, app: str) -> None:
     """See that no clone lives from an app: in its own root, and in those that its pins name.
 
-    Raises:
-        Refused: one does, or may, under a root of which nothing is to be seen here.
-        Unavailable: the store of a clone did not answer.
+    Raises `Refused` (one does, or may, under a root of which nothing is to be seen here) and `Unavailable` (the store
+    of a clone did not answer).
     """
     # What is left of an app whose identity is gone has no snapshots that anybody could have made.
     found = list_snapshots(store, app) if apps.find_app(store, app) is not None else ()
     pins = [snapshot for snapshot in found if snapshot.kind == "clone"]
-    for pin in pins:
-        if clone_lives(store, pin):
-            raise _needed(app, pin.clone, pin.clone_root)
-    for root in sorted({"", *(pin.clone_root for pin in pins)}):
-        for other, objects in shared(store, app, root):
-            if objects:
-                raise _needed(app, other, root)
-
-
-def check_pin_unused(store: ObjectStore, snapshot: Snapshot) -> None:
-    """See that a clone's pin, whose clone is gone, is not what keeps SSTs for clones of that clone.
-
-    Raises `Refused` when it is: no other clone's pin keeps what they name.
-    """
-    others = [
-        other for other in list_snapshots(store, snapshot.app) if other.kind == "clone" and other.name != snapshot.name
-    ]
-    kept = _pinned(store, snapshot).difference(*(_pinned(store, other) for other in others))
-    if not kept:
-        return
-    for root in sorted({"", snapshot.clone_root}):
-        for other, objects in shared(store, snapshot.app, root):
-            if objects & kept:
-                named = f"app {other!r}{f' under {root}' if root else ''}"
-                raise Refused(
-                    f"{named} comes from {snapshot.clone!r}, and snapshot {snapshot.name!r} of {snapshot.app} keeps "
-                    "part of its state",
-                    hint=f"remove the app {other} first, or say --force",
-                )
+    living = ((pin.clone, pin.clone_root) for pin in pins if clone_lives(store, pin))
+    roots = sorted({"", *(pin.clone_root for pin in pins)})
+    sharing = ((other, root) for root in roots for other, objects in shared(store, app, root) if objects)
+    for clone, root in chain(living, sharing):
+        raise Refused(
+            f"app {clone!r}{_under(root)} lives from {app}: it is a clone, and shares its SSTs",
+            hint=f"remove {clone} first; with --force {app} goes all the same, and {clone} is damaged",
+        )
 
 
 def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
@@ -109,11 +88,8 @@ def _pinned(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
     return frozenset(sst.object for manifest in cut.stages.values() for sst in all_ssts(manifest))
 
 
-def _needed(app: str, clone: str, root: str) -> Refused:
-    return Refused(
-        f"app {clone!r}{f' under {root}' if root else ''} lives from {app}: it is a clone, and shares its SSTs",
-        hint=f"remove {clone} first; with --force {app} goes all the same, and {clone} is damaged",
-    )
+def _under(root: str) -> str:
+    return f" under {root}" if root else ""
 
 
 def remove_or_withdraw(
@@ -177,21 +153,27 @@ def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_ro
 def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
     """The snapshot of that name, if it may be removed.
 
-    Raises:
-        NotFound: there is no such app or snapshot.
-        Refused: a clone lives from it, or a clone of that one, or may live under a root of which nothing is to be seen
-            here; unless `force`.
-        Unavailable: the clone's store did not answer.
+    Raises `NotFound` (there is no such app or snapshot), `Refused` (a clone lives from it, or a clone of that one, or
+    may live under a root of which nothing is to be seen here; unless `force`) and `Unavailable`.
     """
     snapshot = read_snapshot(store, app, name)
     if snapshot.kind != "clone" or force:
         return snapshot
     if clone_lives(store, snapshot):
-        under = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
         raise Refused(
-            f"app {snapshot.clone!r}{under} is a clone that lives from snapshot {name!r} of {app}: "
-            "without it, its state may be collected",
+            f"app {snapshot.clone!r}{_under(snapshot.clone_root)} is a clone that lives from snapshot {name!r} of "
+            f"{app}: without it, its state may be collected",
             hint=f"remove the app {snapshot.clone} first, or say --force",
         )
-    check_pin_unused(store, snapshot)
+    # A pin whose clone is gone may be all that keeps SSTs for clones of that clone.
+    others = (each for each in list_snapshots(store, app) if each.kind == "clone" and each.name != name)
+    kept = _pinned(store, snapshot).difference(*(_pinned(store, each) for each in others))
+    for root in sorted({"", snapshot.clone_root}) if kept else ():
+        for other, objects in shared(store, app, root):
+            if objects & kept:
+                raise Refused(
+                    f"app {other!r}{_under(root)} comes from {snapshot.clone!r}, and snapshot {name!r} of {app} keeps "
+                    "part of its state",
+                    hint=f"remove the app {other} first, or say --force",
+                )
     return snapshot

@@ -1,5 +1,6 @@
 """Writing snapshots: named, pinned cuts. One object each, written once, whatever the size of the state."""
 
+from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import NotFound, Refused, SlackwaterError
@@ -8,7 +9,7 @@ from ...store.versions import history, horizon
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
 from ..cut.refs import check_snapshot_name
-from ..cut.stored import SNAPSHOTS, Captured, Snapshot, SnapshotKind, check_not_asked, find_snapshot
+from ..cut.stored import SNAPSHOTS, Snapshot, SnapshotKind, check_not_asked, find_snapshot
 from .capture import ChannelReader, capture, discard
 
 
@@ -27,15 +28,11 @@ def pin(
     """Name a cut that exists already. Pinning the same versions for the same purpose again changes nothing.
 
     With a `reader`, records in flight are kept with it; else it shares those that `keeper` keeps, another snapshot of
-    the same cut, and of all others only Kafka knows, as long as it keeps them.
-
-    Raises:
-        Usage: no snapshot can have this name.
-        NotFound: a version of the cut was collected meanwhile, or is about to be; `keeper` was removed.
-        Refused: the name is asked for, or taken by other versions or by a snapshot that keeps less; the cut is empty or
-            not consistent; records in flight are gone.
-        Corruption: records in flight are not as many as their writers' manifests say.
-        Unavailable: storage or Kafka did not answer.
+    the same cut, and of all others only Kafka knows, as long as it keeps them. Raises `Usage` (no snapshot can have
+    this name), `NotFound` (a version of the cut was collected meanwhile, or is about to be; `keeper` was removed),
+    `Refused` (the name is asked for, or taken by other versions or by a snapshot that keeps less; the cut is empty or
+    not consistent; records in flight are gone), `Corruption` (records in flight are not as many as their writers'
+    manifests say) and `Unavailable` (storage or Kafka did not answer).
     """
     check_snapshot_name(name)
     wrong = violations(cut.stages)
@@ -43,30 +40,29 @@ def pin(
         raise Refused(f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment"))
     check_not_asked(store, cut.app, name)
     shared = keeper.channels if keeper is not None else ()
+
+    def same(found: Snapshot) -> Snapshot:
+        pins = (found.stages, found.kind, found.clone, found.clone_root)
+        if pins != (cut.versions, kind, clone, clone_root) or not set(shared) <= set(found.channels):
+            raise taken(found)
+        return _whole(store, found, keeper)
+
     if (found := find_snapshot(store, cut.app, name)) is not None:
-        return _whole(store, _same_or_taken(found, cut, kind, clone, clone_root, shared), keeper)
+        return same(found)
     captured = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
-    ulid = ULID()
-    snapshot = Snapshot(
-        name=name,
-        id=str(ulid),
-        app=cut.app,
-        created_ms=ulid.milliseconds,
-        completed_ms=ulid.milliseconds,
-        kind=kind,
-        stages=cut.versions,
-        by=by,
-        clone=clone,
-        clone_root=clone_root,
-        channels=captured or shared,
-    )
+    snapshot = replace(_of(cut, name, by, kind), clone=clone, clone_root=clone_root, channels=captured or shared)
     written = SNAPSHOTS.add(store, snapshot)
     if written != snapshot:
         discard(store, captured)
-        return _whole(store, _same_or_taken(written, cut, kind, clone, clone_root, shared), keeper)
+        return same(written)
     try:
         _whole(store, written, keeper)
-        _check_there(store, captured)
+        for one in (one for each in captured for one in each.objects):
+            # Until a snapshot names them they may be collected.
+            if not exists(store, one.key):
+                raise Refused(
+                    f"it took so long to keep the records in flight that {one.key} was collected", hint="take it again"
+                )
     except SlackwaterError:
         SNAPSHOTS.remove(store, name, cut.app)
         discard(store, captured)
@@ -77,24 +73,11 @@ def pin(
 def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
     """Let an instant snapshot name another cut from now on: one put, so at no time is there none of its name.
 
-    It keeps no records in flight then. Of two that move it at the same time, the later put counts.
-
-    Raises:
-        NotFound: a version of the cut was collected meanwhile, or is about to be; then all is as it was before, or what
-            it named before is gone as well, and so is the snapshot.
-        Unavailable: storage did not answer.
+    It keeps no records in flight then. Of two that move it at the same time, the later put counts. Raises `NotFound` (a
+    version of the cut was collected meanwhile, or is about to be; then all is as it was before, or what it named before
+    is gone as well, and so is the snapshot) and `Unavailable`.
     """
-    ulid = ULID()
-    moved = Snapshot(
-        name=snapshot.name,
-        id=str(ulid),
-        app=snapshot.app,
-        created_ms=ulid.milliseconds,
-        completed_ms=ulid.milliseconds,
-        kind="instant",
-        stages=cut.versions,
-        by=by,
-    )
+    moved = _of(cut, snapshot.name, by)
     SNAPSHOTS.put(store, moved)
     try:
         return _whole(store, moved, None)
@@ -105,6 +88,12 @@ def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> S
         except NotFound:
             SNAPSHOTS.remove(store, snapshot.name, snapshot.app)
         raise
+
+
+def _of(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") -> Snapshot:
+    ulid = ULID()
+    asked_ms = completed_ms = ulid.milliseconds
+    return Snapshot(name, str(ulid), cut.app, asked_ms, completed_ms, kind, cut.versions, by)
 
 
 def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
@@ -131,24 +120,6 @@ def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Sn
                 found=f"{stage}@v{version} was collected before it could be pinned",
                 hint=f"choose a later moment; `slackwater log {written.app}` shows what there is",
             )
-    return written
-
-
-def _check_there(store: ObjectStore, captured: tuple[Captured, ...]) -> None:
-    """See that captured records are still there: until a snapshot names them they may be collected."""
-    for one in (one for each in captured for one in each.objects):
-        if not exists(store, one.key):
-            raise Refused(
-                f"it took so long to keep the records in flight that {one.key} was collected", hint="take it again"
-            )
-
-
-def _same_or_taken(
-    written: Snapshot, cut: Cut, kind: SnapshotKind, clone: str, clone_root: str, shared: tuple[Captured, ...]
-) -> Snapshot:
-    same = (written.stages, written.kind, written.clone, written.clone_root)
-    if same != (cut.versions, kind, clone, clone_root) or not set(shared) <= set(written.channels):
-        raise taken(written)
     return written
 
 

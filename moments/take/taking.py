@@ -23,7 +23,6 @@ from ..cut.refs import check_snapshot_name
 from ..cut.stored import (
     REQUESTS,
     SNAPSHOTS,
-    Captured,
     Request,
     Snapshot,
     SnapshotKind,
@@ -42,7 +41,7 @@ means that snapshot. Later it is another one, whose name is taken."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StageAnswer:
     """What a stage's head says about a snapshot that is under way."""
 
     version: int | None
@@ -64,10 +63,8 @@ class Answer:
 def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     """Ask a running app for a snapshot; its stages answer one after the other.
 
-    Raises:
-        Usage: no snapshot can have this name.
-        NotFound: there is no such app.
-        Refused: the name is taken, or asked for already; or every stage of the app is retired.
+    Raises `Usage` (no snapshot can have this name), `NotFound` (there is no such app) and `Refused` (the name is taken,
+    or asked for already; or every stage of the app is retired).
     """
     check_snapshot_name(name)
     apps.read_app(store, app)
@@ -105,7 +102,7 @@ def taken_already(
     return found
 
 
-def answers(store: ObjectStore, app: str, request: Request) -> dict[str, Answer]:
+def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAnswer]:
     """What each stage has answered. Reads each head once.
 
     A stage that never committed a version has no part in any cut and is left out, and so is one that is retired.
@@ -115,7 +112,7 @@ def answers(store: ObjectStore, app: str, request: Request) -> dict[str, Answer]
     for stage, head in heads.items():
         senders = {source.upstream for source in head.inputs.values() if source.upstream}
         asked = not senders or any(name in heads and request.id in heads[name].recorded for name in senders)
-        found[stage] = Answer(head.recorded.get(request.id), head.awaited.get(request.id, ()), head.time_ms, asked)
+        found[stage] = StageAnswer(head.recorded.get(request.id), head.awaited.get(request.id, ()), head.time_ms, asked)
     return found
 
 
@@ -125,14 +122,10 @@ def try_complete(
     """Write the snapshot if every stage has finished; None while one has not.
 
     Anybody may call it, any number of times. Without a `reader`, a snapshot with records in flight is left to somebody
-    who has one.
-
-    Raises:
-        Refused: another snapshot took the name meanwhile, or a stage reads a channel that no stage has ever written, so
-            that no marker can reach it, or records in flight are gone from Kafka. The request is deleted where it can
-            never be answered.
-        Corruption: what the stages captured is not what the cut says is in flight.
-        Unavailable: storage or Kafka did not answer.
+    who has one. Raises `Refused` (another snapshot took the name meanwhile, or a stage reads a channel that no stage
+    has ever written, so that no marker can reach it, or records in flight are gone from Kafka. The request is deleted
+    where it can never be answered), `Corruption` (what the stages captured is not what the cut says is in flight) and
+    `Unavailable` (storage or Kafka did not answer).
     """
     heads = _active_heads(store, app)
     versions = _cut_by_markers(app, heads, request)
@@ -149,18 +142,6 @@ def try_complete(
         # Withdrawn, or completed by somebody else, meanwhile.
         discard(store, captured)
         return find_written(store, app, request)
-    return _write(store, app, request, versions, captured)
-
-
-def find_written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
-    """The snapshot that a request asked for; None while it is not complete."""
-    written = find_snapshot(store, app, request.name)
-    return written if written is not None and written.id == request.id else None
-
-
-def _write(
-    store: ObjectStore, app: str, request: Request, versions: Mapping[str, int], captured: tuple[Captured, ...]
-) -> Snapshot:
     snapshot = Snapshot(
         name=request.name,
         id=request.id,
@@ -168,7 +149,7 @@ def _write(
         created_ms=request.created_ms,
         completed_ms=instants.now_ms(),
         kind="markers",
-        stages=dict(versions),
+        stages=versions,
         by=request.by,
         channels=captured,
     )
@@ -182,6 +163,12 @@ def _write(
             hint="ask again with another name",
         )
     return written
+
+
+def find_written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
+    """The snapshot that a request asked for; None while it is not complete."""
+    written = find_snapshot(store, app, request.name)
+    return written if written is not None and written.id == request.id else None
 
 
 def _check_captures(heads: Mapping[str, Manifest], cut: Cut, states: tuple[InFlight, ...], request: Request) -> None:
@@ -213,17 +200,12 @@ def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -
     """The version of each stage once the protocol says that the snapshot is complete, None before."""
     if not heads:
         return None
-    network = {
-        stage: Ports(
-            frozenset(name for name, source in head.inputs.items() if source.upstream), frozenset(head.outputs)
-        )
-        for stage, head in heads.items()
-    }
-    finished = {
-        stage: head.recorded[request.id]
-        for stage, head in heads.items()
-        if request.id in head.recorded and not head.awaited.get(request.id)
-    }
+    network, finished = {}, {}
+    for stage, head in heads.items():
+        inputs = frozenset(name for name, source in head.inputs.items() if source.upstream)
+        network[stage] = Ports(inputs, frozenset(head.outputs))
+        if request.id in head.recorded and not head.awaited.get(request.id):
+            finished[stage] = head.recorded[request.id]
     try:
         return completed(network, finished)
     except ProtocolError as error:
