@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SlackwaterError, Usage
-from ..moments.diff.key_history import Change, KeyHistory
+from ..moments.diff.key_history import KeyHistory, RowChange
 from ..moments.query.columns import parse_key
 from ..search.verdict import Guilty, Hop, Verdict
 from .client import names_of_stage
@@ -76,12 +76,11 @@ def records_behind(
     with _opened(client, found.app, file, "which have the records to replay") as program:
         from ..pipeline.replay.why import why
 
-        def record_of(change: Change) -> Guilty | None:
-            written = found.written(change)
-            if written is None:
+        def record_of(change: RowChange) -> Guilty | None:
+            if not change.by_batch:
                 return None
-            progress(f"replaying {written.stage} v{written.version}")
-            return why(program, written.stage, written.version, written.key)
+            progress(f"replaying {change.stage} v{change.version}")
+            return why(program, change.stage, change.version, found.key)
 
         return tuple(map(record_of, found.changes))
 

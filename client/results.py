@@ -12,7 +12,7 @@ from ..moments.cut.graph import Cut
 from ..moments.diff import key_history as history
 from ..moments.diff.moments import TableDiff
 from ..moments.query.answers import as_relation
-from ..moments.query.log import Entry
+from ..moments.query.log import LogEntry
 from ..results.document import Block, Table, Title
 from ..results.history import changes_table, commits_table, table_diff
 from ..results.shown import Shown
@@ -20,7 +20,7 @@ from ..results.snapshots import verified
 from ..store.sst.arrow_types import python_rows
 
 
-class Log(Shown, tuple[Entry, ...]):
+class Log(Shown, tuple[LogEntry, ...]):
     """Commits of an app, newest first."""
 
     __slots__ = ()
@@ -100,7 +100,7 @@ class Difference(Shown, dict[str, TableDifference]):
         yield from (f"{each.table}: {what}" for each in self.found for what in each.unlike)
 
 
-class KeyHistory(Shown, tuple[history.Change, ...]):  # noqa: SLOT001  it has more than its items
+class KeyHistory(Shown, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has more than its items
     """The changes of one key, newest first."""
 
     found: history.KeyHistory

@@ -7,9 +7,9 @@ from pathlib import Path
 from .. import instants
 from ..moments.cut.graph import Cut
 from ..moments.diff.key_changes import KeyChange
-from ..moments.diff.key_history import Change, KeyHistory
+from ..moments.diff.key_history import KeyHistory, RowChange
 from ..moments.diff.moments import TableDiff
-from ..moments.query.log import Entry
+from ..moments.query.log import LogEntry
 from ..moments.take.audit_log import Operation
 from ..search.verdict import Guilty
 from . import formats, values
@@ -22,13 +22,13 @@ _IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "back
 """Kinds of versions that read no rows."""
 
 
-def log(commits: Sequence[Entry], app_name: str) -> Result:
+def log(commits: Sequence[LogEntry], app_name: str) -> Result:
     """Commits, newest first."""
     none = f"{app_name} has no commit yet; `slackwater run FILE` makes them"
     return Result(commits, commits_table(commits) if commits else none)
 
 
-def commits_table(commits: Sequence[Entry]) -> Table:
+def commits_table(commits: Sequence[LogEntry]) -> Table:
     """A line for each commit, and one for those right before it that are gone."""
     # Kafka was asked whether it still holds what they read.
     asked_kafka = any(entry.replayable is not None for entry in commits)
@@ -38,7 +38,7 @@ def commits_table(commits: Sequence[Entry]) -> Table:
     return Table.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), lines)
 
 
-def _lines(entry: Entry, *, asked_kafka: bool, timed: bool) -> Iterator[tuple[Cell, ...]]:
+def _lines(entry: LogEntry, *, asked_kafka: bool, timed: bool) -> Iterator[tuple[Cell, ...]]:
     watermark = "-" if entry.watermark_ms is None else instants.iso(entry.watermark_ms)
     is_idle = entry.kind in _IDLE
     yield (
@@ -59,7 +59,7 @@ def _lines(entry: Entry, *, asked_kafka: bool, timed: bool) -> Iterator[tuple[Ce
         yield ("", entry.stage, versions, "gone", "-", "-", "", *("-" * (timed + asked_kafka)), "thinned out by gc")
 
 
-def _instead(entry: Entry) -> Iterator[str]:
+def _instead(entry: LogEntry) -> Iterator[str]:
     """What a version that read nothing did: what a claim went on without, columns, another name."""
     for lost in entry.lost.values():
         versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
@@ -120,7 +120,7 @@ def changes_table(found: KeyHistory, behind: Sequence[Guilty | None] | None = No
     return Table.of(headings, chain.from_iterable(lines))
 
 
-def _change(change: Change, read: str) -> Iterator[tuple[Cell, ...]]:
+def _change(change: RowChange, read: str) -> Iterator[tuple[Cell, ...]]:
     """A line for each value that changed; the first says when, by which version, and of what it came."""
     what = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
     about = (instants.when(change.time_ms), f"v{change.version}", what)

@@ -9,7 +9,6 @@ from typing import Any
 from .. import instants
 from ..moments.cut.graph import Cut
 from ..moments.cut.lineage import Lineage, Window
-from ..moments.diff.candidates import ChangedKeys
 from ..moments.diff.key_changes import KeyChanges
 from ..search.flips import Flips
 from ..search.session import Session as Search
@@ -129,7 +128,7 @@ def _data(found: Verdict, out: Path | None, guilty: Guilty | None) -> dict[str, 
     }
 
 
-def _keys(keys: ChangedKeys, out: Path | None) -> Iterator[Block]:
+def _keys(keys: KeyChanges, out: Path | None) -> Iterator[Block]:
     # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
     shown = keys.changed() or keys
     yield ""

@@ -16,7 +16,8 @@ from ..keep.verify.verify import Report, verify
 from ..moments.cut.line import Line, newest_first
 from ..moments.cut.moments import later_stages, line_of
 from ..moments.cut.stored import Snapshot, list_snapshots
-from ..moments.diff.candidates import ChangedKeys, changed_keys
+from ..moments.diff.candidates import changed_keys
+from ..moments.diff.key_changes import KeyChanges
 from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
@@ -46,7 +47,7 @@ class Reached:
     rows: int
     """How many rows the first read of stages that had consumed the bad version, or are its stage; not all need be its.
     """
-    keys: ChangedKeys | None
+    keys: KeyChanges | None
     """The keys whose rows the first changed, by whatever input; None for a stage without a table, and where its rows
     cannot be read."""
 
@@ -153,7 +154,7 @@ def reached(line: Line, cache: SstCache, version: Manifest) -> Iterator[Reached]
         )
 
 
-def _changed(line: Line, cache: SstCache, version: Manifest) -> ChangedKeys | None:
+def _changed(line: Line, cache: SstCache, version: Manifest) -> KeyChanges | None:
     before = history.find(line.store, version.app, version.stage, version.version - 1) if version.version > 1 else None
     try:
         return changed_keys(line.store, cache, before, version, pa.table({}))

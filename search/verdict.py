@@ -9,7 +9,7 @@ import pyarrow as pa
 from ..errors import Refused
 from ..moments.cut.graph import Cut
 from ..moments.cut.lineage import Lineage, Window
-from ..moments.diff.candidates import ChangedKeys
+from ..moments.diff.key_changes import KeyChanges
 from .predicate import Predicate
 
 MAX_ROWS = 1_000_000
@@ -89,7 +89,7 @@ class Verdict:
     """What the predicate returns at the first bad moment, up to `MAX_ROWS` rows."""
     more_rows: bool
     """Whether it returns more than these."""
-    keys: ChangedKeys | None
+    keys: KeyChanges | None
     """The keys that turned bad, None for a stage without a table, and where candidates leave open which they are."""
     steps: tuple[Step, ...]
     """All answers, in their order; after those that found the commit come those that looked for other changes."""
@@ -174,7 +174,7 @@ class Guilty:
     """Why the way ends before; empty where it does not."""
     windows: tuple[Window, ...]
     """Where the way ends: the smallest part of the input that is proved to hold it."""
-    keys: ChangedKeys | None
+    keys: KeyChanges | None
     """What the record did to the table of the bad commit: its keys before and after it."""
     others: int | None = None
     """How many more records of the commit make the predicate true by themselves; None where that is not known."""

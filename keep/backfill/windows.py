@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from ...errors import Refused
 from ...fold.columns import ANOTHER_STAGE
-from ...moments.diff.versions import Versions
+from ...moments.diff.versions import VersionList
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Input, Manifest
@@ -114,7 +114,7 @@ def _writer(store: ObjectStore, at: Manifest, source: Input) -> Manifest:
 
 def _first_with(store: ObjectStore, at: Manifest, name: str) -> Manifest | None:
     """The version with which the stage began to read an input; None when that was collected."""
-    versions = Versions(store, at.app, at.stage)
+    versions = VersionList(store, at.app, at.stage)
     # Of a version that is planned and not there, the newest.
     last = min(versions.from_number(at.version), len(versions) - 1)
     if last < 0 or name not in versions[last].inputs:

@@ -9,8 +9,8 @@ tombstone, or has expired: with that row go all that it hid. So the SSTs of a la
 removed: what batches wrote in between does.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -19,35 +19,25 @@ import pyarrow.compute as pc
 
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.range_reads import at_once
 from ...store.sst import ttl
-from ...store.sst.expiry import expired
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.ttl import may_have_expired
-from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
-from ...store.versions import history, horizon
+from ...store.sst.types import EXPIRES, HASH, SEQ, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 from .key_changes import KeyChanges
-from .side import Side, distinct, identity, newest
+from .side import TableSide, distinct, identity
 from .versions import Ancestry, StageVersions, ancestry
 
 VERSION_BYTES = 64 << 10
 """Reading a manifest is worth so many bytes of SSTs, in time."""
 
 
-def changes_between(one: Side, other: Side, shared: Ancestry, names: Sequence[str]) -> KeyChanges:
+def changes_between(one: TableSide, other: TableSide, shared: Ancestry, names: Sequence[str]) -> KeyChanges:
     """All keys whose rows differ, and some whose rows are the same, each once, with their rows on both sides.
 
-    Args:
-        one: one of the two versions, which have the same key columns.
-        other: the other one.
-        shared: what the two have in common.
-        names: the value columns to compare.
-
-    Raises:
-        Corruption: an SST or manifest is missing or damaged.
-        Unavailable: a store did not answer.
+    The two have the same key columns; `shared` is what they have in common, `names` the value columns to compare.
+    Raises `Corruption` (an SST or manifest is missing or damaged) and `Unavailable`.
     """
     sides = one, other
     there = [{identity(sst) for sst in side.ssts} for side in sides]
@@ -55,8 +45,20 @@ def changes_between(one: Side, other: Side, shared: Ancestry, names: Sequence[st
         [sst for sst in side.ssts if identity(sst) not in theirs]
         for side, theirs in zip(sides, reversed(there), strict=True)
     ]
-    written = [_written(side, ssts, shared.seq) for side, ssts in zip(sides, own, strict=True)]
-    parts = [*written, *_removed_keys(sides, own, shared), *_expired(sides, own, shared.seq)]
+    # What each wrote since they parted, tombstones included.
+    written = [
+        side.newest((sst for sst in ssts if sst.seq_max > shared.seq), shared.seq + 1, values=True)
+        for side, ssts in zip(sides, own, strict=True)
+    ]
+    # What expired between the two clocks, as stored by the side whose clock is behind: it has not dropped these.
+    early, late = sorted(sides, key=lambda side: side.clock_ms)
+    new = {sst for ssts in own for sst in ssts if sst.seq_min > shared.seq}
+    expired = (
+        early.stored(sst, EXPIRES, early.clock_ms + 1, late.clock_ms)
+        for sst in early.ssts
+        if sst not in new and ttl.shown_rows(sst, early.clock_ms) != ttl.shown_rows(sst, late.clock_ms)
+    )
+    parts = (*written, *_removed_keys(sides, own, shared), *expired)
     keys = distinct(pa.concat_tables([part.select([HASH, *one.key]) for part in parts]))
     # Rows above these need not be looked up: none of the same key is newer.
     old = max([shared.seq, *(sst.seq_max for sst in one.ssts if identity(sst) in there[1])])
@@ -65,7 +67,11 @@ def changes_between(one: Side, other: Side, shared: Ancestry, names: Sequence[st
 
 
 def rows_of(
-    keys: pa.Table, one: tuple[Side, pa.Table | None], other: tuple[Side, pa.Table | None], *, names: Sequence[str]
+    keys: pa.Table,
+    one: tuple[TableSide, pa.Table | None],
+    other: tuple[TableSide, pa.Table | None],
+    *,
+    names: Sequence[str],
 ) -> KeyChanges:
     """The rows of these keys (`_hash` and key columns) on two sides, each with what is known already, or None."""
     before, was = one[0].look_up(keys, names, one[1])
@@ -73,36 +79,13 @@ def rows_of(
     return KeyChanges.between(keys.drop_columns([HASH]), before, after, was, is_there)
 
 
-def _written(side: Side, ssts: Sequence[Sst], seq: int) -> pa.Table:
-    """What a side wrote since they parted: the newest row of each key, with its values, tombstones included."""
-    newest_first = sorted((sst for sst in ssts if sst.seq_max > seq), key=lambda sst: -sst.seq_max)
-    found = (side.stored(sst, SEQ, seq + 1, sst.seq_max, values=True) for sst in newest_first)
-    return newest(pa.concat_tables([side.no_rows(values=True), *found]), side.key)
-
-
-def _expired(sides: tuple[Side, Side], own: Sequence[Sequence[Sst]], seq: int) -> Iterator[pa.Table]:
-    """What expired between the two clocks, as stored by the side whose clock is behind: it has not dropped these."""
-    early, late = sorted(sides, key=lambda side: side.clock_ms)
-    written = {sst for ssts in own for sst in ssts if sst.seq_min > seq}
-    for sst in early.ssts:
-        if sst not in written and ttl.shown_rows(sst, early.clock_ms) != ttl.shown_rows(sst, late.clock_ms):
-            yield early.stored(sst, EXPIRES, early.clock_ms + 1, late.clock_ms)
-
-
-def _removed_keys(sides: tuple[Side, Side], own: Sequence[Sequence[Sst]], shared: Ancestry) -> Iterator[pa.Table]:
+def _removed_keys(
+    sides: tuple[TableSide, TableSide], own: Sequence[Sequence[Sst]], shared: Ancestry
+) -> Iterator[pa.Table]:
     """Keys that one side may have removed without a trace in its SSTs, while the other still has them.
 
     By what the versions in between wrote; by comparing what is stored of older rows, where that is less, or where those
-    versions were collected.
-
-    Args:
-        sides: the two sides.
-        own: of each side, the SSTs that the other has not.
-        shared: what the two have in common.
-
-    Raises:
-        Corruption: an SST or manifest is missing or damaged.
-        Unavailable: a store did not answer.
+    versions were collected. `own` has of each side the SSTs that the other has not.
     """
     seq = shared.seq
     older = [[sst for sst in ssts if sst.seq_min <= seq] for ssts in own]
@@ -112,77 +95,39 @@ def _removed_keys(sides: tuple[Side, Side], own: Sequence[Sequence[Sst]], shared
     ]
     if not at_stake:
         return
-    versions = sum(stretch.up_to - stretch.after for _, way in at_stake for stretch in way)
+    versions = sum(part.up_to - part.after for _, way in at_stake for part in way)
     stored_bytes = sum(sst.bytes for ssts in older for sst in ssts)
     if versions * VERSION_BYTES <= stored_bytes:
         found = [_gone(side, way, seq) for side, way in at_stake]
         if None not in found:
             yield from chain.from_iterable(each or () for each in found)
             return
-    yield _moved(sides, older, seq)
+    # The keys whose newest older row is not the same for both, in the SSTs that only one of them has.
+    newest = (side.newest(ssts, 0, seq).select([HASH, *side.key, SEQ]) for side, ssts in zip(sides, older, strict=True))
+    rows = pa.concat_tables(newest)
+    # By key and `_seq`: a row of both comes twice.
+    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.drop_columns([HASH]))
+    repeated = np.append(repeats[1:], False)
+    yield rows.take(pa.array(order[~repeats & ~repeated])).select([HASH, *sides[0].key])
 
 
-def _gone(side: Side, way: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
+def _gone(side: TableSide, way: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
     """The keys that versions on the way deleted, or wrote rows of that have expired, if these rows are not there now.
 
     None when a version on the way was collected.
     """
-    manifests = [*chain.from_iterable(map(_manifests, way))]
-    whole = [manifest for manifest in manifests if manifest is not None]
-    if len(whole) < len(manifests):
+    manifests = [*chain.from_iterable(part.manifests() for part in way)]
+    if None in manifests:
         return None
     there = {identity(sst) for sst in side.ssts}
     written = {
         identity(sst): sst
-        for manifest in whole
-        for sst in manifest.ssts
+        for manifest in manifests
+        for sst in (manifest.ssts if manifest is not None else ())
         if sst.level == 0 and sst.seq_max > seq and (sst.tombstones or may_have_expired(sst, side.clock_ms))
     }
-    return [_taken(side, sst, seq) for name, sst in written.items() if name not in there]
-
-
-def _manifests(stretch: StageVersions) -> Iterable[Manifest | None]:
-    """The versions of a stretch, None for each that was collected."""
-    limit, numbers = horizon.newest(stretch.store, stretch.app), range(stretch.after + 1, stretch.up_to + 1)
-
-    def read(number: int) -> Manifest | None:
-        # A manifest that is collectable may still be there when its SSTs are gone.
-        is_there = limit.allows(stretch.stage, number)
-        return history.find(stretch.store, stretch.app, stretch.stage, number) if is_there else None
-
-    return at_once().map(read, numbers)
-
-
-def _taken(side: Side, sst: Sst, seq: int) -> pa.Table:
-    rows = side.stored(sst, SEQ, seq + 1, sst.seq_max)
-    tombstones, gone = np.asarray(pc.equal(rows.column(OP), TOMBSTONE)), expired(rows, side.clock_ms)
-    taken = tombstones if gone is None else tombstones | gone
-    return rows.filter(pa.array(taken)).select([HASH, *side.key])
-
-
-def _moved(sides: tuple[Side, Side], older: Sequence[Sequence[Sst]], seq: int) -> pa.Table:
-    """The keys whose newest older row is not the same for both, in the SSTs that only one of them has."""
-    one, other = (_newest(side, ssts, seq) for side, ssts in zip(sides, older, strict=True))
-    rows = pa.concat_tables([one, other])
-    # By key and `_seq`: a row of both comes twice.
-    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.drop_columns([HASH]))
-    again = np.append(repeats[1:], False)
-    return rows.take(pa.array(order[~repeats & ~again])).select([HASH, *sides[0].key])
-
-
-def _newest(side: Side, ssts: Sequence[Sst], seq: int) -> pa.Table:
-    """The newest row of each key among those up to a `_seq`: `_hash`, key columns and `_seq`."""
-    newest_first = sorted(ssts, key=lambda sst: -sst.seq_max)
-    rows = pa.concat_tables([side.no_rows(), *(side.stored(sst, SEQ, 0, seq) for sst in newest_first)])
-    return newest(rows, side.key).select([HASH, *side.key, SEQ])
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedKeys(KeyChanges):
-    """Keys of one table, and their rows around a commit."""
-
-    named: bool
-    """Whether the predicate named these keys, in this order; else they are those that the commit changed, by key."""
+    rows = (side.stored(sst, SEQ, seq + 1, sst.seq_max) for name, sst in written.items() if name not in there)
+    return [each.filter(pa.array(side.hidden(each))).select([HASH, *side.key]) for each in rows]
 
 
 def changed_keys(
@@ -192,7 +137,7 @@ def changed_keys(
     after: Manifest,
     rows: pa.Table,
     shared: Ancestry | None = None,
-) -> ChangedKeys | None:
+) -> KeyChanges | None:
     """The keys that a commit turned bad, None for a stage without a table.
 
     It made the version `after` of `before`, None when the stage had none. If the rows that the predicate returned have
@@ -202,19 +147,15 @@ def changed_keys(
     table = after.table
     if table is None:
         return None
-    earlier = Side(store, cache, table, before, before.clock_ms if before is not None else 0)
-    later = Side(store, cache, table, after, after.clock_ms)
+    earlier = TableSide(store, cache, table, before, before.clock_ms if before is not None else 0)
+    later = TableSide(store, cache, table, after, after.clock_ms)
     keys = _named_keys(rows, table)
     shown = [name for name in visible_schema(table).names if name not in earlier.key]
     if keys is not None:
-        return _of(rows_of(keys, (earlier, None), (later, None), names=shown), named=True)
+        return replace(rows_of(keys, (earlier, None), (later, None), names=shown), named=True)
     if shared is None:
         shared = ancestry((store, before), (store, after)) if before is not None else Ancestry()
-    return _of(changes_between(earlier, later, shared, shown).changed().in_order(), named=False)
-
-
-def _of(found: KeyChanges, *, named: bool) -> ChangedKeys:
-    return ChangedKeys(**{each.name: getattr(found, each.name) for each in fields(found)}, named=named)
+    return changes_between(earlier, later, shared, shown).changed().in_order()
 
 
 def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:

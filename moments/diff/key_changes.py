@@ -16,9 +16,6 @@ from ...store.sst.arrow_types import python_rows
 _PIECE = 10_000
 """Keys that are Python values at a time."""
 
-Kind = Literal["added", "removed", "changed", "same"]
-"""What became of a key's row."""
-
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
@@ -27,7 +24,8 @@ class KeyChange:
     key: Mapping[str, object]
     before: Mapping[str, object] | None
     after: Mapping[str, object] | None
-    kind: Kind
+    kind: Literal["added", "removed", "changed", "same"]
+    """What became of its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,8 @@ class KeyChanges:
     """Whether there is one at the second."""
     differing: Mapping[str, npt.NDArray[np.bool_]]
     """By value column, of which keys both moments have a row with another value."""
+    named: bool = False
+    """Whether a predicate named these keys, in this order; else they are those whose rows changed."""
 
     @classmethod
     def between(
@@ -56,9 +56,18 @@ class KeyChanges:
         is_there: npt.NDArray[np.bool_],
     ) -> "KeyChanges":
         """These keys, with their rows compared."""
-        unequal = _unequal(before, after) if before.num_rows and before.num_columns else {}
-        nowhere = np.zeros(len(was), np.bool_)
-        differing = {name: was & is_there & unequal.get(name, nowhere) for name in before.column_names}
+        both = was & is_there
+        if not before.num_rows or not before.num_columns:
+            return cls(keys, before, after, was, is_there, dict.fromkeys(before.column_names, both))
+        # DuckDB compares values of every type, NaN and null too.
+        columns = {f"b{number}": column for number, column in enumerate(before.columns)}
+        columns |= {f"a{number}": after.column(name) for number, name in enumerate(before.column_names)}
+        tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(before.num_columns))
+        with duckdb.connect() as con:
+            con.register("sides", pa.table(columns))
+            unequal = con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns
+        named = zip(before.column_names, unequal, strict=True)
+        differing = {name: both & np.asarray(each.to_numpy(), np.bool_) for name, each in named}
         return cls(keys, before, after, was, is_there, differing)
 
     def __len__(self) -> int:
@@ -103,31 +112,16 @@ class KeyChanges:
         return self
 
     def kinds(self) -> npt.NDArray[np.object_]:
-        """What became of each key's row: its `Kind`."""
+        """What became of each key's row: the `kind` of its `KeyChange`."""
         changed = np.logical_or.reduce([np.zeros(len(self), np.bool_), *self.differing.values()])
         words = np.where(changed, "changed", "same")
         words = np.where(self.was & ~self.is_there, "removed", np.where(~self.was & self.is_there, "added", words))
         return words.astype(np.object_)
 
     def flat(self) -> pa.Table:
-        """One row a key: its columns, what became of it as `change`, and each value as `before_…` and `after_…`.
-
-        `change` is one of `Kind`.
-        """
+        """One row a key: its columns, what became of it as `change`, and each value as `before_…` and `after_…`."""
         table = self.keys.append_column("change", pa.array(self.kinds(), pa.string()))
         for name in self.before.column_names:
             for side, values in (("before", self.before), ("after", self.after)):
                 table = table.append_column(f"{side}_{name}", values.column(name))
         return table
-
-
-def _unequal(before: pa.Table, after: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
-    """By column, in which rows the values are different. DuckDB compares values of every type, NaN and null too."""
-    names = before.column_names
-    columns = {f"b{number}": before.column(name) for number, name in enumerate(names)}
-    columns |= {f"a{number}": after.column(name) for number, name in enumerate(names)}
-    tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(len(names)))
-    with duckdb.connect() as con:
-        con.register("sides", pa.table(columns))
-        found = con.sql(f"SELECT {tests} FROM sides").to_arrow_table()
-    return {name: np.asarray(each.to_numpy(), np.bool_) for name, each in zip(names, found.columns, strict=True)}

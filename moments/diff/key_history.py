@@ -24,16 +24,12 @@ from ...store.versions.manifest import Manifest
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, stages_of
 from ..query.columns import parse_key
-from .side import identity
-from .stored_row import StoredKey, StoredRow
-from .versions import Versions
-
-Row = dict[str, object] | None
-"""Visible values by column; None where there is no row."""
+from .side import StoredKey, StoredRow, identity
+from .versions import VersionList
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     """A version that shows another row of the key than the one before it."""
 
     stage: str
@@ -51,8 +47,9 @@ class Change:
     stage was called otherwise before."""
     windows: tuple[Window, ...]
     """What was read of each input partition after `after_version`, up to this version; empty ones left out."""
-    before: Row
-    after: Row
+    before: dict[str, object] | None
+    """Visible values by column; None where there is no row."""
+    after: dict[str, object] | None
     formerly: str = ""
     """What the stage was called before, where it begins with another name: its history is under that."""
 
@@ -61,15 +58,10 @@ class Change:
         """Whether versions right before it were collected: which of them made the change, nobody knows."""
         return 0 < self.after_version < self.version - 1
 
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a replay looks into for the record behind a change."""
-
-    stage: str
-    version: int
-    key: pa.Table
-    """The key columns, one row."""
+    @property
+    def by_batch(self) -> bool:
+        """Whether the batch that wrote the row is known: a replay of it has the record behind the change."""
+        return not (self.expired or self.inherited or self.gap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +72,12 @@ class KeyHistory:
     table: str
     key: pa.Table
     """The key columns, one row."""
-    changes: tuple[Change, ...]
+    changes: tuple[RowChange, ...]
     """Newest first."""
     whole_from: int
     """The version from which on none was collected; 0 when none was at all."""
     reads: Reads
     """What it took, manifests aside."""
-
-    def written(self, change: Change) -> Written | None:
-        """Which batch wrote the row of a change; None where no batch did, or nobody knows which."""
-        known = not (change.expired or change.inherited or change.gap)
-        return Written(change.stage, change.version, self.key) if known else None
 
 
 def key_history(
@@ -108,20 +95,10 @@ def key_history(
     For each change the SSTs are read in which the row before it may be, up to the one that has it: by ranges of hashes,
     filters and pages. Beside these, some manifests for each change, and all of those before the first row.
 
-    Args:
-        store: the store of the app.
-        cache: where SSTs of a remote store come to lie.
-        app: the app's name.
-        table: the table's name.
-        key_values: the values of the key columns, in their order, as text or as Python's own; None for a null.
-        limit: how many changes at most; 0 for all.
-        now_ms: the wall clock: by write time, rows expire also while nothing is committed.
-
-    Raises:
-        NotFound: there is no such app or table, or a version was collected meanwhile.
-        Usage: there are not as many values as key columns, or one is not of its column's type.
-        Corruption: an SST or manifest is not what it should be.
-        Unavailable: the store did not answer.
+    The key's values are those of its columns, in their order, as text or as Python's own; None for a null. `now_ms` is
+    the wall clock: by write time, rows expire also while nothing is committed. Raises `NotFound` (there is no such app
+    or table, or a version was collected meanwhile), `Usage` (there are not as many values as key columns, or one is not
+    of its column's type), `Corruption` (an SST or manifest is not what it should be) and `Unavailable`.
     """
     heads = heads_of(store, app, stages_of(store, app))
     tables = columns_of(heads)
@@ -130,23 +107,25 @@ def key_history(
         raise NotFound(f"table of app {app!r}", table, tables)
     key = parse_key(table, declared, key_values)
     stored = StoredKey(store, cache, key, int(hash_keys(key, key.schema.names)[0]))
-    versions = Versions(store, app, owner(table, heads), table)
+    versions = VersionList(store, app, owner(table, heads), table)
     changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))
     gaps = [versions.numbers[place] for place in range(1, len(versions)) if versions.is_gap(place)]
     whole_from = gaps[-1] if gaps else versions.numbers[0] if _inherited(versions) == "collected" else 0
     return KeyHistory(app, table, key, changes, whole_from, stored.reads)
 
 
-def key_changes(versions: Versions, stored: StoredKey, now_ms: int) -> Iterator[Change]:
+def key_changes(versions: VersionList, stored: StoredKey, now_ms: int) -> Iterator[RowChange]:
     """The changes of a key, newest first. Errors as of `key_history`."""
     later: _Shown | None = None
-    for span in _spans(versions, stored):
-        for shown in _shown(versions, span, now_ms):
-            # A migration shows the same row in other columns; a backfill, with other values.
-            is_other = later is None or later.row is None or shown.row is None or later.seq != shown.seq
-            is_other = is_other or (later is not None and versions[later.place].kind == "backfill")
-            if later is not None and is_other and not _same(shown.row, later.row):
-                yield _change(versions, later, shown)
+    for first, last, row in _spans(versions, stored):
+        for shown in _shown(versions, first, last, row, now_ms):
+            if later is not None:
+                # A migration shows the same row in other columns; a backfill, with other values.
+                is_other = later.row is None or shown.row is None or later.seq != shown.seq
+                is_other = is_other or versions[later.place].kind == "backfill"
+                # NaN is equal to no value, and to itself as it is written.
+                if is_other and shown.row != later.row and repr(shown.row) != repr(later.row):
+                    yield _change(versions, later, shown)
             later = shown
     if later is not None and later.row is not None:
         formerly = versions[0].formerly[-1].stage if versions[0].kind == "rename" else ""
@@ -155,20 +134,11 @@ def key_changes(versions: Versions, stored: StoredKey, now_ms: int) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """Places of versions, from `first` to `last`, at which the same row of the key is stored; None for no row."""
-
-    first: int
-    last: int
-    row: StoredRow | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Shown:
     """What is to be seen of the key from the version at a place on."""
 
     place: int
-    row: Row
+    row: dict[str, object] | None
     seq: int = 0
     """`_seq` of the row; 0 where there is none."""
     expired_ms: int | None = None
@@ -177,8 +147,8 @@ class _Shown:
     """Whether it did so after the newest version."""
 
 
-def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
-    """All versions, newest first."""
+def _spans(versions: VersionList, stored: StoredKey) -> Iterator[tuple[int, int, StoredRow | None]]:
+    """First and last place of versions at which the same row of the key is stored, None for no row; newest first."""
     last = len(versions) - 1
     seq: int | None = None
     while last >= 0:
@@ -186,21 +156,28 @@ def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
         if row is None:
             first, seq = _forgot(versions, stored, last), None
         else:
-            wrote = _wrote(versions, stored, row, last)
+            # A batch that lost its number to a compaction was committed under a later one than its rows have.
+            places = range(versions.from_number(row.seq), last)
+            having = (at for at in places if any(sst.seq_max >= row.seq for sst in stored.ssts(versions[at])))
+            wrote = next(having, last)
             first = _as_it_is(versions, wrote, last)
             # What is known of right before it was written says nothing of any version earlier than that.
             seq = row.seq if first > wrote else None if versions.is_gap(first) else row.replaced
-        yield _Span(first, last, row)
+        yield first, last, row
         last = first - 1
 
 
-def _newest(versions: Versions, stored: StoredKey, place: int, seq: int | None) -> StoredRow | None:
+def _newest(versions: VersionList, stored: StoredKey, place: int, seq: int | None) -> StoredRow | None:
     """The row that is stored at a place; `seq` is what is known of its `_seq`: 0 that there is none, None nothing."""
     manifest = versions[place]
     if manifest.table is None:
         return None
-    if seq == 0 and _lost_nothing(versions, stored, place):
-        return None
+    if seq == 0:
+        # Where the next version has a merge in the place of an SST, that may have dropped a tombstone of the key or a
+        # row that had expired, before the batch looked.
+        there = set(map(identity, versions[place + 1].ssts))
+        if all(identity(sst) in there for sst in stored.ssts(manifest)):
+            return None
     if seq:
         # Where it was written the SST with it is a batch's, and small.
         wrote = versions[min(versions.from_number(seq), place)]
@@ -213,26 +190,7 @@ def _newest(versions: Versions, stored: StoredKey, place: int, seq: int | None) 
     return stored.newest(manifest)
 
 
-def _lost_nothing(versions: Versions, stored: StoredKey, place: int) -> bool:
-    """Whether the next version has all SSTs of this one in which the key may be.
-
-    Where it put a merge in their place, that may have dropped a tombstone of the key or a row that had expired, before
-    the batch looked.
-    """
-    there = set(map(identity, versions[place + 1].ssts))
-    return all(identity(sst) in there for sst in stored.ssts(versions[place]))
-
-
-def _wrote(versions: Versions, stored: StoredKey, row: StoredRow, last: int) -> int:
-    """The place at which a row, which is stored at `last`, came to be stored."""
-    # A batch that lost its number to a compaction was committed under a later one than its rows have.
-    for place in range(versions.from_number(row.seq), last):
-        if any(sst.seq_max >= row.seq for sst in stored.ssts(versions[place])):
-            return place
-    return last
-
-
-def _as_it_is(versions: Versions, first: int, last: int) -> int:
+def _as_it_is(versions: VersionList, first: int, last: int) -> int:
     """The first place, from `first` to `last`, from which on the table has the columns and backfills that it has then.
 
     Nothing else changes a row that is stored.
@@ -246,7 +204,7 @@ def _as_it_is(versions: Versions, first: int, last: int) -> int:
     )
 
 
-def _forgot(versions: Versions, stored: StoredKey, last: int) -> int:
+def _forgot(versions: VersionList, stored: StoredKey, last: int) -> int:
     """The first place from which on nothing was stored of the key up to `last`, where nothing is, for all one knows."""
     later: Manifest | None = None
     for place, manifest in versions.backwards(last):
@@ -259,29 +217,28 @@ def _forgot(versions: Versions, stored: StoredKey, last: int) -> int:
     return 0
 
 
-def _shown(versions: Versions, span: _Span, now_ms: int) -> Iterator[_Shown]:
-    """What is to be seen in a span, newest first: its row, and from some version on not any more."""
-    row = span.row
+def _shown(versions: VersionList, first: int, last: int, row: StoredRow | None, now_ms: int) -> Iterator[_Shown]:
+    """What is to be seen from place to place, newest first: the row, and from some version on not any more."""
     if row is None or row.values is None or row.expires_ms is None:
-        yield _Shown(span.first, row.values if row is not None else None, row.seq if row is not None else 0)
+        yield _Shown(first, None) if row is None else _Shown(first, row.values, row.seq)
         return
-    expires_ms, newest = row.expires_ms, versions[span.last]
+    expires_ms, newest = row.expires_ms, versions[last]
     if newest.clock_ms >= expires_ms:
-        gone = versions.first_where(span.first, span.last, lambda manifest: manifest.clock_ms >= expires_ms)
-        if gone == span.first:
+        gone = versions.first_where(first, last, lambda manifest: manifest.clock_ms >= expires_ms)
+        if gone == first:
             yield _Shown(gone, None)  # as it was written
             return
         yield _Shown(gone, None, expired_ms=expires_ms)
-    elif span.last == len(versions) - 1 and seen_clock_ms(newest, now_ms) >= expires_ms:
-        yield _Shown(span.last, None, expired_ms=expires_ms, late=True)
-    yield _Shown(span.first, row.values, row.seq)
+    elif last == len(versions) - 1 and seen_clock_ms(newest, now_ms) >= expires_ms:
+        yield _Shown(last, None, expired_ms=expires_ms, late=True)
+    yield _Shown(first, row.values, row.seq)
 
 
-def _change(versions: Versions, later: _Shown, earlier: _Shown) -> Change:
+def _change(versions: VersionList, later: _Shown, earlier: _Shown) -> RowChange:
     manifest = versions[later.place]
     before = manifest if later.late else versions[later.place - 1] if later.place else None
     gap = versions.is_gap(later.place)
-    return Change(
+    return RowChange(
         stage=versions.stage,
         version=manifest.version,
         after_version=before.version if before is not None else 0,
@@ -295,19 +252,9 @@ def _change(versions: Versions, later: _Shown, earlier: _Shown) -> Change:
     )
 
 
-def _same(one: Row, other: Row) -> bool:
-    # NaN is equal to no value, and to itself as it is written.
-    return one == other or repr(one) == repr(other)
-
-
-def _inherited(versions: Versions) -> Literal["", "clone", "collected", "renamed"]:
+def _inherited(versions: VersionList) -> Literal["", "clone", "collected", "renamed"]:
     """Why the history begins with what it begins with."""
     if not versions.numbers or versions.numbers[0] == 1:
         return ""
-    match versions[0].kind:
-        case "clone":
-            return "clone"
-        case "rename":
-            return "renamed"
-        case _:
-            return "collected"
+    kind = versions[0].kind
+    return "clone" if kind == "clone" else "renamed" if kind == "rename" else "collected"

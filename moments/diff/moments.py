@@ -17,7 +17,7 @@ from ..cut.resolve import telling_if_collected
 from ..query.columns import visible_schema
 from .candidates import changes_between
 from .key_changes import KeyChanges
-from .side import Side
+from .side import TableSide
 from .versions import Ancestry, ancestry
 
 _COUNTED_BYTES = 1 << 20
@@ -73,29 +73,14 @@ class StoredCut:
     store: ObjectStore
     cut: Cut
 
-    def side(self, cache: SstCache, name: str, table: Table) -> Side:
-        """One of its tables; `table` is what is declared where it has none of that name."""
-        manifest = self.cut.tables.get(name)
-        if manifest is None or manifest.table is None:
-            return Side(self.store, cache, table, None)
-        return Side(self.store, cache, manifest.table, manifest, self.cut.clock_ms(name))
-
 
 def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") -> tuple[TableDiff, ...]:
     """How the tables of two moments differ, upstream first; a table that one of them does not have is empty there.
 
-    Reads manifests, and of SSTs what was written since the two parted; of two moments that have nothing in common, all.
-
-    Args:
-        cache: where SSTs of a remote store come to lie.
-        one: the first moment.
-        other: the second: what only this one has was added.
-        table: only this table; empty for all.
-
-    Raises:
-        NotFound: neither moment has such a table, or one was collected meanwhile.
-        Corruption: an SST or manifest is not what it should be.
-        Unavailable: a store did not answer.
+    What only `other` has was added. `table` is the only one to compare, empty for all. Reads manifests, and of SSTs
+    what was written since the two parted; of two moments that have nothing in common, all. Raises `NotFound` (neither
+    moment has such a table, or one was collected meanwhile), `Corruption` (an SST or manifest is not what it should be)
+    and `Unavailable`.
     """
     declared = {
         name: manifest.table
@@ -111,9 +96,12 @@ def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") 
         raise NotFound(f"table at {one.cut.ref} or {other.cut.ref}", table, names)
     former = {new: old for old, new in pairs.items()}
 
-    def side(moment: StoredCut, name: str) -> Side:
-        old = former.get(name, name)
-        return moment.side(cache, name if name in moment.cut.tables else old, declared[name])
+    def side(moment: StoredCut, name: str) -> TableSide:
+        name_then = name if name in moment.cut.tables else former.get(name, name)
+        manifest = moment.cut.tables.get(name_then)
+        if manifest is None or manifest.table is None:
+            return TableSide(moment.store, cache, declared[name], None)
+        return TableSide(moment.store, cache, manifest.table, manifest, moment.cut.clock_ms(name_then))
 
     with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
         return tuple(
@@ -133,80 +121,54 @@ def _renamed(one: Cut, other: Cut) -> dict[str, str]:
     return found
 
 
-def table_diff(name: str, before: Side, after: Side) -> TableDiff:
+def table_diff(name: str, before: TableSide, after: TableSide) -> TableDiff:
     """How a table of this name differs between two sides. Errors as of `diff`."""
-    shared = _shared(before, after)
-    known = _next_shared_id(before, after, shared)
+    # Ids of columns below `known` mean the same on both sides; 0 where none does.
+    shared, is_one_app, known = Ancestry(), False, 0
+    if before.manifest is not None and after.manifest is not None:
+        shared = ancestry((before.store, before.manifest), (after.store, after.manifest))
+        is_one_app = before.manifest.app == after.manifest.app and before.store.url == after.store.url
+        known = shared.next_id
+    if is_one_app:
+        known = max(each.next_id or len(each.columns) + 1 for each in (before.table, after.table))
     unlike = tuple(_unlike(before.table, after.table, known))
-    apart = _added_apart(before.table, after.table, known) if shared.seq else frozenset()
-    if _is_one_table(before, after, shared):
+    # Columns of one name that each of the two added by itself: rows that both have may differ in them, unseen.
+    added_apart = set.intersection(
+        *(
+            {each.name for number, each in zip(table.ids, table.columns, strict=True) if number >= known}
+            for table in (before.table, after.table)
+        )
+    )
+    apart = added_apart if shared.seq else ()
+    # A clone migrates by itself. Where one of the two has not since, the other's columns are those that became of its.
+    schemas = before.table.schema, after.table.schema
+    is_parent = bool(shared.seq) and shared.table is not None and shared.table.schema in schemas
+    if schemas[0] != schemas[1] and (is_one_app or is_parent):
         # Rows from before a migration have the columns of after it, too: then they are compared.
         newest = max(before.table, after.table, key=lambda table: table.schema)
         before, after = replace(before, table=newest), replace(after, table=newest)
-    mine, theirs = _values(before.table), _values(after.table)
     if arrow_schema(before.table.key) != arrow_schema(after.table.key):
         was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
-        told = f"the key is {was} before and {is_now} after: rows cannot be compared"
+        sentence = f"the key is {was} before and {is_now} after: rows cannot be compared"
         nothing = np.zeros(0, np.bool_)
         keys = arrow_schema(before.table.key).empty_table()
         changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
-        return TableDiff(name, changes, 0, 0, 0, (), 0, True, (told, *unlike))
-    common = [field.name for field in mine if field in theirs and field.name not in apart]
+        return TableDiff(name, changes, 0, 0, 0, (), 0, True, (sentence, *unlike))
+    mine, theirs = visible_schema(before.table), visible_schema(after.table)
+    common = [each.name for each in mine if each in theirs and each.name not in (*apart, *before.key, *after.key)]
     changes = changes_between(before, after, shared, common).changed().in_order()
     kinds = changes.kinds()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
     about = not changed or sum(sst.bytes for sst in before.ssts) > _COUNTED_BYTES
+    most_rows = sum(sst.rows - sst.tombstones for sst in before.ssts)
+    num_before = most_rows if about else int((~before.hidden(before.newest(before.ssts, 0))).sum())
     # Never fewer than differ, whatever is stored still.
-    in_both = max((before.most_rows if about else before.count_rows()) - removed, changed)
+    in_both = max(num_before - removed, changed)
     columns = tuple(
         ColumnMatch(column, number := int(places.sum()), 1 - number / in_both if in_both else 1.0)
         for column, places in changes.differing.items()
     )
     return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike)
-
-
-def _shared(before: Side, after: Side) -> Ancestry:
-    if before.manifest is None or after.manifest is None:
-        return Ancestry()
-    return ancestry((before.store, before.manifest), (after.store, after.manifest))
-
-
-def _values(table: Table) -> pa.Schema:
-    """The value columns that users see."""
-    keys = {column.name for column in table.key}
-    return pa.schema([field for field in visible_schema(table) if field.name not in keys])
-
-
-def _is_one_app(before: Side, after: Side) -> bool:
-    one, other = before.manifest, after.manifest
-    return one is not None and other is not None and one.app == other.app and before.store.url == after.store.url
-
-
-def _next_shared_id(before: Side, after: Side, shared: Ancestry) -> int:
-    """Below which number an id means one column on both sides; 0 for none."""
-    if _is_one_app(before, after):
-        return max(each.next_id or len(each.columns) + 1 for each in (before.table, after.table))
-    return shared.next_id
-
-
-def _is_one_table(before: Side, after: Side, shared: Ancestry) -> bool:
-    """Whether the columns of one side became those of the other by migrations, so that an id means one column."""
-    if before.table.schema == after.table.schema:
-        return False
-    if _is_one_app(before, after):
-        return True
-    # A clone migrates by itself. Where one of the two has not since, the other's columns are those that became of its.
-    schemas = before.table.schema, after.table.schema
-    return bool(shared.seq) and shared.table is not None and shared.table.schema in schemas
-
-
-def _added_apart(before: Table, after: Table, known: int) -> frozenset[str]:
-    """Columns of one name that each of the two added by itself: rows that both have may differ in them, unseen."""
-    mine, its = (
-        {each.name for number, each in zip(table.ids, table.columns, strict=True) if number >= known}
-        for table in (before, after)
-    )
-    return frozenset(mine & its)
 
 
 def _unlike(before: Table, after: Table, known: int) -> Iterator[str]:
@@ -223,8 +185,8 @@ def _unlike(before: Table, after: Table, known: int) -> Iterator[str]:
         if was.name != now.name:
             yield f"column {was.name} is called {now.name} after"
         if was.type != now.type:
-            told = f"column {now.name} is {to_arrow(was.type)} before and {to_arrow(now.type)} after"
-            yield told if before.schema != after.schema else f"{told}: it is not compared"
+            types = f"column {now.name} is {to_arrow(was.type)} before and {to_arrow(now.type)} after"
+            yield types if before.schema != after.schema else f"{types}: it is not compared"
         elif isinstance(number, str) and known:
             yield f"column {number} came to each of the two by a migration of its own: it is not compared"
 

@@ -5,12 +5,12 @@ version of its source, so two apps may share one, over any number of clones in b
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ...store.objects.protocol import ObjectStore
 from ...store.read.range_reads import at_once
-from ...store.versions import apps, history
+from ...store.versions import apps, history, horizon
 from ...store.versions.aside import table_of
 from ...store.versions.manifest import Manifest, Table
 from ..cut.stored import find_snapshot
@@ -19,21 +19,16 @@ _AHEAD = 64
 """Manifests asked for at once, when one after the other is looked at."""
 
 
-class Versions:
+class VersionList:
     """Versions of a stage, ascending, counted from 0. Those that were collected are none of them.
 
-    Args:
-        store: the store of the app.
-        app: the app's name.
-        stage: the stage's name.
-        table: one beside the stage's own, which the versions then have as theirs; empty for its own.
+    With `table`, one besides the stage's own, they have that as theirs.
     """
 
     def __init__(self, store: ObjectStore, app: str, stage: str, table: str = "") -> None:
         self.numbers = history.versions(store, app, stage)
         """Their numbers. One listing for each 1,000."""
         self.stage = stage
-        """The stage."""
         self._store, self._app, self._table = store, app, table or stage
 
     def __len__(self) -> int:
@@ -42,9 +37,7 @@ class Versions:
     def __getitem__(self, place: int) -> Manifest:
         """The version at this place.
 
-        Raises:
-            NotFound: it was collected meanwhile.
-            Corruption: its manifest is not readable.
+        Raises `NotFound` (it was collected meanwhile) and `Corruption` (its manifest is not readable).
         """
         return table_of(history.read(self._store, self._app, self.stage, self.numbers[place]), self._table)
 
@@ -77,6 +70,17 @@ class StageVersions:
     after: int
     up_to: int
 
+    def manifests(self) -> Iterable[Manifest | None]:
+        """These versions, None for each that was collected."""
+        limit = horizon.newest(self.store, self.app)
+
+        def read(number: int) -> Manifest | None:
+            # A manifest that is collectable may still be there when its SSTs are gone.
+            is_there = limit.allows(self.stage, number)
+            return history.find(self.store, self.app, self.stage, number) if is_there else None
+
+        return at_once().map(read, range(self.after + 1, self.up_to + 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
@@ -99,13 +103,11 @@ class Ancestry:
 def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manifest]) -> Ancestry:
     """What two versions of stages have in common; each comes with the store of its app.
 
-    Three requests for each clone on the way; none for two versions of one app.
-
-    Raises:
-        Corruption: what is stored of an app on the way is damaged.
-        Unavailable: a store did not answer.
+    Three requests for each clone on the way; none for two versions of one app. Raises `Corruption` (what is stored of
+    an app on the way is damaged) and `Unavailable`.
     """
-    if _first_name(one[1]) != _first_name(other[1]) or one[1].backfills != other[1].backfills:
+    names = [each.formerly[0].stage if each.formerly else each.stage for _, each in (one, other)]
+    if names[0] != names[1] or one[1].backfills != other[1].backfills:
         # A backfill gives rows of the same `_seq` other values.
         return Ancestry()
     apart = (one[0].url, one[1].app) != (other[0].url, other[1].app)
@@ -125,42 +127,37 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
     return Ancestry()
 
 
-def _first_name(manifest: Manifest) -> str:
-    """What the stage was called first."""
-    return manifest.formerly[0].stage if manifest.formerly else manifest.stage
-
-
 def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """The stretches of versions that a version follows from: under the names that its stage had, newest first.
 
     `over_clones` also those of the app that its own was cloned from, and so on.
     """
-    stretch = StageVersions(store, manifest.app, manifest.stage, 0, manifest.version)
+    part = StageVersions(store, manifest.app, manifest.stage, 0, manifest.version)
     names = list(manifest.formerly)
     while True:
-        info = apps.find_app(stretch.store, stretch.app) if over_clones else None
+        info = apps.find_app(part.store, part.app) if over_clones else None
         origin = info.origin if info is not None else None
-        born = origin.cut.get(stretch.stage, 0) if origin is not None else 0
+        born = origin.cut.get(part.stage, 0) if origin is not None else 0
         if names and names[-1].version > born:
             former = names.pop()
-            yield replace(stretch, after=former.version)
-            stretch = StageVersions(stretch.store, stretch.app, former.stage, 0, former.version)
+            yield replace(part, after=former.version)
+            part = StageVersions(part.store, part.app, former.stage, 0, former.version)
             continue
-        yield replace(stretch, after=born)
+        yield replace(part, after=born)
         if origin is None or not born:
             return
-        source = stretch.store.at(origin.root)
+        source = part.store.at(origin.root)
         pinned = find_snapshot(source, origin.app, origin.snapshot)
         # Without it, an app of that name may be another one since.
-        if pinned is None or pinned.stages.get(stretch.stage) != born:
+        if pinned is None or pinned.stages.get(part.stage) != born:
             return
-        stretch = StageVersions(source, origin.app, stretch.stage, 0, born)
+        part = StageVersions(source, origin.app, part.stage, 0, born)
 
 
 def _way(line: tuple[StageVersions, ...], number: int, parted: int) -> tuple[StageVersions, ...]:
-    """The stretches from a version of the line's stretch of this number on."""
+    """The stretches from a version of the line's part of this number on."""
     way = (*line[:number], replace(line[number], after=parted))
-    return tuple(stretch for stretch in way if stretch.up_to > stretch.after)
+    return tuple(part for part in way if part.up_to > part.after)
 
 
 def _read(
@@ -170,10 +167,10 @@ def _read(
 
     A clone's first version holds what its source's of that number does.
     """
-    stretch = line[number]
-    if number == 0 and stretch.up_to == version:
+    part = line[number]
+    if number == 0 and part.up_to == version:
         return end[1]
-    if (found := history.find(stretch.store, stretch.app, stretch.stage, version)) is not None:
+    if (found := history.find(part.store, part.app, part.stage, version)) is not None:
         return found
     born = line[number - 1] if number else None
     if born is None or born.after != version:

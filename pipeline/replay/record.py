@@ -21,7 +21,8 @@ from ...errors import Corruption, Gone, NotFound, Refused
 from ...fold.culprit import smallest, turning_point
 from ...moments.cut.graph import Cut
 from ...moments.cut.lineage import Window
-from ...moments.diff.candidates import ChangedKeys, changed_keys
+from ...moments.diff.candidates import changed_keys
+from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.versions import Ancestry
 from ...moments.query.row_local import differing, places_of
 from ...search.predicate import At, Predicate
@@ -188,7 +189,7 @@ def _check_committed(replay: StageReplay, every: pa.Table) -> None:
         )
 
 
-def _candidates(replay: StageReplay, every: pa.Table, keys: ChangedKeys | None) -> Iterator[Numbers]:
+def _candidates(replay: StageReplay, every: pa.Table, keys: KeyChanges | None) -> Iterator[Numbers]:
     """The records that may be guilty: those that reach the bad keys, where that is known; then all."""
     if replay.apart and keys is not None and keys.named:
         changed = keys.changed().keys
@@ -262,7 +263,7 @@ def _follow_down(upper: _Level, lower: _Level) -> None:
         lower.found = int(np.searchsorted(lower.candidates, known[0]))
 
 
-def _what_it_did(levels: Sequence[_Level], verdict: Verdict, predicate: Predicate) -> ChangedKeys | None:
+def _what_it_did(levels: Sequence[_Level], verdict: Verdict, predicate: Predicate) -> KeyChanges | None:
     """The keys of the bad commit's table right before the guilty record and with it."""
     program, level = levels[0].replay.program, [level for level in levels if level.tried][-1]
     before, cut = (level.commit(rows) for rows in level.around())

@@ -18,7 +18,7 @@ from ...errors import NotFound, Refused
 from ...fold.event_time import Due, Lateness, due_after
 from ...fold.failing import RECORD
 from ...fold.step import EVERY_HASH, Step
-from ...moments.diff.side import Side
+from ...moments.diff.side import TableSide
 from ...search.verdict import Address
 from ...store.read.table_rows import TableRows
 from ...store.sst import ttl
@@ -267,14 +267,16 @@ class StageReplay:
         due, program, table = self.due, self.program, self.table
         if due is None or not due.pending:
             return (
-                Side(program.store, program.cache, table, None).no_rows().select([HASH, *(c.name for c in table.key)])
+                TableSide(program.store, program.cache, table, None)
+                .no_rows()
+                .select([HASH, *(c.name for c in table.key)])
             )
         return self.stored.due(due.span, EVERY_HASH).keys
 
     def written(self) -> pa.Table:
         """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""
         table, seq = self.table, self.after.row_seq
-        side = Side(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
+        side = TableSide(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
         mine = (side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
         return pa.concat_tables([side.no_rows(values=True), *mine])
 

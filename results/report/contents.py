@@ -14,7 +14,7 @@ from . import surroundings
 from .masking import Mask
 
 if TYPE_CHECKING:
-    from ...moments.diff.candidates import ChangedKeys
+    from ...moments.diff.key_changes import KeyChanges
     from ...search.evidence import Evidence
     from ...search.verdict import Guilty, Hop, Message, Verdict
 
@@ -61,7 +61,7 @@ def document(case: Case, mask: Mask) -> Page:
     )
 
 
-def _sentence(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Line:
+def _sentence(case: Case, changed: "KeyChanges | None", mask: Mask) -> Line:
     verdict, guilty = case.verdict, case.guilty
     spans: list[Span] = [Name(verdict.bad_ref), " is the first bad commit of ", Name(verdict.app)]
     if verdict.candidates:
@@ -95,7 +95,7 @@ def _facts(case: Case, mask: Mask) -> Facts:
     )
 
 
-def _keys(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Iterator[Section]:
+def _keys(case: Case, changed: "KeyChanges | None", mask: Mask) -> Iterator[Section]:
     guilty = case.guilty
     if guilty is not None and guilty.keys:
         yield Section("The key right before the record, and with it", tuple(_changes(guilty.keys, mask)))
@@ -106,7 +106,7 @@ def _keys(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Iterator[Sec
         yield Section(title, blocks if changed.named else (note, *blocks))
 
 
-def _changes(keys: "ChangedKeys", mask: Mask) -> Iterator[Block]:
+def _changes(keys: "KeyChanges", mask: Mask) -> Iterator[Block]:
     yield changes(keys, show=mask.value, none="no row")
     if (more := len(keys) - formats.MOST_SHOWN) > 0:
         yield Aside((f"And {formats.plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))

@@ -141,4 +141,4 @@ def test_a_row_that_expired_since_the_newest_version_is_gone_in_its_history(cach
     found = key_history(stage.store, cache, "app", "stage", [1], now_ms=1010)
     gone = found.changes[0]
     assert (gone.kind, gone.expired, gone.version, gone.after_version, gone.time_ms) == ("removed", True, 1, 1, 1010)
-    assert [found.written(each) is not None for each in found.changes] == [False, True]
+    assert [each.by_batch for each in found.changes] == [False, True]

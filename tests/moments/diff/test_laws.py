@@ -6,12 +6,11 @@ from random import Random
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
-from slackwater.moments.diff import candidates, side, stored_row
-from slackwater.moments.diff.key_history import Change, key_changes
+from slackwater.moments.diff import candidates, side
+from slackwater.moments.diff.key_history import RowChange, key_changes
 from slackwater.moments.diff.moments import table_diff
-from slackwater.moments.diff.side import Side
-from slackwater.moments.diff.stored_row import StoredKey
-from slackwater.moments.diff.versions import Versions
+from slackwater.moments.diff.side import StoredKey, TableSide
+from slackwater.moments.diff.versions import VersionList
 from slackwater.store.sst.hashing import normalise_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
@@ -84,18 +83,18 @@ class DiffModel(StateModel):
     def is_large(self, app: str, version: int) -> bool:
         return sum(sst.bytes for sst in self.side(app, version).ssts) > 1 << 20
 
-    def side(self, app: str, version: int) -> Side:
+    def side(self, app: str, version: int) -> TableSide:
         store = fresh(self.store)
         manifest = history.read(store, app, STAGE, version)
         assert manifest.table is not None
-        return Side(store, self.cache, manifest.table, manifest, manifest.clock_ms)
+        return TableSide(store, self.cache, manifest.table, manifest, manifest.clock_ms)
 
     def check_history(self, app: str, form: Form, *, by_ranges: bool) -> None:
         store, now_ms = fresh(self.store), self.store.clock_ms
-        versions = Versions(store, app, STAGE)
+        versions = VersionList(store, app, STAGE)
         with pytest.MonkeyPatch.context() as patch:
             if by_ranges:
-                patch.setattr(stored_row, "SMALL_BYTES", 0)
+                patch.setattr(side, "SMALL_BYTES", 0)
             key = normalise_keys(columns(self.table.key, [self.written[form]]), [each.name for each in self.table.key])
             hashed = int(self.hashes.of(self.table, key)[0])
             found = list(key_changes(versions, StoredKey(store, self.cache, key, hashed), now_ms))
@@ -109,7 +108,7 @@ class DiffModel(StateModel):
         for change in found:
             self.check_what_is_said(app, change, versions[0])
 
-    def check_what_is_said(self, app: str, change: Change, first: Manifest) -> None:
+    def check_what_is_said(self, app: str, change: RowChange, first: Manifest) -> None:
         numbers = history.versions(fresh(self.store), app, STAGE)
         between = range(change.after_version + 1, change.version)
         assert change.gap == (change.after_version > 0 and len(between) > 0)

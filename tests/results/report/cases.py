@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from markdown_it import MarkdownIt
 from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.diff.candidates import ChangedKeys
+from slackwater.moments.diff.key_changes import KeyChanges
 from slackwater.moments.take.snapshots import pin
 from slackwater.results import html, markdown
 from slackwater.results.report.contents import Case, document
@@ -57,7 +57,7 @@ def with_values(case: Case, texts: Sequence[str], numbers: tuple[int, int], data
     """
     key, before, after, literal, comment = texts
     there = np.array([True])
-    keys = ChangedKeys(
+    keys = KeyChanges(
         pa.table({"tail": [key]}),
         pa.table({"note": [before], "n": [numbers[0]], "raw": [data[0]], "list": [[before]]}),
         pa.table({"note": [after], "n": [numbers[1]], "raw": [data[1]], "list": [[after]]}),
