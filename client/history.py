@@ -80,7 +80,7 @@ class AppHistory(Shown):
         topics = client.channels() if replayable else None
         if topics is not None:
             try:
-                return Log(entries(client.store, self.name, limit, stage=stage, topics=topics))
+                return Log(entries(client.store, self.name, limit, stage=stage, starts=topics.starts))
             except (Unavailable, Refused) as error:
                 client.note(f"note: nobody knows what can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))

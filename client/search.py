@@ -129,7 +129,7 @@ class SearchedApp(AppHistory):
         if (topics := client.channels()) is None:
             return
         try:
-            gone = unreplayable(client.store, self.name, topics)
+            gone = unreplayable(client.store, self.name, topics.starts)
         except (Unavailable, Refused) as error:
             client.note(f"note: nobody knows what Kafka still holds: {error.message}")
             return

@@ -16,7 +16,7 @@ from ulid import ULID
 from ... import instants
 from ...errors import Refused
 from ...moments.cut.graph import Channel, Cut, channels, order
-from ...moments.cut.in_flight import InFlight, stretch
+from ...moments.cut.in_flight import InFlight, channel_state
 from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import Snapshot, of_snapshot, read_snapshot
 from ...moments.take.capture import read
@@ -107,7 +107,7 @@ def _carry_one(
     ends: tuple[int, ...] = ()
     rows = 0
     for reader, following in zip_longest(readers, readers[1:]):
-        state = stretch(store, cut, reader, following.input if following else None)
+        state = channel_state(store, cut, reader, following.input if following else None)
         captured = keeper.captured(state) if state.attempts else None
         records = read(store, captured, state) if captured else None
         ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, records)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...errors import Corruption, NotFound
 from ...moments.cut.graph import Channel, Cut, channels
-from ...moments.cut.in_flight import InFlight, stretch
+from ...moments.cut.in_flight import InFlight, channel_state
 from ...moments.cut.stored import ADDRESS, Captured, CapturedObject, Snapshot
 from ...moments.take.capture import read_object
 from ...store.objects.protocol import ObjectStore
@@ -41,7 +41,7 @@ def _state(store: ObjectStore, cut: Cut, channel: Channel) -> ChannelState:
     if misshapen := _misshapen(cut, channel):
         return ChannelState(channel, None, False, (misshapen,))
     try:
-        state = stretch(store, cut, channel)
+        state = channel_state(store, cut, channel)
         between = range(state.after + 1, state.up_to + 1)
         copied = any(history.read(store, cut.app, channel.sender, each).begins for each in between)
     except (Corruption, NotFound) as error:

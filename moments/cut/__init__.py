@@ -3,13 +3,4 @@
 Reads manifests and decides; writes nothing but the requests for snapshots. Not here: rows of tables.
 """
 
-__all__ = [
-    "graph",
-    "in_flight",
-    "line",
-    "lineage",
-    "moments",
-    "refs",
-    "resolve",
-    "stored",
-]
+__all__ = ["graph", "in_flight", "line", "lineage", "moments", "refs", "resolve", "stored"]

@@ -147,24 +147,18 @@ def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
     )
 
 
-def carries_data(manifest: Manifest) -> bool:
-    """Whether this version read any record: nothing but a batch does, and none for a marker alone."""
-    return manifest.kind == "batch" and any(source.rows for source in manifest.inputs.values())
-
-
 def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]) -> dict[str, Manifest]:
     """The least consistent cut with each of these versions or a later one. `read` gets a stage's version."""
     raised = dict(stages)
-    settled = False
-    while not settled:
-        settled = True
+    while True:
+        before = dict(raised)
         # Receivers first: a raised sender may itself have consumed more.
         for receiver in reversed(order(raised)):
             for sender, version in consumed(raised[receiver]).items():
                 if version > (raised[sender].version if sender in raised else 0):
                     raised[sender] = read(sender, version)
-                    settled = False
-    return raised
+        if raised == before:
+            return raised
 
 
 def lower_receivers(
@@ -175,16 +169,14 @@ def lower_receivers(
 ) -> dict[str, Manifest]:
     """Take back every stage that got something of `pinned`'s that `pinned` has not sent at its version.
 
-    Versions that were taken by time need it where the clocks of two machines differ. With `raise_senders`
-    after it, the result is consistent and has `pinned` exactly as given. `first` is the lowest version a
-    stage may go back to; a stage that would have to go further is left out.
+    Versions that were taken by time need it where the clocks of two machines differ. The result is consistent and has
+    `pinned` exactly as it is. `first` is the lowest version a stage may go back to; a stage that would have to go
+    further is left out.
     """
     lowered = dict(stages)
-    bound = {pinned} | descendants(stages, pinned)
-    for receiver in order(stages):
-        if receiver == pinned or receiver not in bound:
-            continue
-        limits = {stage: lowered[stage].version if stage in lowered else 0 for stage in bound}
+    receivers = descendants(stages, pinned)
+    for receiver in filter(receivers.__contains__, order(stages)):
+        limits = {stage: lowered[stage].version if stage in lowered else 0 for stage in (pinned, *receivers)}
 
         def within(manifest: Manifest, limits: dict[str, int] = limits) -> bool:
             return all(version <= limits.get(stage, version) for stage, version in consumed(manifest).items())

@@ -56,11 +56,11 @@ def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
     Reads the senders' manifests between what was consumed and the cut. With several receivers of one channel
     there is one entry for each that lags.
     """
-    found = (stretch(store, cut, channel) for channel in channels(cut))
+    found = (channel_state(store, cut, channel) for channel in channels(cut))
     return tuple(state for state in found if state.attempts)
 
 
-def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
+def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
     """What one receiver has still to read of a channel, up to the cut or up to where another receiver is.
 
     Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept; for one whose
@@ -103,9 +103,8 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
 
 def left_at(heads: Iterable[Manifest], channel: str, sender: str) -> Input | None:
     """Where the last reader of a channel stopped, before a migration gave it to a stage that has not begun yet."""
-    left = (head.stopped.get(channel) for head in heads)
-    mine = [at for at in left if at is not None and at.upstream == sender]
-    return max(mine, key=lambda at: at.version, default=None)
+    left = (head.stopped[channel] for head in heads if channel in head.stopped)
+    return max((at for at in left if at.upstream == sender), key=lambda at: at.version, default=None)
 
 
 def _given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
@@ -142,11 +141,8 @@ class Gap:
 def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tuple[int, ...]) -> Gap | None:
     """What is lost to a reader that stands at `at`; None when no row is.
 
-    Args:
-        channel: its name.
-        at: the reader.
-        versions: the sender's, from the one after `at.version` on; read no further than it is needed.
-        earliest: the first offset that Kafka has, by Kafka partition.
+    `versions` are the sender's from the one after `at.version` on, read no further than needed; `earliest` has the
+    first offset that Kafka holds, by Kafka partition.
     """
     found: Gap | None = None
     begins, sent = at.offsets, at.passed or _nothing(at)
@@ -162,15 +158,9 @@ def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tu
         wrote = _wrote(output, sent, begins) & touched
         lossy = lossy or bool(wrote)
         markers |= output.markers.keys()
-        marked = any(
-            offsets[partition] < earliest[partition] for offsets in output.markers.values() for partition in touched
-        )
-        if wrote or marked:
-            gone = tuple(
-                (partition, start, until)
-                for partition, (start, until) in enumerate(zip(at.offsets, earliest, strict=True))
-                if start < until
-            )
+        if wrote or any(marker[each] < earliest[each] for marker in output.markers.values() for each in touched):
+            both = enumerate(zip(at.offsets, earliest, strict=True))
+            gone = tuple((partition, start, until) for partition, (start, until) in both if start < until)
             found = Gap(at.version, manifest.version, at.offsets, output.ends, gone, output.sent, frozenset(markers))
         begins, sent = output.ends, output.sent
     return found if lossy else None
@@ -194,20 +184,18 @@ def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
     Those whose marker it will not get, and those for which it was still to capture what is lost. A snapshot whose
     marker comes later is none of them, unless the reader has recorded it already.
     """
-    recorded = head.recorded if head is not None else {}
-    awaited = {name for name, channels in head.awaited.items() if channel in channels} if head is not None else set()
-    return frozenset(awaited | (gap.markers - recorded.keys()))
+    if head is None:
+        return gap.markers
+    awaited = {name for name, channels in head.awaited.items() if channel in channels}
+    return frozenset(awaited | (gap.markers - head.recorded.keys()))
 
 
 def forget(draft: Manifest, snapshots: Iterable[str]) -> Manifest:
     """The version without any trace of these snapshots."""
     gone = frozenset(snapshots)
-    return replace(
-        draft,
-        recorded={name: at for name, at in draft.recorded.items() if name not in gone},
-        awaited={name: channels for name, channels in draft.awaited.items() if name not in gone},
-        captured={name: spans for name, spans in draft.captured.items() if name not in gone},
-    )
+    fields = ("recorded", "awaited", "captured")
+    kept = {name: {id_: of for id_, of in getattr(draft, name).items() if id_ not in gone} for name in fields}
+    return replace(draft, **kept)
 
 
 def _nothing(at: Input) -> tuple[int, ...]:
@@ -219,6 +207,7 @@ def _wrote(output: Output, sent: tuple[int, ...], begins: tuple[int, ...]) -> se
     """The partitions to which a version wrote rows; where they were not counted, in which it ends later than begins."""
     if not output.rows and not output.attempts:
         return set()
-    if len(sent) == len(output.sent):
-        return {partition for partition, (had, has) in enumerate(zip(sent, output.sent, strict=True)) if has > had}
-    return {partition for partition, (begin, end) in enumerate(zip(begins, output.ends, strict=True)) if end > begin}
+    pairs = (
+        zip(sent, output.sent, strict=True) if len(sent) == len(output.sent) else zip(begins, output.ends, strict=True)
+    )
+    return {partition for partition, (before, after) in enumerate(pairs) if after > before}

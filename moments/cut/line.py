@@ -32,10 +32,6 @@ class KeptMoment:
     versions: Mapping[str, int]
 
 
-Place = tuple[int, int, int]
-"""Where a commit stands on the line: its effective time, the rank of its stage, its version."""
-
-
 @dataclass(frozen=True)
 class Line:
     """The line of an app up to a consistent cut, which is all of it that is looked at.
@@ -76,10 +72,10 @@ class Line:
         """The moments before the whole line, the oldest first."""
         found: list[KeptMoment] = []
         earlier: Mapping[str, int] = {}
-        for moment in self.limit.moments:
-            new = (stage for stage, version in moment.stages.items() if earlier.get(stage) != version)
-            stage, earlier = next(new, next(iter(moment.stages))), moment.stages
-            found.append(KeptMoment(stage, moment.stages[stage], moment.time_ms, moment.stages))
+        for each in self.limit.moments:
+            new = (stage for stage, version in each.stages.items() if earlier.get(stage) != version)
+            stage, earlier = next(new, next(iter(each.stages))), each.stages
+            found.append(KeptMoment(stage, each.stages[stage], each.time_ms, each.stages))
         return tuple(found)
 
     def left_between(self, low: Cut, high: Cut) -> tuple[KeptMoment, ...]:
@@ -105,17 +101,20 @@ class Line:
             return len(self.left), len(self.left)
         # These moments have no stages that were retired by then.
         there = {stage: each.version for stage, each in cut.stages.items() if not each.retired}
-        for number, each in enumerate(self.left):
-            if each.versions in (there, cut.versions):
+        for number, left in enumerate(self.left):
+            if left.versions in (there, cut.versions):
                 return number, number + 1
-        number = bisect_left(self.left, cut.time_ms, key=lambda each: each.time_ms)
-        return number, number
+        return (bisect_left(self.left, cut.time_ms, key=lambda left: left.time_ms),) * 2
 
-    def place(self, commit: Manifest) -> Place:
-        """Where a commit stands; what is smaller comes before it."""
-        if commit.version < self.limit.first.get(commit.stage, 0):
-            return commit.time_ms, self.ranks[commit.stage], commit.version
-        return self._effective_ms(commit), self.ranks[commit.stage], commit.version
+    def place(self, commit: Manifest) -> tuple[int, int, int]:
+        """Where a commit stands: its effective time, the rank of its stage, its version. What is smaller comes first.
+
+        The effective time is the earliest of a commit that depends on this one, itself included.
+        """
+        is_whole = commit.version >= self.limit.first.get(commit.stage, 0)
+        dependents = self.dependents(commit).values() if is_whole else ()
+        time_ms = min(each.time_ms for each in (commit, *dependents))
+        return time_ms, self.ranks[commit.stage], commit.version
 
     def up_to(self, commit: Manifest) -> Cut:
         """The prefix that ends with this commit."""
@@ -134,15 +133,15 @@ class Line:
 
     def last(self, prefix: Cut) -> Manifest | None:
         """The commit that a prefix ends with, None for the empty one; of a moment before the line, what names it."""
-        if self.is_left(prefix):
-            left = self.left[self._number_left(prefix)[0]]
-            return self.read(left.stage, left.version)
+        before, up_to = self._number_left(prefix)
+        if before < up_to:
+            return self.read(self.left[before].stage, self.left[before].version)
         return max(prefix.stages.values(), key=self.place, default=None)
 
     def ref(self, prefix: Cut) -> str:
         """The ref of a prefix, or of a moment before the line; empty for the moment before the first commit."""
         commit = self.last(prefix)
-        return ref_of(commit) if commit is not None else ""
+        return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
 
     def within(self, cut: Cut) -> Cut:
         """The longest prefix that lies within a cut: the cut itself, if it is a prefix."""
@@ -175,28 +174,19 @@ class Line:
     def dependents(self, commit: Manifest) -> dict[str, Manifest]:
         """Of each stage that got something of a commit's, over any number of channels, the first version that did."""
         earliest = {commit.stage: commit}
-        for stage in self.ranks:
-            if stage != commit.stage and (found := self._first_that_depends(stage, earliest)) is not None:
-                earliest[stage] = found
-        del earliest[commit.stage]
-        return earliest
-
-    def _effective_ms(self, commit: Manifest) -> int:
-        """The earliest time of a commit that depends on this one, itself included."""
-        return min(each.time_ms for each in (commit, *self.dependents(commit).values()))
-
-    def _first_that_depends(self, stage: str, earliest: Mapping[str, Manifest]) -> Manifest | None:
-        """The stage's first version that had consumed one of these."""
-        head = self.heads.stages[stage]
 
         def independent(manifest: Manifest) -> bool:
             read = consumed(manifest)
             return not any(read.get(sender, 0) >= sent.version for sender, sent in earliest.items())
 
-        last = history.newest_where(self.read, self._lowest, head, independent)
-        if last is head:
-            return None
-        return self.read(stage, last.version + 1 if last else min(self._lowest(stage), head.version))
+        for stage in self.ranks:
+            head = self.heads.stages[stage]
+            last = history.newest_where(self.read, self._lowest, head, independent) if stage != commit.stage else head
+            if last is not head:
+                first = last.version + 1 if last else min(self._lowest(stage), head.version)
+                earliest[stage] = self.read(stage, first)
+        del earliest[commit.stage]
+        return earliest
 
     def _of_time(self, time_ms: int) -> dict[str, Manifest]:
         """The commits with an effective time up to this one, as the newest of each stage."""
@@ -214,11 +204,6 @@ class Line:
 
     def _cut(self, found: Mapping[str, Manifest | None]) -> Cut:
         return Cut(self.heads.app, {stage: commit for stage, commit in found.items() if commit is not None})
-
-
-def ref_of(commit: Manifest) -> str:
-    """The ref of the prefix that ends with a commit."""
-    return f"{commit.app}/{commit.stage}@v{commit.version}"
 
 
 def newest_first(

@@ -1,4 +1,4 @@
-"""The input records behind a stretch of versions: on the stage's own inputs, and on the users' topics."""
+"""The input records behind some versions of a stage: on the stage's own inputs, and on the users' topics."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What a stage read for a stretch of its versions. Windows that are empty are left out."""
+    """What a stage read for successive versions of its own. Windows that are empty are left out."""
 
     stage: str
     direct: tuple[Window, ...]
@@ -33,8 +33,8 @@ class Lineage:
     sources: tuple[Window, ...]
     """On the users' topics, traced up through every channel; the same as `direct` where there is none."""
     lost: tuple[Window, ...] = ()
-    """On all of these, channels and users' topics: what claims in the stretch passed over, because it was gone. It lies
-    within no window of `direct`; those of `sources` may span it."""
+    """On all of these, channels and users' topics: what claims passed over, because it was gone. It lies within no
+    window of `direct`; those of `sources` may span it."""
 
 
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
@@ -44,10 +44,25 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
     the two, or of the stages upstream, is gone.
     """
     start = low or _first(store, high)
-    lost: list[Window] = []
-    sources = _sources(store, start, high, lost)
-    mine = _lost_between(store, start, high)
-    return Lineage(high.stage, direct(start, high, mine), _merged(sources), tuple(sorted({*lost, *mine})))
+    gone = _lost_between(store, start, high)
+    own, users = direct(start, high, gone), {source.topic for source in high.inputs.values() if not source.upstream}
+    sources, lost = [window for window in own if window.topic in users], set(gone)
+    for name, source in high.inputs.items():
+        earlier = start.inputs.get(name)
+        after = earlier.version if earlier else 0
+        if source.upstream and source.version > after:
+            sent = history.read(store, high.app, source.upstream, source.version)
+            sent_before = history.find(store, high.app, source.upstream, after) if after else None
+            upstream = trace(store, sent_before or _sent_before(store, sent, name, earlier), sent)
+            sources += upstream.sources
+            lost |= set(upstream.lost)
+    # One window a partition: two ways up to one topic may both have read it.
+    hulls: dict[tuple[str, int], Window] = {}
+    for window in sources:
+        place = (window.topic, window.partition)
+        other = hulls.get(place, window)
+        hulls[place] = Window(*place, min(window.start, other.start), max(window.end, other.end))
+    return Lineage(high.stage, own, tuple(sorted(hulls.values())), tuple(sorted(lost)))
 
 
 def losses(manifest: Manifest) -> tuple[Window, ...]:
@@ -65,7 +80,12 @@ def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Windo
 
     What was `lost` in between is left out of them.
     """
-    found = _moved(low, high)
+    found: list[Window] = []
+    for name, source in sorted(high.inputs.items()):
+        earlier = low.inputs.get(name)
+        # Partitions that a topic got since are read from their beginning.
+        read = ranges(earlier.offsets if earlier else (), source.offsets)
+        found += (Window(source.topic, one.partition, one.first, one.last) for one in read)
     for gone in lost:
         found = [part for window in found for part in _without(window, gone)]
     return tuple(found)
@@ -88,32 +108,6 @@ def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Wi
     return tuple(window for manifest in (*between, high) for window in losses(manifest))
 
 
-def _moved(low: Manifest, high: Manifest) -> list[Window]:
-    found: list[Window] = []
-    for name, source in sorted(high.inputs.items()):
-        earlier = low.inputs.get(name)
-        starts = earlier.offsets if earlier else ()
-        # Partitions that a topic got since are read from their beginning.
-        found += (Window(source.topic, one.partition, one.first, one.last) for one in ranges(starts, source.offsets))
-    return found
-
-
-def _sources(store: ObjectStore, low: Manifest, high: Manifest, lost: list[Window]) -> list[Window]:
-    """The windows on the users' topics; what was lost on the way there is added to `lost`."""
-    users = {source.topic for source in high.inputs.values() if not source.upstream}
-    gone = _lost_between(store, low, high)
-    lost += gone
-    found = [window for window in direct(low, high, gone) if window.topic in users]
-    for name, source in high.inputs.items():
-        earlier = low.inputs.get(name)
-        after = earlier.version if earlier else 0
-        if source.upstream and source.version > after:
-            sent = history.read(store, high.app, source.upstream, source.version)
-            sent_before = history.find(store, high.app, source.upstream, after) if after else None
-            found += _sources(store, sent_before or _sent_before(store, sent, name, earlier), sent, lost)
-    return found
-
-
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
     """What a sender had sent of which a reader stands at `read`, where it had another name then; else its first."""
     first = _first(store, sent)
@@ -125,11 +119,10 @@ def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input |
         output = manifest.outputs.get(channel)
         return output is None or all(map(int.__le__, output.ends, offsets))
 
-    last = history.find(store, sent.app, former.stage, former.version)
-    begin = partial(history.first_version, store, sent.app)
-    return (
-        history.newest_where(partial(history.read, store, sent.app), begin, last, is_read) if last else None
-    ) or first
+    if (last := history.find(store, sent.app, former.stage, former.version)) is None:
+        return first
+    version, begin = partial(history.read, store, sent.app), partial(history.first_version, store, sent.app)
+    return history.newest_where(version, begin, last, is_read) or first
 
 
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
@@ -137,13 +130,3 @@ def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
         return manifest
     first = history.first_version(store, manifest.app, manifest.stage)
     return history.read(store, manifest.app, manifest.stage, min(first, manifest.version))
-
-
-def _merged(found: Iterable[Window]) -> tuple[Window, ...]:
-    """One window a partition: two ways up to one topic may both have read it."""
-    hulls: dict[tuple[str, int], Window] = {}
-    for window in found:
-        place = (window.topic, window.partition)
-        other = hulls.get(place, window)
-        hulls[place] = Window(*place, min(window.start, other.start), max(window.end, other.end))
-    return tuple(hulls[place] for place in sorted(hulls))

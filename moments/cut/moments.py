@@ -79,7 +79,7 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
         return cut_around(store, stages, found[asked])
     # After the versions: what was collected while they were searched is said there.
     limit = horizon.newest(store, app)
-    if not limit.is_whole(_numbers(found)):
+    if not limit.is_whole({stage: each.version for stage, each in found.items()}):
         return _of_moment(store, app, limit.at(time_ms), time_ms)
     return _without_retired(store, app, _settled(store, found))
 
@@ -99,16 +99,16 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
     if (moment := next(having, None)) is not None:
         return _of_moment(store, app, moment, commit.time_ms)
+    read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     firsts = {
-        stage: history.read(store, app, stage, first)
-        for stage, first in limit.first.items()
-        if stage not in found.stages or found.stages[stage].version < first
+        stage: read(stage, version)
+        for stage, version in limit.first.items()
+        if stage not in found.stages or found.stages[stage].version < version
     }
     # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
-    read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     raised = raise_senders({**found.stages, **firsts}, read)
     raised = lower_receivers({**raised, commit.stage: commit}, commit.stage, read, first)
-    if not limit.is_whole(_numbers(raised)):
+    if not limit.is_whole(Cut(app, raised).versions):
         return Cut(app, {})
     cut = _without_retired(store, app, raised, commit)
     return replace(cut, thinned=Thinned(commit.time_ms, cut.time_ms))
@@ -167,15 +167,11 @@ def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Ma
     return None if manifest.migration == number and manifest.kind == "rename" else manifest
 
 
-def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], asked: Manifest | None = None) -> Cut:
-    """The cut of these versions, without those at which their stage is retired; `asked` stays all the same."""
-    there = {stage: manifest for stage, manifest in found.items() if not manifest.retired or manifest == asked}
+def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], kept: Manifest | None = None) -> Cut:
+    """The cut of these versions, without those at which their stage is retired; `kept` stays all the same."""
+    there = {stage: manifest for stage, manifest in found.items() if not manifest.retired or manifest == kept}
     # Where clocks differ, a receiver may seem to be there still when its sender is retired.
     return Cut(app, raise_senders(there, partial(history.read, store, app)))
-
-
-def _numbers(stages: Mapping[str, Manifest]) -> dict[str, int]:
-    return {stage: each.version for stage, each in stages.items()}
 
 
 def _of_moment(store: ObjectStore, app: str, moment: Moment | None, asked_ms: int) -> Cut:
@@ -189,9 +185,7 @@ def _of_moment(store: ObjectStore, app: str, moment: Moment | None, asked_ms: in
 def called_since(store: ObjectStore, app: str, stage: str) -> str:
     """What a stage is called now that got another name; empty for one that has still its own, or never was."""
     head = history.head(store, app, stage)
-    if head is None or not head.called:
-        return ""
-    return called_since(store, app, head.called) or head.called
+    return called_since(store, app, head.called) or head.called if head is not None and head.called else ""
 
 
 def version_of(store: ObjectStore, head: Manifest, version: int) -> Manifest | None:
@@ -201,23 +195,14 @@ def version_of(store: ObjectStore, head: Manifest, version: int) -> Manifest | N
 
 def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     """One version of a stage, also by a name that it got after it. Raises as `history.read`."""
-    found = history.find(store, app, stage, version)
-    if found is not None:
+    if (found := history.find(store, app, stage, version)) is not None:
         return found
     head = history.head(store, app, stage)
     try:
         return history.read(store, app, name_at(head, version) if head is not None else stage, version)
     except NotFound as error:
-        error.hint = error.hint or whereabouts(store, app, stage)
+        error.hint = error.hint or hint_of_missing(store, app, stage)
         raise
-
-
-def is_there(store: ObjectStore, cut: Cut, stage: str) -> bool:
-    """Whether a cut has a version of a stage, also by a name that it got after it. Raises `Unavailable`."""
-    if stage in cut.stages or not cut.stages:
-        return stage in cut.stages
-    head = history.head(store, cut.app, stage)
-    return head is not None and stage in cut.under_names_of({stage: head}).stages
 
 
 def name_at(head: Manifest, version: int) -> str:
@@ -228,13 +213,10 @@ def name_at(head: Manifest, version: int) -> str:
 def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
     """The cut, in which each of these tables is: one that had another name then is there under both.
 
-    Without such a one nothing is asked of the store.
-
-    Raises:
-        NotFound: there is no such table; tells the nearest, and what became of one that there was.
-        Unavailable: storage did not answer.
+    Without such a one nothing is asked of the store. Raises `NotFound` (there is no such table; tells the nearest, and
+    what became of one that there was) and `Unavailable`.
     """
-    missing = sorted({table for table in tables if table not in cut.tables})
+    missing = sorted(set(tables) - cut.tables.keys())
     if not missing:
         return cut
     stages = history.list_stages(store, cut.app)
@@ -242,12 +224,12 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
     named = cut.under_names_of(heads_of(store, cut.app, owners.intersection(stages)))
     for table in missing:
         if table not in named.tables:
-            raise NotFound(f"table at {cut.ref}", table, cut.tables, hint=whereabouts(store, cut.app, table))
+            raise NotFound(f"table at {cut.ref}", table, cut.tables, hint=hint_of_missing(store, cut.app, table))
     return named
 
 
-def whereabouts(store: ObjectStore, app: str, table: str) -> str:
-    """Where the table of a stage that was renamed or retired is to be found, for a hint; empty for any other."""
+def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
+    """Where the table of a stage that was renamed or retired is to be found; empty for any other."""
     head = history.head(store, app, table) if table in history.list_stages(store, app) else None
     if head is None or not head.retired:
         return ""

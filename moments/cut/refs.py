@@ -78,11 +78,9 @@ class Ref:
 def parse(text: str, *, now_ms: int) -> Ref:
     """The ref that `text` names. `now_ms` is what relative times count from.
 
-    A time without an offset is local; a date alone is its first instant. A time written to the second covers
-    all of that second, so that a time as a listing shows it includes the commit it stands for.
-
-    Raises:
-        Usage: `text` has none of the forms, which the hint lists; or it is a time that is still to come.
+    A time without an offset is local; a date alone is its first instant. A time written to the second covers all of
+    that second, so that a time as a listing shows it includes the commit it stands for. Raises `Usage` (`text` has none
+    of the forms, which the hint lists; or it is a time that is still to come).
     """
     where, at, when = text.partition("@")
     app, slash, stage = where.partition("/")
@@ -126,7 +124,12 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
             )
         return Version(int(match[1]))
     if _DATE.match(when):
-        time_ms = _instant_ms(text, when)
+        try:
+            # astimezone() takes a time without an offset as local.
+            time_ms = round(datetime.fromisoformat(when).astimezone().timestamp() * 1_000)
+        except (ValueError, OverflowError, OSError) as error:
+            raise _malformed(text, f"{when!r} is not an ISO time ({error})") from None
+        time_ms += 999 if _WHOLE_SECOND.fullmatch(when) else 0
         if time_ms > now_ms + _SKEW_MS:
             # It would be answered as now is: who mistypes a year would take that for the state of another day.
             where = f"{app}/{stage}" if stage else app
@@ -139,15 +142,6 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
         return Named(check_name("snapshot", when))
     except Usage:
         raise _malformed(text, f"{when!r} is neither a time nor a snapshot's name") from None
-
-
-def _instant_ms(text: str, when: str) -> int:
-    try:
-        # astimezone() takes a time without an offset as local.
-        time_ms = round(datetime.fromisoformat(when).astimezone().timestamp() * 1_000)
-    except (ValueError, OverflowError, OSError) as error:
-        raise _malformed(text, f"{when!r} is not an ISO time ({error})") from None
-    return time_ms + 999 if _WHOLE_SECOND.fullmatch(when) else time_ms
 
 
 def _malformed(text: str, why: str) -> Usage:

@@ -10,10 +10,9 @@ from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.manifest import Manifest
-from . import moments
-from .graph import Cut, carries_data
+from .graph import Cut
 from .line import newest_first
-from .moments import cut_around, cut_of_time, newest, newest_cut, retired_since, stages_of
+from .moments import cut_around, cut_of_time, heads_of, newest, newest_cut, read_version, retired_since, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
 from .stored import of_snapshot, read_snapshot
 
@@ -21,49 +20,44 @@ from .stored import of_snapshot, read_snapshot
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
     """The consistent cut that a ref names, as one who looks at that moment sees it.
 
-    `now_ms` is what relative times count from.
-
-    Raises:
-        Usage: `text` is no ref.
-        NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
+    `now_ms` is what relative times count from. Raises `Usage` (`text` is no ref) and `NotFound` (there is no such app,
+    stage, snapshot or version, or the app's history begins later).
     """
     ref = parse(text, now_ms=now_ms)
     return _as_seen(cut_at(store, ref), ref, now_ms)
 
 
 def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:
-    """As `resolve`, for reading; where a manifest of another stage is damaged, a ref to one stage names just that one.
+    """The cut that a ref names, for reading: a ref to one stage names just that one where another one is damaged.
 
     Returns:
         The cut, and the damage that other stages were left out for, None when there is none.
 
-    Raises:
-        Corruption: a manifest that is needed is damaged. Others as of `resolve`.
+    Raises `Corruption` (a manifest that is needed is damaged). Others as `resolve`.
     """
-    ref = parse(text, now_ms=now_ms)
+    ref, damage = parse(text, now_ms=now_ms), None
     try:
-        return _as_seen(cut_at(store, ref), ref, now_ms), None
+        cut = cut_at(store, ref)
     except Corruption as error:
         if not ref.stage:
             others = f"stages that are whole can be read by themselves, as {ref.app}/STAGE"
             error.hint = f"{error.hint}; {others}" if error.hint else others
             raise
-        commit = _commit_of(store, ref)
-        if commit is None:
-            raise _too_early(store, ref, (ref.stage,)) from None
-        return _as_seen(Cut(ref.app, {ref.stage: commit}), ref, now_ms), error
+        damage = error
+    if damage is not None:
+        cut = cut_at(store, ref, alone=True)
+    return _as_seen(cut, ref, now_ms), damage
 
 
 def _as_seen(cut: Cut, ref: Ref, now_ms: int) -> Cut:
     """The cut as one who looks at the ref's moment sees it: rows go on expiring until then, but not in the future."""
     match ref.moment:
         case Latest():
-            seen_ms = now_ms
+            return replace(cut, seen_ms=now_ms)
         case AtTime(time_ms):
-            seen_ms = min(time_ms, now_ms)
+            return replace(cut, seen_ms=min(time_ms, now_ms))
         case _:
-            seen_ms = 0
-    return replace(cut, seen_ms=seen_ms)
+            return cut
 
 
 @contextmanager
@@ -88,53 +82,51 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
         ) from error
 
 
-def cut_at(store: ObjectStore, ref: Ref) -> Cut:
+def cut_at(store: ObjectStore, ref: Ref, *, alone: bool = False) -> Cut:
     """The consistent cut of a parsed ref: always of the whole app, also for a ref to one stage.
 
-    Of a moment before a stage was renamed, a ref under its name of now means the stage as it was called then.
-
-    Raises:
-        NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
+    Of a moment before a stage was renamed, a ref under its name of now means the stage as it was called then. `alone`
+    gives the ref's stage only, without a look at others. Raises `NotFound` (there is no such app, stage, snapshot or
+    version, or the app's history begins later).
     """
-    stages = stages_of(store, ref.app, ref.stage)
-    chosen = (ref.stage,) if ref.stage else stages
+    app, stage = ref.app, ref.stage
+    stages = (stage,) if alone else stages_of(store, app, stage)
+    chosen = (stage,) if stage else stages
+    found: Cut | Manifest | None
     match ref.moment:
         case Latest():
-            cut = newest_cut(store, ref.app, stages, ref.stage)
+            found = history.head(store, app, stage) if alone else newest_cut(store, app, stages, stage)
+        case AtTime(time_ms) if alone:
+            found = history.latest_at(store, app, stage, time_ms)
         case AtTime(time_ms):
-            cut = cut_of_time(store, ref.app, stages, time_ms, ref.stage)
+            found = cut_of_time(store, app, stages, time_ms, stage)
         case Back(commits):
-            cut = cut_around(store, stages, _back(store, ref, chosen, commits))
+            found = _back(store, ref, chosen, commits)
         case Version(version):
-            cut = cut_around(store, stages, moments.read_version(store, ref.app, ref.stage, version))
+            found = read_version(store, app, stage, version)
         case Named(name):
-            cut = of_snapshot(store, read_snapshot(store, ref.app, name))
-    if not cut.stages or (ref.stage and not moments.is_there(store, cut, ref.stage)):
+            snapshot = read_snapshot(store, app, name)
+            version = snapshot.stages.get(stage, 0)
+            found = history.find(store, app, stage, version) if alone else of_snapshot(store, snapshot)
+    if alone and isinstance(found, Manifest):
+        return Cut(app, {stage: found})
+    cut = cut_around(store, stages, found) if isinstance(found, Manifest) else found or Cut(app, {})
+    there = cut.stages
+    if there and stage and stage not in there:
+        there = cut.under_names_of(heads_of(store, app, (stage,))).stages
+    if not there or (stage and stage not in there):
         raise _too_early(store, ref, chosen)
     return cut
 
 
-def _commit_of(store: ObjectStore, ref: Ref) -> Manifest | None:
-    """The commit of its stage that a ref names, without a look at other stages."""
-    match ref.moment:
-        case Latest():
-            return history.head(store, ref.app, ref.stage)
-        case AtTime(time_ms):
-            return history.latest_at(store, ref.app, ref.stage, time_ms)
-        case Back(commits):
-            return _back(store, ref, (ref.stage,), commits)
-        case Version(version):
-            return moments.read_version(store, ref.app, ref.stage, version)
-        case Named(name):
-            version = read_snapshot(store, ref.app, name).stages.get(ref.stage, 0)
-            return history.find(store, ref.app, ref.stage, version)
-
-
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:
-    # A first version that brings data is where the history begins.
+    def has_data(commit: Manifest) -> bool:
+        # A batch may have read nothing but a marker. A first version that brings data is where the history begins.
+        has_read = commit.kind == "batch" and any(source.rows for source in commit.inputs.values())
+        return has_read or commit.begins_with_rows
+
     line = newest_first(store, ref.app, newest(store, ref.app, stages))
-    with_data = (m for m in line if carries_data(m) or m.begins_with_rows)
-    found = list(islice(with_data, commits + 1))
+    found = list(islice(filter(has_data, line), commits + 1))
     if len(found) <= commits:
         where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
         raise NotFound(

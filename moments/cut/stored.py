@@ -3,7 +3,6 @@
 A request is one object, which a running app finds by a notice that there is one.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -119,26 +118,6 @@ class Captured(Struct, frozen=True):
         return sum(each.rows for each in self.objects)
 
 
-def captured_is_wrong(at: str, captured: Captured, objects: re.Pattern[str]) -> Iterator[Wrong]:
-    """What is wrong between the fields of a captured channel; `objects` is what its objects' keys look like."""
-    if len(captured.ends) != len(captured.starts) or any(map(int.__gt__, captured.starts, captured.ends)):
-        yield Wrong(f"{at}.ends", captured.ends, "an offset for each of starts, not before it")
-    if captured.counts and len(captured.counts) != len(captured.starts):
-        yield Wrong(f"{at}.counts", captured.counts, f"as many numbers as starts, {len(captured.starts)}, or none")
-    if captured.after > captured.up_to:
-        yield Wrong(f"{at}.up_to", captured.up_to, f"not below after, {captured.after}")
-    try:
-        column_types.parse_ddl(captured.schema)
-    except ValueError:
-        yield Wrong(f"{at}.schema", captured.schema, "a Spark DDL string")
-    for number, each in enumerate(captured.objects):
-        if not objects.fullmatch(each.key):
-            yield Wrong(f"{at}.objects[{number}].key", each.key, "a key among the app's captured records")
-        if each.rows > each.bytes:
-            yield Wrong(f"{at}.objects[{number}].rows", each.rows, f"at most its bytes, {each.bytes}")
-        yield from checks.checksum_is_wrong(f"{at}.objects[{number}].checksum", each.checksum)
-
-
 SnapshotKind = Literal["markers", "instant", "clone"]
 """How it came to be: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
 
@@ -170,30 +149,43 @@ class Snapshot(Struct, frozen=True):
 
     def captured(self, state: InFlight) -> Captured | None:
         """What it keeps of these records in flight: all of them and perhaps more, or None."""
-        return next((each for each in self.channels if each.channel == state.channel and _spans(each, state)), None)
+        for each in self.channels:
+            if each.channel == state.channel and each.after <= state.after and state.up_to <= each.up_to:
+                # In a clone, readers may stand at different offsets before one version.
+                begins = all(map(int.__le__, each.starts, state.starts))
+                if begins and all(map(int.__ge__, each.ends, state.ends)):
+                    return each
+        return None
 
 
 @checks.relations.register
-def _(value: Snapshot) -> Iterator[checks.Wrong]:
+def _(value: Snapshot) -> Iterator[Wrong]:
     yield from checks.root_is_wrong("clone_root", value.clone_root)
     if value.kind == "clone" and not value.clone:
-        yield checks.Wrong("clone", value.clone, "the app that lives from it, as its kind is clone")
-    objects = keys.captured_pattern(value.app)
-    for number, captured in enumerate(value.channels):
-        yield from captured_is_wrong(f"channels[{number}]", captured, objects)
+        yield Wrong("clone", value.clone, "the app that lives from it, as its kind is clone")
+    pattern = keys.captured_pattern(value.app)
+    for index, captured in enumerate(value.channels):
+        at, starts = f"channels[{index}]", captured.starts
+        if len(captured.ends) != len(starts) or any(map(int.__gt__, starts, captured.ends)):
+            yield Wrong(f"{at}.ends", captured.ends, "an offset for each of starts, not before it")
+        if captured.counts and len(captured.counts) != len(starts):
+            yield Wrong(f"{at}.counts", captured.counts, f"as many numbers as starts, {len(starts)}, or none")
+        if captured.after > captured.up_to:
+            yield Wrong(f"{at}.up_to", captured.up_to, f"not below after, {captured.after}")
+        try:
+            column_types.parse_ddl(captured.schema)
+        except ValueError:
+            yield Wrong(f"{at}.schema", captured.schema, "a Spark DDL string")
+        for number, each in enumerate(captured.objects):
+            if not pattern.fullmatch(each.key):
+                yield Wrong(f"{at}.objects[{number}].key", each.key, "a key among the app's captured records")
+            if each.rows > each.bytes:
+                yield Wrong(f"{at}.objects[{number}].rows", each.rows, f"at most its bytes, {each.bytes}")
+            yield from checks.checksum_is_wrong(f"{at}.objects[{number}].checksum", each.checksum)
 
 
 SNAPSHOTS = Notes(Snapshot, keys.snapshots, lambda each: each.name, app=lambda each: each.app)
 """By name."""
-
-
-def _spans(captured: Captured, state: InFlight) -> bool:
-    """Whether what is kept of this channel begins and ends where these records do, or beyond."""
-    if state.after < captured.after or captured.up_to < state.up_to:
-        return False
-    # In a clone, readers may stand at different offsets before one version.
-    begins = all(ours <= theirs for ours, theirs in zip(captured.starts, state.starts, strict=True))
-    return begins and all(theirs <= ours for ours, theirs in zip(captured.ends, state.ends, strict=True))
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:

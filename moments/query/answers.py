@@ -22,8 +22,8 @@ from ...store.sst.arrow_types import schema_of
 from ...store.versions.aside import columns_of
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, channels
-from ..cut.in_flight import InFlight, stretch
-from ..cut.moments import whereabouts
+from ..cut.in_flight import InFlight, channel_state
+from ..cut.moments import hint_of_missing
 from ..cut.resolve import telling_if_collected
 from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
@@ -31,8 +31,6 @@ from ..take.capture import ChannelReader
 from .clauses import understand
 from .moments import Moments, OnMoment
 from .sql import SCHEMA_NAME, connect, named_tables, run_query
-
-_ADDRESS_TYPES = (pa.int32(), pa.int64(), pa.int32())
 
 
 def names_channels(sql: str) -> bool:
@@ -50,13 +48,9 @@ def channel_tables(
     """A table for each channel that `sql` may ask for, by the channel's name; without rows where nothing is in flight.
 
     What a snapshot keeps is read from there; everything else from Kafka. Channels that only later versions of stages
-    have, `later`, are without rows.
-
-    Raises:
-        Usage: records are only in Kafka, and there is no `reader`.
-        Corruption: records are not as many, or not what, was written.
-        Refused: records are gone from Kafka.
-        Unavailable: storage or Kafka did not answer.
+    have, `later`, are without rows. Raises `Usage` (records are only in Kafka, and there is no `reader`), `Corruption`
+    (records are not as many, or not what, was written), `Refused` (records are gone from Kafka) and `Unavailable`
+    (storage or Kafka did not answer).
     """
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     found: dict[str, list[pa.Table]] = {}
@@ -73,7 +67,7 @@ def channel_tables(
             continue
         tables = found.setdefault(edge.name, [_empty(cut.stages[edge.sender].outputs[edge.name].schema)])
         if edge.receiver:
-            state = stretch(store, cut, edge)
+            state = channel_state(store, cut, edge)
             for rows in _records(store, state, keeper, reader):
                 tables.append(rows.append_column("_receiver", pa.repeat(pa.scalar(edge.receiver), rows.num_rows)))
     return {name: pa.concat_tables(tables, promote_options="permissive") for name, tables in found.items()}
@@ -107,8 +101,8 @@ def _records(
 
 
 def _empty(ddl: str) -> pa.Table:
-    address = [pa.field(name, kind) for name, kind in zip(ADDRESS, _ADDRESS_TYPES, strict=True)]
-    return pa.schema([*arrow_of(ddl), *address, pa.field("_receiver", pa.string())]).empty_table()
+    more = zip((*ADDRESS, "_receiver"), (pa.int32(), pa.int64(), pa.int32(), pa.string()), strict=True)
+    return pa.schema([*arrow_of(ddl), *(pa.field(*each) for each in more)]).empty_table()
 
 
 def answer(
@@ -124,45 +118,33 @@ def answer(
     now_ms: int | None = None,
     on_moment: OnMoment = lambda _ref, _cut: None,
 ) -> pa.Table:
-    """What a statement returns at a cut, and at the other moments that it names (`clauses`).
+    """What one reading statement returns at a cut, and at the other moments that it names (`clauses`).
 
-    Args:
-        store: the store of the cut's app.
-        cache: where SSTs of a remote store come to lie.
-        cut: the moment to look at.
-        sql: one statement that reads.
-        later: later versions; tables and channels that only they have are shown without rows, and a table that had
-            another name at the cut under both.
-        only: the tables to open; default those that decide what the statement returns.
-        reader: reads records in flight, which the statement may ask for.
-        max_rows: as many rows at most.
-        now_ms: what relative times in the statement count from. Without it, for a statement that is asked again and
-            again, it may name only moments that stay what they are.
-        on_moment: told of each other moment.
-
-    Raises:
-        Usage: the SQL is wrong, or asks for records in flight without a `reader`, or for a moment that is none.
-        NotFound: it names a table or column that is neither at the cut nor later, or a moment that there is not; or a
-            cut was collected meanwhile.
-        Corruption: an SST is not what its manifest promises.
-        Unavailable: storage did not answer.
+    Tables and channels that only `later` versions have are shown without rows, and a table that had another name at the
+    cut under both. `only` are the tables to open; default those that decide what the statement returns. `reader` reads
+    records in flight, which the statement may ask for. `now_ms` is what relative times in it count from; without it,
+    for a statement that is asked again and again, it may name only moments that stay what they are. `on_moment` hears
+    of each other moment. Raises `Usage` (the SQL is wrong, or asks for records in flight without a `reader`, or for a
+    moment that is none), `NotFound` (it names a table or column that is neither at the cut nor later, or a moment that
+    there is not; or a cut was collected meanwhile), `Corruption` (an SST is not what its manifest promises) and
+    `Unavailable`.
     """
     statement = understand(sql)
     is_steady = now_ms is None
     moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
-    beside = moments.find(statement.clauses)
+    others = moments.find(statement.clauses)
     flying = channel_tables(store, cut, statement.rest, reader, later) if names_channels(statement.rest) else None
     named = cut.under_names_of(later)
-    opened = named_tables(statement.rest, named, or_all=not beside) if only is None else only
+    opened = named_tables(statement.rest, named, or_all=not others) if only is None else only
     with ExitStack() as stack:
-        for each in (named, *(one for some in beside for one in some.cuts[:1])):
+        for each in (named, *(one for some in others for one in some.cuts[:1])):
             stack.enter_context(telling_if_collected(store, each))
-        con = connect(store, cache, named, only=opened, empty=columns_of(later), channels=flying, beside=beside)
+        con = connect(store, cache, named, only=opened, empty=columns_of(later), channels=flying, others=others)
         stack.enter_context(closing(con))
         try:
             return run_query(con, statement.sql, max_rows=max_rows)
         except NotFound as error:
-            if error.what == "table" and (hint := whereabouts(store, cut.app, error.name)):
+            if error.what == "table" and (hint := hint_of_missing(store, cut.app, error.name)):
                 error.hint = hint
             raise
 

@@ -54,11 +54,6 @@ class Word(NamedTuple):
         """Whether it is this sign."""
         return self.kind == "sign" and self.value == sign
 
-    @property
-    def is_name(self) -> bool:
-        """Whether it may be the name of a table."""
-        return self.kind in ("name", "quoted") and bool(self.value)
-
 
 def words(text: str) -> tuple[Word, ...]:
     """All words of a text, without comments. What is not closed goes up to the end, and is of the kind `open`."""
@@ -116,7 +111,7 @@ _VERSIONS = "write versions('TABLE'), or versions('TABLE', 'FROM', 'TO', 'STEP')
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class TableAt:
     """A table as it was at another moment."""
 
     table: str
@@ -136,7 +131,7 @@ class Versions:
 
     table: str
     since: str = ""
-    """As `At.moment`; empty for the beginning of the history."""
+    """As `TableAt.moment`; empty for the beginning of the history."""
     until: str = "now"
     step: str = ""
     """A span of time, of which the last version is meant; empty for all versions."""
@@ -147,7 +142,7 @@ class Versions:
         return f"@{self.since}..{self.until} {self.step} of {self.table}", "versions"
 
 
-Clause = At | Versions
+Clause = TableAt | Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +157,9 @@ class Statement:
 
 
 def understand(sql: str) -> Statement:
-    """The clauses of a statement.
-
-    Raises:
-        Usage: a clause is not as it must be written.
-    """
-    said = words(sql)
-    found = sorted((*_moments(said), *_stretches(said)), key=lambda each: each[0])
+    """The clauses of a statement. Raises `Usage` where one is not as it must be written."""
+    all_words = words(sql)
+    found = sorted((*_table_ats(all_words), *_versions(all_words)), key=lambda each: each[0])
     parts, rest, done = [], [], 0
     for start, end, clause in found:
         parts += [sql[done:start], ".".join(map(quoted, clause.view))]
@@ -178,30 +169,30 @@ def understand(sql: str) -> Statement:
     return Statement("".join((*parts, sql[done:])), "".join((*rest, sql[done:])), clauses)
 
 
-def _moments(said: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
+def _table_ats(found: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
     """Where each AT begins and ends, its table included."""
-    for number, word in enumerate(said):
-        if word.kind != "string" or not number or not said[number - 1].says("at"):
+    for number, word in enumerate(found):
+        if word.kind != "string" or not number or not found[number - 1].says("at"):
             continue
-        table = said[number - 2] if number > 1 else None
-        is_part = number > 2 and said[number - 3].is_sign(".")
-        if table is None or not table.is_name or is_part:
+        table = found[number - 2] if number > 1 else None
+        is_part = number > 2 and found[number - 3].is_sign(".")
+        if table is None or table.kind not in ("name", "quoted") or not table.value or is_part:
             raise Usage(
                 f"AT '{word.value}' follows no table",
                 hint="write FROM TABLE AT 'MOMENT', the table by its name alone; an alias comes after it",
             )
-        yield table.start, word.end, At(table.value.lower(), word.value)
+        yield table.start, word.end, TableAt(table.value.lower(), word.value)
 
 
-def _stretches(said: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
+def _versions(found: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
     """Where each versions(…) begins and ends. One whose first argument is no string is somebody else's."""
-    for number, word in enumerate(said):
-        inside = said[number + 2 : number + 10]
-        if not (word.says("versions") and inside and said[number + 1].is_sign("(") and inside[0].kind == "string"):
+    for number, word in enumerate(found):
+        inside = found[number + 2 : number + 10]
+        if not (word.says("versions") and inside and found[number + 1].is_sign("(") and inside[0].kind == "string"):
             continue
         close = next((at for at, each in enumerate(inside) if each.is_sign(")")), 0)
-        given, signs = inside[:close:2], inside[1:close:2]
-        strings = [each.value for each in given if each.kind == "string"]
-        if not close % 2 or len(strings) < len(given) or not all(each.is_sign(",") for each in signs):
+        arguments, signs = inside[:close:2], inside[1:close:2]
+        strings = [each.value for each in arguments if each.kind == "string"]
+        if not close % 2 or len(strings) < len(arguments) or not all(each.is_sign(",") for each in signs):
             raise Usage("versions() takes strings: a table, two moments and a span of time", hint=_VERSIONS)
         yield word.start, inside[close].end, Versions(strings[0].lower(), *strings[1:])

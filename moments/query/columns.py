@@ -41,14 +41,12 @@ class TableColumn:
 
 def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
     """The columns of a stage's table that users see, the key first; none for a stage without a table."""
-    table = manifest.table
-    if table is None:
+    if (table := manifest.table) is None:
         return ()
-    num_keys = len(table.key)
-    visible = enumerate(_visible(table))
     starts = {number: each.starts for each in manifest.backfills if not each.whole for number in each.columns}
+    visible = enumerate(_visible(table))
     return tuple(
-        TableColumn(each.name, each.type, at < num_keys, each.since, starts.get(each.id)) for at, each in visible
+        TableColumn(each.name, each.type, at < len(table.key), each.since, starts.get(each.id)) for at, each in visible
     )
 
 
@@ -64,10 +62,8 @@ def _visible(table: Table) -> list[Column]:
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:
     """A table of one row with the key columns, from text or from Python's own values; None for a null.
 
-    The text of bytes is hexadecimal, that of a struct a JSON object with all its fields.
-
-    Raises:
-        Usage: not as many values as key columns, or not of their types; `name` is what the table is called.
+    The text of bytes is hexadecimal, that of a struct a JSON object with all its fields. `name` is what the table is
+    called. Raises `Usage` (not as many values as key columns, or not of their types).
     """
     schema = arrow_schema(table.key)
     expected = ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -117,13 +113,9 @@ def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) 
     """The row of one key at the cut: one row of the table's visible columns, or none.
 
     The key's values are those of its columns, in their order, as text or as Python's own; None for a null. A table that
-    was renamed since is found by either name.
-
-    Raises:
-        NotFound: the cut has no such table.
-        Usage: there are not as many values as key columns, or one is not of its column's type.
-        Corruption: an SST is not what its manifest promises.
-        Unavailable: storage did not answer.
+    was renamed since is found by either name. Raises `NotFound` (the cut has no such table), `Usage` (there are not as
+    many values as key columns, or one is not of its column's type), `Corruption` (an SST is not what its manifest
+    promises) and `Unavailable`.
     """
     cut = having(store, cut, (table,))
     manifest = cut.tables[table]

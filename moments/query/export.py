@@ -39,9 +39,8 @@ class Exported:
     path: Path
     bytes: int
     rows: Mapping[str, int]
-    """By table."""
+    """By table; so are the versions."""
     versions: Mapping[str, int]
-    """Likewise."""
 
 
 def export(
@@ -56,31 +55,23 @@ def export(
 ) -> Exported:
     """Write the tables of a cut to a DuckDB file, which appears whole or not at all.
 
-    Beside them is `_slackwater`, with a row for each stage: `app`, `ref`, `stage`, `version`, `committed_at`, and of
-    its table `key` (the columns, in their order) and `rows`; both null where there is none in the file.
-
-    Args:
-        store: the store of the cut's app.
-        cache: where SSTs of a remote store come to lie.
-        cut: the moment.
-        ref: how the moment was asked for.
-        path: the file.
-        only: the tables to write, by the names of then or of now; default all, by those of then.
-        force: overwrite what is there.
-
-    Raises:
-        NotFound: there is no such table; or the cut was collected meanwhile.
-        Refused: there is such a file already, or it cannot be written.
-        Corruption: an SST is not what its manifest promises.
-        Unavailable: storage did not answer.
+    Besides them is `_slackwater`, with a row for each stage: `app`, `ref`, `stage`, `version`, `committed_at`, and of
+    its table `key` (the columns, in their order) and `rows`; both null where there is none in the file. `ref` is how
+    the moment was asked for. `only` has the tables to write, by the names of then or of now; default all, by those of
+    then. With `force`, a file that is there is overwritten. Raises `NotFound` (there is no such table; or the cut was
+    collected meanwhile), `Refused` (there is such a file already, or it cannot be written), `Corruption` (an SST is not
+    what its manifest promises) and `Unavailable`.
     """
     cut = having(store, cut, only or ())
     check_free(path, force=force)
     try:
         with whole_file(path, "file") as temporary:
             try:
-                with telling_if_collected(store, cut):
-                    rows = _write(store, cache, cut, ref, temporary, only)
+                with telling_if_collected(store, cut), new_file(temporary) as con:
+                    tables = [name for name in cut.tables if only is None or name in only]
+                    rows = {name: write_table(con, store, cache, cut, name) for name in tables}
+                    con.register("about", _about(cut, ref, rows))
+                    con.execute(f"CREATE TABLE {_FILE}.{ABOUT} AS SELECT * FROM about")
             finally:
                 _log_of(temporary).unlink(missing_ok=True)
             check_free(path, force=force)
@@ -99,17 +90,6 @@ def check_free(path: Path, *, force: bool) -> None:
         raise Refused(f"{path} cannot be written: it is a folder", hint="choose another file")
     if path.exists() and not force:
         raise Refused(f"{path} is there already", hint="choose another file, or say --force to overwrite it")
-
-
-def _write(
-    store: ObjectStore, cache: SstCache, cut: Cut, ref: str, path: Path, only: Collection[str] | None
-) -> dict[str, int]:
-    with new_file(path) as con:
-        tables = [name for name in cut.tables if only is None or name in only]
-        rows = {name: write_table(con, store, cache, cut, name) for name in tables}
-        con.register("about", _about(cut, ref, rows))
-        con.execute(f"CREATE TABLE {_FILE}.{ABOUT} AS SELECT * FROM about")
-    return rows
 
 
 @contextmanager
@@ -151,17 +131,13 @@ def _about(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:
         "key": pa.list_(pa.string()),
         "rows": pa.int64(),
     }
-    stages = [(stage, cut.stages[stage]) for stage in cut.versions]
-    said = [
-        (cut.app, ref, stage, each.version, each.time_ms, _key(each.table) if stage in rows else None, rows.get(stage))
-        for stage, each in stages
-    ]
-    columns = zip(*said, strict=True)
-    return pa.table([pa.array(column, kind) for column, kind in zip(columns, fields.values(), strict=True)], [*fields])
-
-
-def _key(table: Table | None) -> list[str]:
-    return [column.name for column in table.key] if table is not None else []
+    lines = []
+    for stage, version in cut.versions.items():
+        each = cut.stages[stage]
+        key = [column.name for column in each.table.key] if stage in rows and each.table is not None else None
+        line = (cut.app, ref, stage, version, each.time_ms, key, rows.get(stage))
+        lines.append(dict(zip(fields, line, strict=True)))
+    return pa.Table.from_pylist(lines, pa.schema(fields))
 
 
 def _log_of(path: Path) -> Path:
@@ -181,10 +157,8 @@ def check_page() -> None:
 def page(path: Path) -> Iterator[str]:
     """The page over a DuckDB file, opened in the user's browser where there is one. Gives DuckDB's words about it.
 
-    It is served by this process, to this machine only, up to the end of the block.
-
-    Raises:
-        Unavailable: it cannot be had.
+    It is served by this process, to this machine only, up to the end of the block. Raises `Unavailable` (it cannot be
+    had).
     """
     with closing(duckdb.connect(str(path))) as con:
         load(con)
@@ -201,8 +175,7 @@ def page(path: Path) -> Iterator[str]:
 def load(con: duckdb.DuckDBPyConnection) -> None:
     """Give a connection the extension: from this machine, else from DuckDB's servers.
 
-    Raises:
-        Unavailable: it is not on this machine, and cannot be fetched.
+    Raises `Unavailable` (it is not on this machine, and cannot be fetched).
     """
     try:
         con.load_extension("ui")

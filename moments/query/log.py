@@ -1,11 +1,10 @@
 """The history of an app: the versions of all its stages, as they stand on its line; and which could be replayed."""
 
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
-from typing import Protocol
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
@@ -20,40 +19,21 @@ _CLOCK_SLACK_MS = 3_600_000
 """How far the clocks of storage and of writers may differ, before a snapshot's name could be missing."""
 
 
-class Topics(Protocol):
-    """What this needs of Kafka; `pipeline` implements it."""
+Starts = Callable[[str], tuple[int, ...] | None]
+"""The first offset that Kafka holds of each partition of a topic, None when there is no such topic.
 
-    def starts(self, topic: str, /) -> tuple[int, ...] | None:
-        """The first offset that Kafka holds of each partition, None when there is no such topic.
-
-        Raises:
-            Refused: the broker does not let us look.
-            Unavailable: Kafka did not answer.
-        """
-        ...
+Raises `Refused` (the broker does not let us look) and `Unavailable` (Kafka did not answer).
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What Kafka still holds; asked once a topic."""
-
-    topics: Topics
-    _starts: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
-
-    def from_on(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether nothing of a partition from this offset on is gone. Raises as `Topics.starts`."""
-        if topic not in self._starts:
-            self._starts[topic] = self.topics.starts(topic)
-        starts = self._starts[topic]
-        return starts is not None and partition < len(starts) and starts[partition] <= offset
-
-    def all_of(self, windows: Iterable[Window]) -> bool:
-        """Whether Kafka holds all records of these windows. Raises as `Topics.starts`."""
-        return all(self.from_on(window.topic, window.partition, window.start) for window in windows)
+def _is_held(starts: Starts, topic: str, partition: int, offset: int) -> bool:
+    """Whether nothing of a partition from this offset on is gone."""
+    first = starts(topic)
+    return first is not None and partition < len(first) and first[partition] <= offset
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One version of one stage."""
 
     stage: str
@@ -89,41 +69,48 @@ class Entry:
 
 
 def entries(
-    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", topics: Topics | None = None
-) -> tuple[Entry, ...]:
+    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", starts: Starts | None = None
+) -> tuple[LogEntry, ...]:
     """The newest `limit` versions of the app (0 for all), or of one stage, newest first: the app's line from its end.
 
     Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
-    each stage, and the snapshots written since the oldest of them. With `topics`, Kafka is asked once for each topic
-    what it still holds.
-
-    Raises:
-        NotFound: there is no such app or stage.
-        Unavailable: storage or Kafka did not answer.
+    each stage, and the snapshots written since the oldest of them. With `starts`, Kafka is asked once for each topic
+    what it still holds. Raises `NotFound` (there is no such app or stage) and `Unavailable` (storage or Kafka did not
+    answer).
     """
     stages = stages_of(store, app, stage)
     line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), left=True)
     manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()
-    names = _names(store, app, manifests)
-    held, limits = Held(topics) if topics is not None else None, horizon.newest(store, app)
-    return tuple(_entry(store, manifest, names, held, limits) for manifest in manifests)
+    # A snapshot is written after the versions it names, so an older one can name none of these.
+    since_ms = min(manifest.time_ms for manifest in manifests) - _CLOCK_SLACK_MS
+    names: dict[tuple[str, int], list[str]] = {}
+    for snapshot in list_snapshots(store, app, since_ms=since_ms):
+        for part in snapshot.stages.items():
+            names.setdefault(part, []).append(snapshot.name)
+    once, limits = cache(starts) if starts is not None else None, horizon.newest(store, app)
+    return tuple(_entry(store, manifest, names, once, limits) for manifest in manifests)
 
 
 def _entry(
     store: ObjectStore,
     manifest: Manifest,
-    names: dict[tuple[str, int], list[str]],
-    held: Held | None,
+    names: Mapping[tuple[str, int], Sequence[str]],
+    starts: Starts | None,
     limits: Boundary,
-) -> Entry:
-    left = limits.before(manifest.stage, manifest.version)
+) -> LogEntry:
+    left, table = limits.before(manifest.stage, manifest.version), manifest.table
     gone = (left + 1, manifest.version - 1) if left + 1 < manifest.version and not manifest.begins else None
     earlier = history.before(store, manifest) if gone is None else None
-    added = manifest.table.added if manifest.table is not None else {}
     windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
-    return Entry(
+    replayable = False if gone else None
+    if starts is not None and windows:
+        replayable = all(_is_held(starts, each.topic, each.partition, each.start) for each in windows)
+    backfills = manifest.backfills if manifest.kind == "backfill" else ()
+    ids = {number for each in backfills if each.version == manifest.version for number in each.columns}
+    values = table.values if table is not None else ()
+    return LogEntry(
         stage=manifest.stage,
         version=manifest.version,
         kind=manifest.kind,
@@ -139,55 +126,31 @@ def _entry(
         by=manifest.by,
         thinned=gone,
         renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
-        added=tuple(name for name, since in added.items() if since == manifest.version),
+        added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
-        backfilled=_backfilled(manifest),
-        replayable=False if gone else held.all_of(windows) if held is not None and windows else None,
+        backfilled=tuple(each.name for each in values if each.id in ids and not each.name.startswith("_")),
+        replayable=replayable,
     )
 
 
-def _backfilled(manifest: Manifest) -> tuple[str, ...]:
-    table = manifest.table
-    if table is None or manifest.kind != "backfill":
-        return ()
-    ids = {number for each in manifest.backfills if each.version == manifest.version for number in each.columns}
-    return tuple(each.name for each in table.values if each.id in ids and not each.name.startswith("_"))
-
-
-def _names(store: ObjectStore, app: str, manifests: Iterable[Manifest]) -> dict[tuple[str, int], list[str]]:
-    # A snapshot is written after the versions it names, so an older one can name none of these.
-    since_ms = min(manifest.time_ms for manifest in manifests) - _CLOCK_SLACK_MS
-    names: dict[tuple[str, int], list[str]] = {}
-    for snapshot in list_snapshots(store, app, since_ms=since_ms):
-        for part in snapshot.stages.items():
-            names.setdefault(part, []).append(snapshot.name)
-    return names
-
-
-def unreplayable(store: ObjectStore, app: str, topics: Topics) -> dict[str, int]:
+def unreplayable(store: ObjectStore, app: str, starts: Starts) -> dict[str, int]:
     """By stage, the last version whose input is gone from Kafka, in part at least; stages without one are left out.
 
-    A request a topic, and manifests as a binary search over versions reads them.
-
-    Raises:
-        NotFound: there is no such app.
-        Refused: the broker does not let us look.
-        Unavailable: storage or Kafka did not answer.
+    A request a topic, and manifests as a binary search over versions reads them. Raises `NotFound` (there is no such
+    app), `Refused` (the broker does not let us look) and `Unavailable` (storage or Kafka did not answer).
     """
-    held, found = Held(topics), {}
-    for stage, head in heads_of(store, app, stages_of(store, app)).items():
+    once = cache(starts)
 
-        def is_gone(manifest: Manifest) -> bool:
-            """Whether the version after this one read what is gone."""
-            return any(
-                not held.from_on(read.topic, partition, offset)
-                for read in manifest.inputs.values()
-                for partition, offset in enumerate(read.offsets)
-            )
-
-        last = history.newest_where(
-            partial(history.read, store, app), partial(history.first_version, store, app), head, is_gone
+    def is_gone(manifest: Manifest) -> bool:
+        """Whether the version after this one read what is gone."""
+        return any(
+            not _is_held(once, read.topic, partition, offset)
+            for read in manifest.inputs.values()
+            for partition, offset in enumerate(read.offsets)
         )
-        if last is not None:
+
+    found, read, first = {}, partial(history.read, store, app), partial(history.first_version, store, app)
+    for stage, head in heads_of(store, app, stages_of(store, app)).items():
+        if (last := history.newest_where(read, first, head, is_gone)) is not None:
             found[stage] = min(last.version + 1, head.version)
     return found

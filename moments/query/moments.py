@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...durations import parse_ms
 from ...errors import NotFound, Usage
@@ -13,11 +13,11 @@ from ...store.versions import apps, history, horizon
 from ...store.versions.aside import may_be_aside, owner
 from ...store.versions.manifest import Former, Manifest, Table
 from ..cut.graph import Cut
-from ..cut.moments import called_since, later_stages
+from ..cut.moments import called_since, later_stages, name_at
 from ..cut.refs import AtTime, Named, Ref, parse
 from ..cut.resolve import resolve
 from ..cut.stored import find_snapshot
-from .clauses import At, Clause, Versions
+from .clauses import Clause, TableAt, Versions
 
 MAX_VERSIONS = 1_000
 """Versions that one `versions()` has at most: each has all rows of the table."""
@@ -29,7 +29,7 @@ OnMoment = Callable[[str, Cut], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ClauseTable:
     """What a clause stands for: a table at one version, or at several of them."""
 
     clause: Clause
@@ -48,24 +48,23 @@ class Moments:
     """Whose moments are meant where no other app is named."""
     now_ms: int
     """What relative times count from."""
-    is_steady: bool = False
+    is_steady: bool
     """Whether words that may mean another moment later are refused: for what is asked again and again."""
-    on_moment: OnMoment = lambda _ref, _cut: None
+    on_moment: OnMoment
+    _known: dict[str, Cut] = field(default_factory=dict)
+    """By ref."""
 
-    def find(self, clauses: Sequence[Clause]) -> tuple[Beside, ...]:
+    def find(self, clauses: Sequence[Clause]) -> tuple[ClauseTable, ...]:
         """What each of them stands for. Clauses that name the same moment see the same cut.
 
-        Raises:
-            Usage: a moment is malformed, or moves where that is refused; or there are too many versions.
-            NotFound: there is no such app, snapshot, version or table, or the history begins later.
-            Unavailable: storage did not answer.
+        Raises `Usage` (a moment is malformed, or moves where that is refused; or there are too many versions),
+        `NotFound` (there is no such app, snapshot, version or table, or the history begins later) and `Unavailable`.
         """
-        known: dict[str, Cut] = {}
-        return tuple(self._at(each, known) if isinstance(each, At) else self._versions(each, known) for each in clauses)
+        return tuple(self._at(each) if isinstance(each, TableAt) else self._versions(each) for each in clauses)
 
-    def _at(self, clause: At, known: dict[str, Cut]) -> Beside:
-        cut, newest = self._with(clause.table, self._cut(clause.moment, clause.table, known))
-        return Beside(clause, (cut,), newest.table if newest is not None else None)
+    def _at(self, clause: TableAt) -> ClauseTable:
+        cut, newest = self._with(clause.table, self._cut(clause.moment, clause.table))
+        return ClauseTable(clause, (cut,), newest.table if newest is not None else None)
 
     def _with(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
         """The cut, under names of now where the table has such a one, and the version that has its columns."""
@@ -76,9 +75,17 @@ class Moments:
                 return cut, later.get(table)
         return cut, cut.tables[table]
 
-    def _versions(self, clause: Versions, known: dict[str, Cut]) -> Beside:
-        until, newest = self._with(clause.table, self._cut(clause.until, clause.table, known))
-        since = self._beginning(clause, known) if clause.since else Cut(until.app, {})
+    def _versions(self, clause: Versions) -> ClauseTable:
+        until, newest = self._with(clause.table, self._cut(clause.until, clause.table))
+        since = Cut(until.app, {})
+        try:
+            since = self._cut(clause.since, clause.table) if clause.since else since
+        except NotFound:
+            # The empty cut at a time when the app had not begun.
+            ref = self._ref(clause.since, clause.table)
+            if not isinstance(ref.moment, AtTime) or horizon.newest(self.store, ref.app).number:
+                raise
+            since = Cut(ref.app, {})
         if since.app != until.app:
             raise Usage(f"versions(): {clause.since} is a moment of {since.app}, and {clause.until} one of {until.app}")
         if newest is None:
@@ -87,20 +94,10 @@ class Moments:
             raise NotFound(f"table of app {until.app!r}", clause.table, until.tables, hint=hint)
         stage = owner(clause.table, until.stages)
         found = _between(self.store, clause, stage, self._with(clause.table, since)[0], until)
-        return Beside(clause, tuple(Cut(each.app, {stage: each}) for each in found), newest.table)
+        return ClauseTable(clause, tuple(Cut(each.app, {stage: each}) for each in found), newest.table)
 
-    def _beginning(self, clause: Versions, known: dict[str, Cut]) -> Cut:
-        """Where a stretch begins: the empty cut at a time when the app had not begun."""
-        try:
-            return self._cut(clause.since, clause.table, known)
-        except NotFound:
-            ref = self._ref(clause.since, clause.table)
-            if not isinstance(ref.moment, AtTime) or horizon.newest(self.store, ref.app).number:
-                raise
-            return Cut(ref.app, {})
-
-    def _cut(self, words: str, table: str, known: dict[str, Cut]) -> Cut:
-        ref = self._ref(words, table)
+    def _cut(self, words: str, table: str) -> Cut:
+        ref, known = self._ref(words, table), self._known
         if ref.text not in known:
             if self.is_steady and ref.moves:
                 raise Usage(
@@ -122,11 +119,8 @@ def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage
     """The whole ref for what a person calls a moment while they look at an app.
 
     A whole ref stays what it is. Else it is what stands behind the `@`; `v42` is a version of `stage`, if one is given.
-    A name that no snapshot of the app has may be that of another app, which is then meant as it is now.
-
-    Raises:
-        Usage: it is none of these.
-        Unavailable: storage did not answer.
+    A name that no snapshot of the app has may be that of another app, which is then meant as it is now. Raises `Usage`
+    (it is none of these) and `Unavailable`.
     """
     if "@" in words or "/" in words:
         return words
@@ -150,45 +144,35 @@ def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until
     limit = horizon.newest(store, until.app)
     numbers: list[int] = []
     # Under another name a stage goes on with its numbers.
-    names = (*last.formerly, Former(last.stage, last.version + 1))
-    for name, end in ((former.stage, former.version) for former in names):
+    for former in (*last.formerly, Former(last.stage, last.version + 1)):
+        name, end = former.stage, former.version
         if (whole := history.first_version(store, until.app, name)) and first < end:
             whole, kept = max(first, whole), limit.kept.get(name, ())
-            numbers += [
-                *(each for each in kept if first <= each < min(whole, end)),
-                *range(whole, end),
-            ]
+            numbers += (*(each for each in kept if first <= each < min(whole, end)), *range(whole, end))
             first = end
 
     def read(number: int) -> Manifest:
-        name = next(former.stage for former in names if number < former.version)
-        return history.read(store, until.app, name, number)
+        return history.read(store, until.app, name_at(last, number), number)
 
     if clause.step:
-        begin_ms = (since.seen_ms or since.time_ms) or read(numbers[0]).time_ms
-        numbers = _last_of_steps(read, numbers, clause, begin_ms, until.seen_ms or until.time_ms)
+        begin_ms, end_ms = since.seen_ms or since.time_ms or read(numbers[0]).time_ms, until.seen_ms or until.time_ms
+        step_ms = parse_ms("versions(): the step", clause.step)
+        if step_ms <= 0:
+            raise Usage(f"versions(): a step of {clause.step!r} leads nowhere; expected one longer than that")
+        ends = range(begin_ms + step_ms, end_ms + step_ms, step_ms)
+        if len(ends) >= MAX_VERSIONS:
+            raise _too_many(clause, f"{len(ends):,} steps")
+
+        def newest(time_ms: int) -> int:
+            """The last version of the step that ends then, by a binary search."""
+            after = bisect_right(numbers, min(time_ms, end_ms), key=lambda number: read(number).time_ms)
+            return numbers[max(after - 1, 0)]
+
+        numbers = sorted({numbers[0], *at_once().map(newest, ends)})
     elif len(numbers) > MAX_VERSIONS:
         raise _too_many(clause, f"{len(numbers):,} versions")
     earliest, *others = at_once().map(read, numbers)
     return (earliest, *(each for each in others if each.may_change_rows))
-
-
-def _last_of_steps(
-    read: Callable[[int], Manifest], numbers: Sequence[int], clause: Versions, begin_ms: int, end_ms: int
-) -> list[int]:
-    """The number at the beginning, and the last of each step, each once. A binary search a step."""
-    step_ms = parse_ms("versions(): the step", clause.step)
-    if step_ms <= 0:
-        raise Usage(f"versions(): a step of {clause.step!r} leads nowhere; expected one longer than that")
-    ends = range(begin_ms + step_ms, end_ms + step_ms, step_ms)
-    if len(ends) >= MAX_VERSIONS:
-        raise _too_many(clause, f"{len(ends):,} steps")
-
-    def newest(time_ms: int) -> int:
-        after = bisect_right(numbers, min(time_ms, end_ms), key=lambda number: read(number).time_ms)
-        return numbers[max(after - 1, 0)]
-
-    return sorted({numbers[0], *at_once().map(newest, ends)})
 
 
 def _too_many(clause: Versions, found: str) -> Usage:

@@ -24,10 +24,8 @@ HINT = "--scan takes a condition on single rows: SELECT KEY FROM TABLE WHERE …
 def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
     """The table that a query is over, and a query for the number (`ROW`) of each row of it that the query returns.
 
-    Raises:
-        Refused: whether it returns a row does not follow from that row alone; says why.
-        NotFound: there is no such table.
-        Usage: the SQL is malformed.
+    Raises `Refused` (whether it returns a row does not follow from that row alone; says why), `NotFound` (there is no
+    such table) and `Usage` (the SQL is malformed).
     """
     with duckdb.connect() as con:
         parsed = json.loads(con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": sql}).fetchall()[0][0])
@@ -83,16 +81,13 @@ def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]
 
 
 def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
-    if isinstance(node, list):
-        for each in node:
-            yield from _in_expressions(each, aggregates)
-    elif isinstance(node, dict):
+    if isinstance(node, dict):
         if node.get("class") in ("WINDOW", "SUBQUERY"):
             yield "a window function" if node["class"] == "WINDOW" else "a subquery"
         elif node.get("class") == "FUNCTION" and node["function_name"] in aggregates:
             yield f"the aggregate {node['function_name'].removesuffix('_star')}"
-        for each in node.values():
-            yield from _in_expressions(each, aggregates)
+    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _in_expressions(each, aggregates)
 
 
 def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:

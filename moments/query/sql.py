@@ -4,7 +4,7 @@ DuckDB runs in this process over the immutable SSTs. Once the views stand, the c
 behind them, its settings are locked, and only statements that read are let through: a user's SQL cannot write into the
 store or look around on the machine.
 
-Beside a cut's own tables there may be views of one at another moment, or at several versions with `_version` of each
+Besides a cut's own tables there may be views of one at another moment, or at several versions with `_version` of each
 row.
 """
 
@@ -26,7 +26,7 @@ from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from .clauses import Versions
 from .columns import visible_schema
-from .moments import Beside
+from .moments import ClauseTable
 
 SCHEMA_NAME = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that finds them."""
@@ -47,18 +47,14 @@ def connect(
     only: Collection[str] | None = None,
     empty: Mapping[str, Table] | None = None,
     channels: Mapping[str, pa.Table] | None = None,
-    beside: Sequence[Beside] = (),
+    others: Sequence[ClauseTable] = (),
 ) -> duckdb.DuckDBPyConnection:
     """A connection with one view per table of the cut, named as its stage; for the caller to close.
 
     The views use the cache, so it must outlive the connection. Tables that are not among `only`, as `named_tables`
     finds it, are shown without rows (None opens all), and so are those in `empty` that the cut does not hold. The
     `channels`, as `channel_tables` gives them, are seen as `inflight('by-route')`, or as `inflight."by-route"`. Tables
-    at other moments are in `beside`.
-
-    Raises:
-        Corruption: an SST is not what its manifest promises.
-        Unavailable: storage did not answer.
+    at other moments are in `others`. Raises `Corruption` (an SST is not what its manifest promises) and `Unavailable`.
     """
     con = empty_database()
     try:
@@ -71,8 +67,16 @@ def connect(
             if name not in opened:
                 con.register(name, visible_schema(table).empty_table())
         if channels is not None:
-            _show_channels(con, channels)
-        for each in beside:
+            con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
+            for number, (name, rows) in enumerate(channels.items()):
+                con.register(f"_channel_{number}", rows)
+                con.execute(f"CREATE VIEW {SCHEMA_NAME}.{quoted(name)} AS SELECT * FROM _channel_{number}")
+            # Between the quotes of a shell, a string is easier to write than a quoted name.
+            con.execute(
+                f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "
+                f"""SELECT * FROM query_table('{SCHEMA_NAME}."' || replace(channel, '"', '""') || '"')"""
+            )
+        for each in others:
             files |= register(con, store, cache, each)
         con.execute("SET allowed_paths = $files", {"files": sorted(map(str, files))})
         con.execute("SET enable_external_access = false")
@@ -106,11 +110,9 @@ def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
 def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None = None) -> pa.Table:
     """The rows of one reading statement; at most `max_rows` of them, when that is given.
 
-    Raises:
-        Usage: the SQL is wrong, more than one statement or none, or one that does not only read: in DuckDB's
-            own words.
-        NotFound: it names a table or column that the cut does not have; tells the nearest.
-        SlackwaterError: DuckDB could not carry it out (for example for want of memory).
+    Raises `Usage` (the SQL is wrong, more than one statement or none, or one that does not only read: in DuckDB's own
+    words), `NotFound` (it names a table or column that the cut does not have; tells the nearest) and `SlackwaterError`
+    (duckDB could not carry it out (for example for want of memory)).
     """
     try:
         rows = con.sql(_reading(con, sql))
@@ -119,23 +121,11 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None 
         raise _in_words(con, sql, error) from error
 
 
-def _show_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table]) -> None:
-    con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
-    for number, (name, rows) in enumerate(channels.items()):
-        con.register(f"_channel_{number}", rows)
-        con.execute(f"CREATE VIEW {SCHEMA_NAME}.{quoted(name)} AS SELECT * FROM _channel_{number}")
-    # Between the quotes of a shell, a string is easier to write than a quoted name.
-    con.execute(
-        f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "
-        f"""SELECT * FROM query_table('{SCHEMA_NAME}."' || replace(channel, '"', '""') || '"')"""
-    )
-
-
 def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     """The text of the one statement in `sql`. Raises `Usage` unless it is one that only reads."""
-    statements = con.extract_statements(sql)
+    statements, query = con.extract_statements(sql), f"query: {sql.strip()}"
     if len(statements) != 1:
-        raise Usage(f"expected one SQL statement, found {len(statements)}", quoted=_query(sql))
+        raise Usage(f"expected one SQL statement, found {len(statements)}", quoted=query)
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         # EXPLAIN ANALYZE carries out what it explains.
@@ -144,24 +134,24 @@ def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     elif kind not in _READING:
         raise Usage(
             f"this is a {kind} statement; a query can only read, with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN",
-            quoted=_query(sql),
+            quoted=query,
             hint="--out writes a result to a file",
         )
     return str(statements[0].query)
 
 
 def _in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
-    words = str(error).strip()
+    words, query = str(error).strip(), f"query: {sql.strip()}"
     if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(words)):
-        return NotFound("table", match[1], _columns(con), hint=_query(sql))
+        return NotFound("table", match[1], _columns(con), hint=query)
     if isinstance(error, duckdb.BinderException) and (match := _NO_COLUMN.search(words)):
         tables, text = _columns(con), sql.casefold()
         # What another table has is no help, such as what is kept of rejected records.
         named = [names for table, names in tables.items() if table.casefold() in text] or list(tables.values())
         known = {column for names in named for column in names}
-        return NotFound("column", match[1] or match[2], known, hint=_query(sql))
+        return NotFound("column", match[1] or match[2], known, hint=query)
     sentence, _, more = words.partition("\n")
-    quoted = "\n".join(filter(None, (more.strip("\n"), _query(sql))))
+    quoted = "\n".join(filter(None, (more.strip("\n"), query)))
     if isinstance(error, duckdb.PermissionException):
         return SlackwaterError(
             sentence, quoted=quoted, hint="a query sees the app's tables only, no file and no setting"
@@ -169,10 +159,6 @@ def _in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> 
     if isinstance(error, duckdb.ProgrammingError | duckdb.DataError | duckdb.NotSupportedError):
         return Usage(sentence, quoted=quoted)
     return SlackwaterError(sentence, quoted=quoted)
-
-
-def _query(sql: str) -> str:
-    return f"query: {sql.strip()}"
 
 
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
@@ -184,35 +170,30 @@ def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
     return columns
 
 
-def register(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, beside: Beside) -> frozenset[Path]:
+def register(
+    con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, other: ClauseTable
+) -> frozenset[Path]:
     """Make the view of a clause, and none for a table that nobody knows. Returns the files that it reads.
 
     At several versions each row has `_version` and `_committed_at`, and a row that did not change is there once for
-    each of them.
-
-    Raises:
-        Corruption: an SST is not what its manifest promises.
-        Unavailable: storage did not answer.
+    each of them. Raises `Corruption` (an SST is not what its manifest promises) and `Unavailable`.
     """
-    schema, name = beside.clause.view
+    schema, name = other.clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
-    if beside.table is None:
+    if other.table is None:
         return frozenset()
-    table, behind = beside.clause.table, f"{schema} {beside.clause.table}"
-    cuts = [cut for cut in beside.cuts if table in cut.tables]
+    table, behind = other.clause.table, f"{schema} {other.clause.table}"
+    cuts = [cut for cut in other.cuts if table in cut.tables]
     manifests = [cut.tables[table] for cut in cuts]
-    is_numbered = isinstance(beside.clause, Versions)
+    is_numbered = isinstance(other.clause, Versions)
     files: frozenset[Path] = frozenset()
     if not any(manifest.ssts for manifest in manifests):
-        con.register(behind, _empty(beside.table, is_numbered=is_numbered))
+        numbers = (pa.field("_version", pa.int64()), pa.field("_committed_at", pa.timestamp("us", "UTC")))
+        columns = (*visible_schema(other.table), *(numbers if is_numbered else ()))
+        con.register(behind, pa.schema(columns).empty_table())
     elif is_numbered:
         files = duckdb_versions.register(con, behind, store, cache, manifests)
     else:
         files = duckdb_view.register(con, behind, store, cache, manifests[0], clock_ms=cuts[0].clock_ms(table))
     con.execute(f"CREATE OR REPLACE VIEW {quoted(schema)}.{quoted(name)} AS SELECT * FROM {quoted(behind)}")
     return files
-
-
-def _empty(table: Table, *, is_numbered: bool) -> pa.Table:
-    fields = [("_version", pa.int64()), ("_committed_at", pa.timestamp("us", "UTC"))] if is_numbered else []
-    return pa.schema([*visible_schema(table), *(pa.field(*each) for each in fields)]).empty_table()

@@ -101,7 +101,7 @@ class Kafka:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
 
     def starts(self, topic: str) -> tuple[int, ...] | None:
-        """As `moments.query.log.Topics`."""
+        """As `moments.query.log.Starts`."""
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
 
     def check_topic(self, topic: str, offsets: tuple[int, ...]) -> None:

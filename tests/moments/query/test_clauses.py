@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.moments.query.clauses import At, Clause, Versions, understand
+from slackwater.moments.query.clauses import Clause, TableAt, Versions, understand
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1)
 
@@ -11,18 +11,18 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), m
 @pytest.mark.parametrize(
     ("sql", "clauses", "rewritten"),
     [
-        ("FROM routes AT '-1h'", [At("routes", "-1h")], 'FROM "@-1h"."routes"'),
+        ("FROM routes AT '-1h'", [TableAt("routes", "-1h")], 'FROM "@-1h"."routes"'),
         (
             "FROM routes now JOIN routes at 'v4' AS was USING (k)",
-            [At("routes", "v4")],
+            [TableAt("routes", "v4")],
             'FROM routes now JOIN "@v4"."routes" AS was USING (k)',
         ),
         (
             "FROM \"by-tail\" AT -- then\n '~3', b AT '~3'",
-            [At("by-tail", "~3"), At("b", "~3")],
+            [TableAt("by-tail", "~3"), TableAt("b", "~3")],
             'FROM "@~3"."by-tail", "@~3"."b"',
         ),
-        ("FROM r AT 'x' JOIN r AT 'x' b ON true", [At("r", "x")], 'FROM "@x"."r" JOIN "@x"."r" b ON true'),
+        ("FROM r AT 'x' JOIN r AT 'x' b ON true", [TableAt("r", "x")], 'FROM "@x"."r" JOIN "@x"."r" b ON true'),
         ("FROM versions('r')", [Versions("r")], 'FROM "@..now  of r"."versions"'),
         (
             "FROM VERSIONS ('R', '-1h', 'now', '5m') v",
@@ -56,7 +56,7 @@ def test_no_statement_that_duckdb_takes_is_changed(sql: str) -> None:
 def test_a_view_is_found_by_its_name_whatever_that_is(table: str, moment: str) -> None:
     name, text = table.replace('"', '""'), moment.replace("'", "''")
     found = understand(f"FROM \"{name}\" AT '{text}'")
-    assert found.clauses == (At(table.lower(), moment),)
+    assert found.clauses == (TableAt(table.lower(), moment),)
     with duckdb.connect() as con:
         schema, view = found.sql.removeprefix("FROM ").split('"."')
         con.execute(f'CREATE SCHEMA {schema}"')
