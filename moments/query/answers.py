@@ -88,8 +88,7 @@ def _records(
 ) -> Iterator[pa.Table]:
     if not state.attempts:
         return iter(())
-    captured = keeper.captured(state) if keeper else None
-    if captured is not None:
+    if keeper is not None and (captured := keeper.captured(state)) is not None:
         return capture.read(store, captured, state)
     if reader is None:
         raise Usage(

@@ -23,10 +23,11 @@ _PATTERN = re.compile(
     r"""
       (?P<space>\s+|--[^\n]*)
     | (?P<comment>/\*)
-    | (?P<escaped>[eE]'(?:[^'\\]|\\.|'')*'?)
-    | (?P<string>'(?:[^']|'')*'?)
-    | (?P<dollars>\$(?P<tag>(?:[^\W\d]\w*)?)\$(?:.*?\$(?P=tag)\$|.*))
-    | (?P<quoted>"(?:[^"]|"")*"?)
+    | (?P<escaped>[eE]'(?:[^'\\]|\\.|'')*'(?!'))
+    | (?P<string>'(?:[^']|'')*'(?!'))
+    | (?P<dollars>\$(?P<tag>(?:[^\W\d]\w*)?)\$.*?\$(?P=tag)\$)
+    | (?P<quoted>"(?:[^"]|"")*"(?!"))
+    | (?P<open>(?:[eE]?'|"|\$(?:[^\W\d]\w*)?\$).*)
     | (?P<name>[^\W\d][\w$]*)
     | (?P<number>\d[\w.]*)
     | (?P<sign>.)
@@ -60,17 +61,18 @@ def words(text: str) -> tuple[Word, ...]:
     found: list[Word] = []
     at = 0
     while match := _PATTERN.match(text, at):
-        kind, said, start = str(match.lastgroup), match[0], at
+        kind, value, start = str(match.lastgroup), match[0], at
         at = match.end()
         if kind == "comment":
             at = _end_of_comment(text, at)
             if at < 0:
                 found.append(Word("open", "", start, len(text)))
                 break
-        elif kind in ("string", "quoted", "escaped", "dollars"):
-            found.append(_of_quotes(kind, said, match["tag"], start, at))
+        elif kind in ("string", "quoted", "escaped"):
+            quote = value[-1]
+            found.append(Word(kind, value.partition(quote)[2][:-1].replace(quote * 2, quote), start, at))
         elif kind != "space":
-            found.append(Word(kind, said, start, at))
+            found.append(Word(kind, "" if kind in ("dollars", "open") else value, start, at))
     return tuple(found)
 
 
@@ -82,19 +84,6 @@ def split(text: str) -> tuple[tuple[str, ...], str]:
             statements.append(text[start : word.start].strip())
             start = word.end
     return tuple(each for each in statements if words(each)), text[start:]
-
-
-def _of_quotes(kind: str, said: str, tag: str | None, start: int, end: int) -> Word:
-    if kind == "dollars":
-        closing = f"${tag}$"
-        return Word(kind if len(said) >= 2 * len(closing) and said.endswith(closing) else "open", "", start, end)
-    mark = '"' if kind == "quoted" else "'"
-    inside = said[2:] if kind == "escaped" else said[1:]
-    # Marks within come in pairs, so what ends with one that is not half of a pair is closed.
-    pairs = re.sub(r"\\.", "", inside, flags=re.DOTALL) if kind == "escaped" else inside
-    if not (pairs.endswith(mark) and (len(pairs) - len(pairs.rstrip(mark))) % 2):
-        return Word("open", "", start, end)
-    return Word(kind, inside[:-1].replace(mark * 2, mark), start, end)
 
 
 def _end_of_comment(text: str, at: int) -> int:

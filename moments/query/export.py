@@ -73,10 +73,10 @@ def export(
                     con.register("about", _about(cut, ref, rows))
                     con.execute(f"CREATE TABLE {_FILE}.{ABOUT} AS SELECT * FROM about")
             finally:
-                _log_of(temporary).unlink(missing_ok=True)
+                temporary.with_name(f"{temporary.name}.wal").unlink(missing_ok=True)
             check_free(path, force=force)
             # What a client had not yet put into the file that was there would be put into this one.
-            _log_of(path).unlink(missing_ok=True)
+            path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
     except duckdb.Error as error:
         sentence, _, more = str(error).strip().partition("\n")
         raise SlackwaterError(f"{path} cannot be written: {sentence}", quoted=more) from error
@@ -138,10 +138,6 @@ def _about(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:
         line = (cut.app, ref, stage, version, each.time_ms, key, rows.get(stage))
         lines.append(dict(zip(fields, line, strict=True)))
     return pa.Table.from_pylist(lines, pa.schema(fields))
-
-
-def _log_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.wal")
 
 
 _HINT = "`slackwater export REF out.duckdb` writes the file that the page would show; any DuckDB client opens it"
