@@ -68,15 +68,15 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
     """
     sender = cut.stages[channel.sender]
     output = sender.outputs[channel.name]
-    if channel.input is None and _given_up(store, cut, channel):
+    given_up = channel.input is None and _given_up(store, cut, channel)
+    reader = channel.input or (None if given_up else left_at(cut.stages.values(), channel.name, channel.sender))
+    if reader is not None:
+        after, starts, passed = reader.version, reader.offsets, reader.passed
+    elif given_up:
         after, starts, passed = sender.version, output.ends, output.sent
-    elif channel.input is None and (left := left_at(cut.stages.values(), channel.name, channel.sender)) is not None:
-        after, starts, passed = left.version, left.offsets, left.passed
-    elif channel.input is None:
+    else:
         after = history.first_version(store, cut.app, channel.sender) - 1
         starts = passed = (0,) * len(output.ends)
-    else:
-        after, starts, passed = channel.input.version, channel.input.offsets, channel.input.passed
     if until is None:
         up_to, ends, sent = sender.version, output.ends, output.sent
     else:

@@ -2,14 +2,14 @@
 
 They are found without a look at what both have. A key's newest row decides what a version shows of it. Where it lies in
 an SST that both versions have, and neither has a newer one elsewhere, both show the same. So candidates come from the
-SSTs that one of them has for itself; and of these from rows written after the two parted, because compaction rewrites
+SSTs that one of them has for itself; and of these from rows written after the two forked, because compaction rewrites
 rows and keeps their `_seq`. What is left are rows that went away: expired by one version's clock and not by the
 other's; or removed and forgotten. A merge that includes the oldest run forgets the keys whose newest row is a
 tombstone, or has expired: with that row go all that it hid. So the SSTs of a later version need not show that a key was
 removed: what batches wrote in between does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -21,7 +21,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ...store.sst.ttl import may_have_expired
 from ...store.sst.types import EXPIRES, HASH, SEQ, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
@@ -45,7 +44,7 @@ def changes_between(one: TableSide, other: TableSide, shared: Ancestry, names: S
         [sst for sst in side.ssts if identity(sst) not in theirs]
         for side, theirs in zip(sides, reversed(there), strict=True)
     ]
-    # What each wrote since they parted, tombstones included.
+    # What each wrote since they forked, tombstones included.
     written = [
         side.newest((sst for sst in ssts if sst.seq_max > shared.seq), shared.seq + 1, values=True)
         for side, ssts in zip(sides, own, strict=True)
@@ -63,19 +62,15 @@ def changes_between(one: TableSide, other: TableSide, shared: Ancestry, names: S
     # Rows above these need not be looked up: none of the same key is newer.
     old = max([shared.seq, *(sst.seq_max for sst in one.ssts if identity(sst) in there[1])])
     known = (rows.filter(pc.greater(rows.column(SEQ), old)) for rows in written)
-    return rows_of(keys, *zip(sides, known, strict=True), names=names)
+    return _rows_of(keys, sides, names, known)
 
 
-def rows_of(
-    keys: pa.Table,
-    one: tuple[TableSide, pa.Table | None],
-    other: tuple[TableSide, pa.Table | None],
-    *,
-    names: Sequence[str],
+def _rows_of(
+    keys: pa.Table, sides: Sequence[TableSide], names: Sequence[str], known: Iterable[pa.Table | None] = (None, None)
 ) -> KeyChanges:
-    """The rows of these keys (`_hash` and key columns) on two sides, each with what is known already, or None."""
-    before, was = one[0].look_up(keys, names, one[1])
-    after, is_there = other[0].look_up(keys, names, other[1])
+    """The rows of these keys (`_hash` and key columns) on two sides; `known` are rows of theirs that are known."""
+    found = (side.look_up(keys, names, rows) for side, rows in zip(sides, known, strict=True))
+    (before, was), (after, is_there) = found
     return KeyChanges.between(keys.drop_columns([HASH]), before, after, was, is_there)
 
 
@@ -91,14 +86,16 @@ def _removed_keys(
     older = [[sst for sst in ssts if sst.seq_min <= seq] for ssts in own]
     # What a side has of a key in an SST of both, the other has too: it has dropped nothing there.
     at_stake = [
-        (side, way) for side, way, theirs in zip(sides, shared.ways, reversed(older), strict=True) if theirs and way
+        (side, branch)
+        for side, branch, theirs in zip(sides, shared.branches, reversed(older), strict=True)
+        if theirs and branch
     ]
     if not at_stake:
         return
-    versions = sum(part.up_to - part.after for _, way in at_stake for part in way)
+    versions = sum(part.up_to - part.after for _, branch in at_stake for part in branch)
     stored_bytes = sum(sst.bytes for ssts in older for sst in ssts)
     if versions * VERSION_BYTES <= stored_bytes:
-        found = [_gone(side, way, seq) for side, way in at_stake]
+        found = [_gone(side, branch, seq) for side, branch in at_stake]
         if None not in found:
             yield from chain.from_iterable(each or () for each in found)
             return
@@ -111,12 +108,12 @@ def _removed_keys(
     yield rows.take(pa.array(order[~repeats & ~repeated])).select([HASH, *sides[0].key])
 
 
-def _gone(side: TableSide, way: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
-    """The keys that versions on the way deleted, or wrote rows of that have expired, if these rows are not there now.
+def _gone(side: TableSide, branch: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
+    """The keys that versions of a branch deleted, or wrote rows of that have expired, if these rows are not there now.
 
-    None when a version on the way was collected.
+    None when one of these versions was collected.
     """
-    manifests = [*chain.from_iterable(part.manifests() for part in way)]
+    manifests = [*chain.from_iterable(part.manifests() for part in branch)]
     if None in manifests:
         return None
     there = {identity(sst) for sst in side.ssts}
@@ -124,7 +121,7 @@ def _gone(side: TableSide, way: Sequence[StageVersions], seq: int) -> list[pa.Ta
         identity(sst): sst
         for manifest in manifests
         for sst in (manifest.ssts if manifest is not None else ())
-        if sst.level == 0 and sst.seq_max > seq and (sst.tombstones or may_have_expired(sst, side.clock_ms))
+        if sst.level == 0 and sst.seq_max > seq and (sst.tombstones or ttl.may_have_expired(sst, side.clock_ms))
     }
     rows = (side.stored(sst, SEQ, seq + 1, sst.seq_max) for name, sst in written.items() if name not in there)
     return [each.filter(pa.array(side.hidden(each))).select([HASH, *side.key]) for each in rows]
@@ -152,7 +149,7 @@ def changed_keys(
     keys = _named_keys(rows, table)
     shown = [name for name in visible_schema(table).names if name not in earlier.key]
     if keys is not None:
-        return replace(rows_of(keys, (earlier, None), (later, None), names=shown), named=True)
+        return replace(_rows_of(keys, (earlier, later), shown), named=True)
     if shared is None:
         shared = ancestry((store, before), (store, after)) if before is not None else Ancestry()
     return changes_between(earlier, later, shared, shown).changed().in_order()

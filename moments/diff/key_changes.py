@@ -91,17 +91,17 @@ class KeyChanges:
         """The first so many of them."""
         return self.take(np.arange(min(number, len(self))))
 
-    def take(self, places: npt.NDArray[np.int64]) -> Self:
+    def take(self, positions: npt.NDArray[np.int64]) -> Self:
         """Those at these positions."""
-        keys, before, after = (side.take(pa.array(places)) for side in (self.keys, self.before, self.after))
+        keys, before, after = (side.take(pa.array(positions)) for side in (self.keys, self.before, self.after))
         return replace(
             self,
             keys=keys,
             before=before,
             after=after,
-            was=self.was[places],
-            is_there=self.is_there[places],
-            differing={name: each[places] for name, each in self.differing.items()},
+            was=self.was[positions],
+            is_there=self.is_there[positions],
+            differing={name: each[positions] for name, each in self.differing.items()},
         )
 
     def in_order(self) -> Self:

@@ -109,7 +109,7 @@ def key_history(
     stored = StoredKey(store, cache, key, int(hash_keys(key, key.schema.names)[0]))
     versions = VersionList(store, app, owner(table, heads), table)
     changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))
-    gaps = [versions.numbers[place] for place in range(1, len(versions)) if versions.is_gap(place)]
+    gaps = [versions.numbers[index] for index in range(1, len(versions)) if versions.is_gap(index)]
     whole_from = gaps[-1] if gaps else versions.numbers[0] if _inherited(versions) == "collected" else 0
     return KeyHistory(app, table, key, changes, whole_from, stored.reads)
 
@@ -122,7 +122,7 @@ def key_changes(versions: VersionList, stored: StoredKey, now_ms: int) -> Iterat
             if later is not None:
                 # A migration shows the same row in other columns; a backfill, with other values.
                 is_other = later.row is None or shown.row is None or later.seq != shown.seq
-                is_other = is_other or versions[later.place].kind == "backfill"
+                is_other = is_other or versions[later.index].kind == "backfill"
                 # NaN is equal to no value, and to itself as it is written.
                 if is_other and shown.row != later.row and repr(shown.row) != repr(later.row):
                     yield _change(versions, later, shown)
@@ -135,9 +135,9 @@ def key_changes(versions: VersionList, stored: StoredKey, now_ms: int) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What is to be seen of the key from the version at a place on."""
+    """What is to be seen of the key from the version at an index on."""
 
-    place: int
+    index: int
     row: dict[str, object] | None
     seq: int = 0
     """`_seq` of the row; 0 where there is none."""
@@ -148,7 +148,7 @@ class _Shown:
 
 
 def _spans(versions: VersionList, stored: StoredKey) -> Iterator[tuple[int, int, StoredRow | None]]:
-    """First and last place of versions at which the same row of the key is stored, None for no row; newest first."""
+    """First and last index of versions at which the same row of the key is stored, None for no row; newest first."""
     last = len(versions) - 1
     seq: int | None = None
     while last >= 0:
@@ -157,8 +157,8 @@ def _spans(versions: VersionList, stored: StoredKey) -> Iterator[tuple[int, int,
             first, seq = _forgot(versions, stored, last), None
         else:
             # A batch that lost its number to a compaction was committed under a later one than its rows have.
-            places = range(versions.from_number(row.seq), last)
-            having = (at for at in places if any(sst.seq_max >= row.seq for sst in stored.ssts(versions[at])))
+            indexes = range(versions.from_number(row.seq), last)
+            having = (at for at in indexes if any(sst.seq_max >= row.seq for sst in stored.ssts(versions[at])))
             wrote = next(having, last)
             first = _as_it_is(versions, wrote, last)
             # What is known of right before it was written says nothing of any version earlier than that.
@@ -167,20 +167,20 @@ def _spans(versions: VersionList, stored: StoredKey) -> Iterator[tuple[int, int,
         last = first - 1
 
 
-def _newest(versions: VersionList, stored: StoredKey, place: int, seq: int | None) -> StoredRow | None:
-    """The row that is stored at a place; `seq` is what is known of its `_seq`: 0 that there is none, None nothing."""
-    manifest = versions[place]
+def _newest(versions: VersionList, stored: StoredKey, index: int, seq: int | None) -> StoredRow | None:
+    """The row that is stored at an index; `seq` is what is known of its `_seq`: 0 that there is none, None nothing."""
+    manifest = versions[index]
     if manifest.table is None:
         return None
     if seq == 0:
         # Where the next version has a merge in the place of an SST, that may have dropped a tombstone of the key or a
         # row that had expired, before the batch looked.
-        there = set(map(identity, versions[place + 1].ssts))
+        there = set(map(identity, versions[index + 1].ssts))
         if all(identity(sst) in there for sst in stored.ssts(manifest)):
             return None
     if seq:
         # Where it was written the SST with it is a batch's, and small.
-        wrote = versions[min(versions.from_number(seq), place)]
+        wrote = versions[min(versions.from_number(seq), index)]
         # A backfill since has given it other values.
         known = stored.of_seq(wrote, seq, manifest.table) if wrote.backfills == manifest.backfills else None
         row = known or stored.of_seq(manifest, seq, manifest.table)
@@ -191,7 +191,7 @@ def _newest(versions: VersionList, stored: StoredKey, place: int, seq: int | Non
 
 
 def _as_it_is(versions: VersionList, first: int, last: int) -> int:
-    """The first place, from `first` to `last`, from which on the table has the columns and backfills that it has then.
+    """The first index, from `first` to `last`, from which on the table has the columns and backfills that it has then.
 
     Nothing else changes a row that is stored.
     """
@@ -205,20 +205,20 @@ def _as_it_is(versions: VersionList, first: int, last: int) -> int:
 
 
 def _forgot(versions: VersionList, stored: StoredKey, last: int) -> int:
-    """The first place from which on nothing was stored of the key up to `last`, where nothing is, for all one knows."""
+    """The first index from which on nothing was stored of the key up to `last`, where nothing is, for all one knows."""
     later: Manifest | None = None
-    for place, manifest in versions.backwards(last):
+    for index, manifest in versions.backwards(last):
         if later is not None:
-            there, clock_ms, gap = set(map(identity, later.ssts)), later.clock_ms, versions.is_gap(place + 1)
+            there, clock_ms, gap = set(map(identity, later.ssts)), later.clock_ms, versions.is_gap(index + 1)
             for sst in stored.ssts(manifest):
                 if identity(sst) not in there and (gap or sst.tombstones or may_have_expired(sst, clock_ms)):
-                    return place + 1
+                    return index + 1
         later = manifest
     return 0
 
 
 def _shown(versions: VersionList, first: int, last: int, row: StoredRow | None, now_ms: int) -> Iterator[_Shown]:
-    """What is to be seen from place to place, newest first: the row, and from some version on not any more."""
+    """What is to be seen from index to index, newest first: the row, and from some version on not any more."""
     if row is None or row.values is None or row.expires_ms is None:
         yield _Shown(first, None) if row is None else _Shown(first, row.values, row.seq)
         return
@@ -235,9 +235,9 @@ def _shown(versions: VersionList, first: int, last: int, row: StoredRow | None, 
 
 
 def _change(versions: VersionList, later: _Shown, earlier: _Shown) -> RowChange:
-    manifest = versions[later.place]
-    before = manifest if later.late else versions[later.place - 1] if later.place else None
-    gap = versions.is_gap(later.place)
+    manifest = versions[later.index]
+    before = manifest if later.late else versions[later.index - 1] if later.index else None
+    gap = versions.is_gap(later.index)
     return RowChange(
         stage=versions.stage,
         version=manifest.version,

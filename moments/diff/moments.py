@@ -129,23 +129,19 @@ def table_diff(name: str, before: TableSide, after: TableSide) -> TableDiff:
         shared = ancestry((before.store, before.manifest), (after.store, after.manifest))
         is_one_app = before.manifest.app == after.manifest.app and before.store.url == after.store.url
         known = shared.next_id
+    tables = before.table, after.table
     if is_one_app:
-        known = max(each.next_id or len(each.columns) + 1 for each in (before.table, after.table))
-    unlike = tuple(_unlike(before.table, after.table, known))
+        known = max(each.next_id or len(each.columns) + 1 for each in tables)
+    unlike = tuple(_unlike(*tables, known))
     # Columns of one name that each of the two added by itself: rows that both have may differ in them, unseen.
-    added_apart = set.intersection(
-        *(
-            {each.name for number, each in zip(table.ids, table.columns, strict=True) if number >= known}
-            for table in (before.table, after.table)
-        )
-    )
-    apart = added_apart if shared.seq else ()
+    new = ({each.name for id_, each in zip(one.ids, one.columns, strict=True) if id_ >= known} for one in tables)
+    added_by_each = set.intersection(*new) if shared.seq else set[str]()
     # A clone migrates by itself. Where one of the two has not since, the other's columns are those that became of its.
     schemas = before.table.schema, after.table.schema
     is_parent = bool(shared.seq) and shared.table is not None and shared.table.schema in schemas
     if schemas[0] != schemas[1] and (is_one_app or is_parent):
         # Rows from before a migration have the columns of after it, too: then they are compared.
-        newest = max(before.table, after.table, key=lambda table: table.schema)
+        newest = max(tables, key=lambda table: table.schema)
         before, after = replace(before, table=newest), replace(after, table=newest)
     if arrow_schema(before.table.key) != arrow_schema(after.table.key):
         was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
@@ -155,7 +151,8 @@ def table_diff(name: str, before: TableSide, after: TableSide) -> TableDiff:
         changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
         return TableDiff(name, changes, 0, 0, 0, (), 0, True, (sentence, *unlike))
     mine, theirs = visible_schema(before.table), visible_schema(after.table)
-    common = [each.name for each in mine if each in theirs and each.name not in (*apart, *before.key, *after.key)]
+    left_out = {*before.key, *after.key, *added_by_each}
+    common = [each.name for each in mine if each in theirs and each.name not in left_out]
     changes = changes_between(before, after, shared, common).changed().in_order()
     kinds = changes.kinds()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
@@ -165,8 +162,8 @@ def table_diff(name: str, before: TableSide, after: TableSide) -> TableDiff:
     # Never fewer than differ, whatever is stored still.
     in_both = max(num_before - removed, changed)
     columns = tuple(
-        ColumnMatch(column, number := int(places.sum()), 1 - number / in_both if in_both else 1.0)
-        for column, places in changes.differing.items()
+        ColumnMatch(column, number := int(differs.sum()), 1 - number / in_both if in_both else 1.0)
+        for column, differs in changes.differing.items()
     )
     return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike)
 

@@ -89,20 +89,21 @@ class TableSide:
         """
         schema = self.no_rows(values=values).schema
         whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
+
+        def pages(ranged: RangedSst) -> Sequence[Part]:
+            return ranged.having(column, low, high)
+
         found = [schema.empty_table()]
-        for block in _blocks(
-            self.store, self.cache, sst, self.table, Reads(), lambda each: each.having(column, low, high), whole=whole
-        ):
+        for block in _blocks(self.store, self.cache, sst, self.table, Reads(), pages, whole=whole):
             own = block.stored.schema.names
             if column in own:
                 at = block.stored.column(column)
                 matches = pc.fill_null(pc.and_(pc.greater_equal(at, low), pc.less_equal(at, high)), False)
-                some = block.take(
-                    np.flatnonzero(matches), [each for each in schema.names if each in own or each != EXPIRES]
-                )
+                names = [name for name in schema.names if name != EXPIRES or EXPIRES in own]
+                columns = block.take(np.flatnonzero(matches), names).columns
                 if EXPIRES not in own:
-                    some = some.append_column(EXPIRES, pa.nulls(some.num_rows, pa.int64()))
-                found.append(pa.table(some.columns, schema=schema))
+                    columns.append(pa.nulls(len(columns[0]), pa.int64()))
+                found.append(pa.table(columns, schema=schema))
         return pa.concat_tables(found)
 
     def newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
@@ -232,8 +233,8 @@ class StoredKey:
         keys = self.key.take(pa.array(np.zeros(rows.num_rows, np.int64)))
         # Its columns may have been called otherwise.
         theirs = rows.select(key).rename_columns(self.key.column_names)
-        for place in np.flatnonzero(same_keys(keys, theirs, self.key.column_names)).tolist():
-            row = rows.slice(place, 1)
+        for row_number in np.flatnonzero(same_keys(keys, theirs, self.key.column_names)).tolist():
+            row = rows.slice(row_number, 1)
             seq, deleted = row.column(SEQ)[0].as_py(), row.column(OP)[0].as_py() == TOMBSTONE
             expires_ms = row.column(EXPIRES)[0].as_py() if expiry else None
             # A table may have no columns beside its key; then these have no rows either.

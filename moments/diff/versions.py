@@ -34,30 +34,27 @@ class VersionList:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, place: int) -> Manifest:
-        """The version at this place.
-
-        Raises `NotFound` (it was collected meanwhile) and `Corruption` (its manifest is not readable).
-        """
-        return table_of(history.read(self._store, self._app, self.stage, self.numbers[place]), self._table)
+    def __getitem__(self, index: int) -> Manifest:
+        """The version at this index. Raises `NotFound` where it was collected meanwhile, and `Corruption`."""
+        return table_of(history.read(self._store, self._app, self.stage, self.numbers[index]), self._table)
 
     def from_number(self, number: int) -> int:
-        """The first place with this number or a larger one."""
+        """The first index with this number or a larger one."""
         return bisect_left(self.numbers, number)
 
-    def is_gap(self, place: int) -> bool:
-        """Whether versions right before this place were collected."""
-        return place > 0 and self.numbers[place] > self.numbers[place - 1] + 1
+    def is_gap(self, index: int) -> bool:
+        """Whether versions right before this index were collected."""
+        return index > 0 and self.numbers[index] > self.numbers[index - 1] + 1
 
     def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
-        """The first of the places `low` to `high` for which `holds`, which it does for `high` and from it on."""
-        return low + bisect_left(range(low, high), True, key=lambda place: holds(self[place]))
+        """The first of the indexes `low` to `high` for which `holds`, which it does for `high` and from it on."""
+        return low + bisect_left(range(low, high), True, key=lambda index: holds(self[index]))
 
-    def backwards(self, place: int) -> Iterator[tuple[int, Manifest]]:
-        """This version and those before it, newest first, each with its place."""
-        for end in range(place + 1, 0, -_AHEAD):
-            places = range(max(end - _AHEAD, 0), end)
-            yield from reversed(list(zip(places, at_once().map(self.__getitem__, places), strict=True)))
+    def backwards(self, index: int) -> Iterator[tuple[int, Manifest]]:
+        """This version and those before it, newest first, each with its index."""
+        for end in range(index + 1, 0, -_AHEAD):
+            indexes = range(max(end - _AHEAD, 0), end)
+            yield from reversed(list(zip(indexes, at_once().map(self.__getitem__, indexes), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +84,9 @@ class Ancestry:
     """What two versions have in common, and what each has of its own."""
 
     seq: int = 0
-    """Rows of both with a `_seq` up to this were there when the two parted: of one key and `_seq` there is one row.
+    """Rows of both with a `_seq` up to this were there where the two fork: of one key and `_seq` there is one row.
     All others were written later, by one of them. 0 when they have nothing in common."""
-    ways: tuple[tuple[StageVersions, ...], tuple[StageVersions, ...]] = ((), ())
+    branches: tuple[tuple[StageVersions, ...], tuple[StageVersions, ...]] = ((), ())
     """The versions from there to each of the two."""
     table: Table | None = None
     """As it was there: the ids that its columns have mean the same for both. None when they have nothing in common."""
@@ -113,17 +110,17 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
     apart = (one[0].url, one[1].app) != (other[0].url, other[1].app)
     lines = [tuple(_line(*each, over_clones=apart)) for each in (one, other)]
     for number, mine in enumerate(lines[0]):
-        for place, theirs in enumerate(lines[1]):
+        for index, theirs in enumerate(lines[1]):
             if (mine.store.url, mine.app, mine.stage) == (theirs.store.url, theirs.app, theirs.stage):
-                parted = min(mine.up_to, theirs.up_to)
-                ends = (number, lines[0], one), (place, lines[1], other)
-                found = next((each for end in ends if (each := _read(*end, parted)) is not None), None)
+                fork = min(mine.up_to, theirs.up_to)
+                ends = (number, lines[0], one), (index, lines[1], other)
+                found = next((each for end in ends if (each := _read(*end, fork)) is not None), None)
                 if found is None:
                     return Ancestry()
                 # Whoever writes on takes a `_seq` above that of every row that is there.
                 seq = max((sst.seq_max for sst in found.ssts), default=0)
-                ways = _way(lines[0], number, parted), _way(lines[1], place, parted)
-                return Ancestry(seq, ways, found.table)
+                branches = _branch(lines[0], number, fork), _branch(lines[1], index, fork)
+                return Ancestry(seq, branches, found.table)
     return Ancestry()
 
 
@@ -154,10 +151,10 @@ def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Itera
         part = StageVersions(source, origin.app, part.stage, 0, born)
 
 
-def _way(line: tuple[StageVersions, ...], number: int, parted: int) -> tuple[StageVersions, ...]:
+def _branch(line: tuple[StageVersions, ...], number: int, fork: int) -> tuple[StageVersions, ...]:
     """The stretches from a version of the line's part of this number on."""
-    way = (*line[:number], replace(line[number], after=parted))
-    return tuple(part for part in way if part.up_to > part.after)
+    branch = (*line[:number], replace(line[number], after=fork))
+    return tuple(part for part in branch if part.up_to > part.after)
 
 
 def _read(

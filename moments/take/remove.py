@@ -68,7 +68,7 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
 def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
     """The other apps under a root (empty: the app's own), and the SSTs of this app that each names."""
     where = store.at(root)
-    homes = {"", store.url} if where is store else {store.url}
+    roots = {"", store.url} if where is store else {store.url}
     for other in apps.list_apps(where):
         if where is store and other == app:
             continue
@@ -76,7 +76,7 @@ def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, froze
         for stage in history.list_stages(where, other):
             for version in history.versions(where, other, stage)[:1]:
                 ssts = all_ssts(history.read(where, other, stage, version))
-                named |= {sst.object for sst in ssts if sst.root in homes and sst.object.startswith(f"{app}/")}
+                named |= {sst.object for sst in ssts if sst.root in roots and sst.object.startswith(f"{app}/")}
         yield other, frozenset(named)
 
 
@@ -100,17 +100,18 @@ def remove_or_withdraw(
     Returns what is removed; of what an earlier call removed, the log's operation. With `dry_run`, nothing is changed.
     Raises as `check_removable`.
     """
-    asked = [each for each in open_requests(store, app) if each.name == name]
+    requests = [each for each in open_requests(store, app) if each.name == name]
     found = find_snapshot(store, app, name)
-    if found is None and not asked and (earlier := find_operation(store, app, "snapshot rm", name.__eq__)):
+    if found is None and not requests and (earlier := find_operation(store, app, "snapshot rm", name.__eq__)):
         if not dry_run:
             remove_records(store, app, name)
         return earlier
-    gone: Snapshot | Request = asked[0] if found is None and asked else check_removable(store, app, name, force=force)
+    gone: Snapshot | Request
+    gone = requests[0] if found is None and requests else check_removable(store, app, name, force=force)
     if not dry_run:
         # First, so that whoever repeats this after it was interrupted is told from whoever misspells a name.
         record_once(store, app, "snapshot rm", name, by, since_ms=gone.created_ms)
-        for each in asked:
+        for each in requests:
             cancel(store, app, each)
         if isinstance(gone, Snapshot):
             remove(store, app, name, force=force)

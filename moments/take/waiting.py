@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from ... import instants
 from ...errors import Refused, Unavailable
@@ -15,8 +14,7 @@ from .capture import ChannelReader
 from .snapshots import pin
 from .taking import StageAnswer, answers, find_written, request, taken_already, try_complete
 
-_POLL_S = 0.1
-_LOOKS_A_SECOND = 10
+_POLLS_A_SECOND = 10
 _GRACE_S = 3.0
 """How long the app itself may take to write a snapshot that every stage has answered; after that it is written here."""
 
@@ -101,7 +99,8 @@ def _wait(
     started = time.monotonic()
     answered: float | None = None
     found: dict[str, StageAnswer] = {}
-    for number in count():
+    polls = 0
+    while True:
         snapshot = find_snapshot(store, app, asked.name)
         if answered is not None and snapshot is None:
             own_turn = time.monotonic() - answered > _GRACE_S
@@ -120,16 +119,14 @@ def _wait(
         on_look(SnapshotProgress(waited_s, found, complete=False))
         complete = bool(found) and all(answer.finished for answer in found.values())
         answered = (answered or time.monotonic()) if complete else None
-        if (
-            number % _LOOKS_A_SECOND == 0
-            and all(other.id != asked.id for other in open_requests(store, app))
-            and find_written(store, app, asked) is None
-        ):
-            raise _failed(store, app, asked.name)
+        if polls % _POLLS_A_SECOND == 0:
+            is_open = any(each.id == asked.id for each in open_requests(store, app))
+            if not is_open and find_written(store, app, asked) is None:
+                raise _failed(store, app, asked.name)
         if waited_s > timeout_s and not complete:
             raise _unanswered(app, asked.name, found, timeout_s)
-        time.sleep(_POLL_S)
-    raise AssertionError("count() ended")
+        time.sleep(1 / _POLLS_A_SECOND)
+        polls += 1
 
 
 def _failed(store: ObjectStore, app: str, name: str) -> Refused:
