@@ -1,4 +1,4 @@
-"""Refs: how a person names a moment of an app. Text to a value; what exists is found out by `cut`."""
+"""Refs: how a person names a moment of an app. Text to a value; what exists is found out by `resolve`."""
 
 import re
 from dataclasses import dataclass

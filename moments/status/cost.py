@@ -120,7 +120,7 @@ def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> Stag
 
 
 def hourly(taken: Stats) -> Stats | None:
-    """The same for an hour in which the runner is on; None when no time was counted."""
+    """What was taken, for an hour in which the runner is on; None when no time was counted."""
     return Stats(*(round(number * HOUR_MS / taken.ms) for number in astuple(taken))) if taken.ms else None
 
 

@@ -50,7 +50,7 @@ def record_once(
     since_ms: int,
     same: Callable[[str], bool] | None = None,
 ) -> None:
-    """As `record`, unless the log has it already since that time: who repeats a verb may have died before or after it.
+    """Add an operation, unless the log has it since that time: who repeats a verb may have died before or after it.
 
     `same` says which details are those of this very operation; by default they must be equal.
     """
