@@ -36,19 +36,16 @@ AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A watermark as a batch has it.
-
-    Attributes:
-        columns: Of the batch's rows, tagged as they are (`multi_input`), those that are an event time.
-        delay_ms: How much later than the newest rows others may come.
-        inputs: Those whose rows these are.
-        part: The number of the DataFrame whose rows alone count, where others have the column, too; None elsewhere.
-    """
+    """A watermark as a batch has it."""
 
     columns: tuple[str, ...]
+    """Of the batch's rows, tagged as they are (`multi_input`), those that are an event time."""
     delay_ms: int
+    """How much later than the newest rows others may come."""
     inputs: tuple[str, ...]
+    """Those whose rows these are."""
     part: int | None = None
+    """The number of the DataFrame whose rows alone count, where others have the column, too; None elsewhere."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -62,15 +59,12 @@ class Seen(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a task looks for.
-
-    Attributes:
-        watermarks: Those that its rows may move.
-        bound_ms: What is later is too far ahead of the clock.
-    """
+    """What a task looks for."""
 
     watermarks: tuple[Watermark, ...] = ()
+    """Those that its rows may move."""
     bound_ms: int = 0
+    """What is later is too far ahead of the clock."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -184,17 +178,14 @@ def with_due(
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What falls due with a batch.
-
-    Attributes:
-        after_ms: Up to when rows have fallen due before; None for never.
-        until_ms: Up to when they do now; None where nobody knows yet how late it is.
-        pending: Whether a row may fall due in between.
-    """
+    """What falls due with a batch."""
 
     after_ms: int | None
+    """Up to when rows have fallen due before; None for never."""
     until_ms: int | None
+    """Up to when they do now; None where nobody knows yet how late it is."""
     pending: bool
+    """Whether a row may fall due in between."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -205,17 +196,14 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """The times that one batch goes by.
-
-    Attributes:
-        clock_ms: By which rows expire.
-        bound_ms: Events that are later are too far ahead of the clock.
-        due: Up to when rows fall due; None where none ever does.
-    """
+    """The times that one batch goes by."""
 
     clock_ms: int
+    """By which rows expire."""
     bound_ms: int = 0
+    """Events that are later are too far ahead of the clock."""
     due: Due | None = None
+    """Up to when rows fall due; None where none ever does."""
 
     @property
     def pending(self) -> bool:
@@ -225,34 +213,28 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class TimeRules:
-    """How a stage keeps event time.
-
-    Attributes:
-        watermarks: Those of its own.
-        timed: The inputs that have one, so or from the stage that writes them.
-        due_by: What passes the time at which rows of its table fall due; None where they never do.
-        behind_ms: How much earlier than the watermark the times may be of what is emitted.
-    """
+    """How a stage keeps event time."""
 
     watermarks: Sequence[Watermark] = ()
+    """Those of its own."""
     timed: Collection[str] = ()
+    """The inputs that have one, so or from the stage that writes them."""
     due_by: DueBy | None = None
+    """What passes the time at which rows of its table fall due; None where they never do."""
     behind_ms: int = 0
+    """How much earlier than the watermark the times may be of what is emitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Which rows have no place in a table any more, or not yet.
-
-    Attributes:
-        columns: Those of the rows by which they are late: windows of time (structs of `start` and `end`), or times.
-        watermark_ms: What ends by then is over; None where no watermark is known yet.
-        bound_ms: What begins later is too far ahead of the clock.
-    """
+    """Which rows have no place in a table any more, or not yet."""
 
     columns: tuple[str, ...]
+    """Those of the rows by which they are late: windows of time (structs of `start` and `end`), or times."""
     watermark_ms: int | None
+    """What ends by then is over; None where no watermark is known yet."""
     bound_ms: int
+    """What begins later is too far ahead of the clock."""
 
     def mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """bool[rows]: whether each is left out. Rows without a window or time are not."""

@@ -32,17 +32,14 @@ Attempts = Callable[[Sequence[Items]], Sequence[Failure | None]]
 
 
 class StateFailure(msgspec.Struct, frozen=True):
-    """What a task says of a state's function that failed in it.
-
-    Attributes:
-        why: Its error.
-        keys: The `_hash` of keys for which it fails.
-        records: Where rows have their records' numbers, those for which it fails instead, and why.
-    """
+    """What a task says of a state's function that failed in it."""
 
     why: Failure
+    """Its error."""
     keys: tuple[int, ...] = ()
+    """The `_hash` of keys for which it fails."""
     records: dict[int, Failure] = {}
+    """Where rows have their records' numbers, those for which it fails instead, and why."""
 
 
 class NoItems(Exception):

@@ -34,19 +34,16 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class TableFit:
-    """What a program makes of a stage's table.
-
-    Attributes:
-        table: As it is from then on; None where the stage keeps none.
-        columns: What becomes of its columns, as users see it.
-        others: Whether the order of its columns, or how it is declared, is another, and nothing else of it is.
-        refused: Why what is stored cannot be kept; None where it can.
-    """
+    """What a program makes of a stage's table."""
 
     table: Table | None = None
+    """As it is from then on; None where the stage keeps none."""
     columns: tuple[ColumnChange, ...] = ()
+    """What becomes of its columns, as users see it."""
     others: bool = False
+    """Whether the order of its columns, or how it is declared, is another, and nothing else of it is."""
     refused: Refused | None = None
+    """Why what is stored cannot be kept; None where it can."""
 
     @property
     def same(self) -> bool:
@@ -75,17 +72,14 @@ def fit_table(stage: str, stored: Table | None, declared: Table | None, renames:
 
 @dataclass(frozen=True, slots=True)
 class InputsFit:
-    """What a program makes of a stage's inputs, by their declared names.
-
-    Attributes:
-        new: What it reads from then on, and did not before.
-        gone: What it reads no more.
-        writers: Of those that another stage writes now, or nobody of the app, that stage before and now.
-    """
+    """What a program makes of a stage's inputs, by their declared names."""
 
     new: tuple[str, ...]
+    """What it reads from then on, and did not before."""
     gone: tuple[str, ...]
+    """What it reads no more."""
     writers: Mapping[str, tuple[str, str]]
+    """Of those that another stage writes now, or nobody of the app, that stage before and now."""
 
 
 def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:

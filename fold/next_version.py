@@ -75,18 +75,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a batch wrote.
-
-    Attributes:
-        results: One for each task that had rows.
-        markers: The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and
-            channel, in the order in which they were written.
-        aside: Tables beside the stage's own that the batch changed.
-    """
+    """What a batch wrote."""
 
     results: Sequence[Result] = ()
+    """One for each task that had rows."""
     markers: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
+    """The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and channel, in
+    the order in which they were written."""
     aside: Mapping[str, Aside] = field(default_factory=dict)
+    """Tables beside the stage's own that the batch changed."""
 
 
 def next_version(

@@ -16,15 +16,12 @@ from ..store.versions.manifest import Input, Manifest, Output
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What versions of a stage sent on one channel.
-
-    Attributes:
-        attempts: The task attempts whose messages count, each with its version.
-        rows: How many rows these sent.
-    """
+    """What versions of a stage sent on one channel."""
 
     attempts: dict[str, int]
+    """The task attempts whose messages count, each with its version."""
     rows: int
+    """How many rows these sent."""
 
 
 def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
@@ -51,26 +48,23 @@ def unread(output: Output, at: Input) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far an input has been read: Spark's offset of the source.
-
-    Attributes:
-        input: The input's declared name. A stage has several, and Spark tells them apart by their order alone.
-        offsets: The next offset to read, by Kafka partition.
-        version: For a channel, the upstream version read up to and with.
-        consumed: For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims
-            passed over, because they were gone, count as well (`Input.passed`).
-        snapshots: Ids of the snapshots for which the batch that ended here ended.
-        watermark_ms: For a channel, the watermark that this upstream version hands on; None where it has none.
-        woken: The newest version after which a batch was asked for, whatever there is to read (`pipeline.source.wake`).
-    """
+    """How far an input has been read: Spark's offset of the source."""
 
     input: str
+    """The input's declared name. A stage has several, and Spark tells them apart by their order alone."""
     offsets: tuple[int, ...]
+    """The next offset to read, by Kafka partition."""
     version: int = 0
+    """For a channel, the upstream version read up to and with."""
     consumed: tuple[int, ...] = ()
+    """For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims passed over,
+    because they were gone, count as well (`Input.passed`)."""
     snapshots: tuple[str, ...] = ()
+    """Ids of the snapshots for which the batch that ended here ended."""
     watermark_ms: int | None = None
+    """For a channel, the watermark that this upstream version hands on; None where it has none."""
     woken: int = 0
+    """The newest version after which a batch was asked for, whatever there is to read (`pipeline.source.wake`)."""
 
     @classmethod
     def of(cls, value: Mapping[str, object]) -> Position:

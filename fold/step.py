@@ -44,42 +44,36 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a batch makes of a table, or of a part of it.
-
-    Attributes:
-        new: `_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed; by `_hash` but for those that
-            fell due, which come first. Without columns where there is nothing.
-        emitted: What the state emits: one table for all outputs, or one for each, or nothing.
-        next_ms: When the next row falls due at the earliest, as far as was looked at; None for never.
-    """
+    """What a batch makes of a table, or of a part of it."""
 
     new: pa.Table
+    """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed; by `_hash` but for those that fell
+    due, which come first. Without columns where there is nothing."""
     emitted: tuple[pa.Table, ...] = ()
+    """What the state emits: one table for all outputs, or one for each, or nothing."""
     next_ms: int | None = None
+    """When the next row falls due at the earliest, as far as was looked at; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What decides what a batch makes of rows.
-
-    Attributes:
-        table: The table's columns.
-        state: How rows are merged.
-        seq: `_seq` of the rows that are made.
-        clock_ms: By which rows of the table are expired.
-        lateness: Which rows are late; None where none can be.
-        due: Up to when rows fall due; None for a table whose rows never do.
-        tells: How many keys an error of the user's function may be told with, as `StateFailed`; None for raising it as
-            it is. Where rows have their records' numbers, it is told with records.
-    """
+    """What decides what a batch makes of rows."""
 
     table: Table
+    """The table's columns."""
     state: Bound
+    """How rows are merged."""
     seq: int
+    """`_seq` of the rows that are made."""
     clock_ms: int
+    """By which rows of the table are expired."""
     lateness: Lateness | None = None
+    """Which rows are late; None where none can be."""
     due: Due | None = None
+    """Up to when rows fall due; None for a table whose rows never do."""
     tells: int | None = None
+    """How many keys an error of the user's function may be told with, as `StateFailed`; None for raising it as it is.
+    Where rows have their records' numbers, it is told with records."""
 
     def apart(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """The rows that are in time, and those that are late."""

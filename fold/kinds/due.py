@@ -30,19 +30,16 @@ def check_time(column: str, values: pa.Schema) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BoundDue(Bound):
-    """A state that stores in `_due_at` when each row falls due; called without records, it gets rows that do.
-
-    Attributes:
-        inner: What makes the other columns.
-        column: The value column with the time; of a `final` one, the key column with the window.
-        by: What passes that time.
-        final: Whether rows are emitted when they fall due, as they are, and at no other time.
-    """
+    """A state that stores in `_due_at` when each row falls due; called without records, it gets rows that do."""
 
     inner: Bound
+    """What makes the other columns."""
     column: str
+    """The value column with the time; of a `final` one, the key column with the window."""
     by: DueBy
+    """What passes that time."""
     final: bool = False
+    """Whether rows are emitted when they fall due, as they are, and at no other time."""
 
     @property
     def due_by(self) -> DueBy:

@@ -111,19 +111,16 @@ class Join(Kind, frozen=True, tag="join"):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two streams.
-
-    Attributes:
-        name: Of the input.
-        part: Which of the function's DataFrames it is.
-        columns: Its columns but for the key.
-        time: The one that is its rows' time.
-    """
+    """One of the two streams."""
 
     name: str
+    """Of the input."""
     part: int
+    """Which of the function's DataFrames it is."""
     columns: pa.Schema
+    """Its columns but for the key."""
     time: str
+    """The one that is its rows' time."""
 
 
 def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:

@@ -26,15 +26,12 @@ Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A batch's rows by key: rows are sorted so that each key's rows are neighbours.
-
-    Attributes:
-        ids: int32[rows], the key's position, 0 to num - 1, ascending.
-        starts: int64[num], each key's first row.
-    """
+    """A batch's rows by key: rows are sorted so that each key's rows are neighbours."""
 
     ids: npt.NDArray[np.int32]
+    """Int32[rows], the key's position, 0 to num - 1, ascending."""
     starts: npt.NDArray[np.int64]
+    """Int64[num], each key's first row."""
 
     @property
     def num(self) -> int:
@@ -44,19 +41,16 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a batch makes of the state.
-
-    Attributes:
-        values: One row per key of the batch, the table's value columns.
-        deleted: bool[num], keys to remove; None for none.
-        changed: bool[num], keys whose row must be written; None for all.
-        emitted: Rows for the stage's outputs: one table for all of them, or one for each; empty when it emits none.
-    """
+    """What a batch makes of the state."""
 
     values: pa.Table
+    """One row per key of the batch, the table's value columns."""
     deleted: npt.NDArray[np.bool_] | None = None
+    """Bool[num], keys to remove; None for none."""
     changed: npt.NDArray[np.bool_] | None = None
+    """Bool[num], keys whose row must be written; None for all."""
     emitted: tuple[pa.Table, ...] = ()
+    """Rows for the stage's outputs: one table for all of them, or one for each; empty when it emits none."""
 
 
 class Bound:

@@ -51,16 +51,14 @@ class BoundSessions(Bound):
 
     The table's value columns are the sessions with what users see of their aggregates, a list named as the key column;
     `_partials`, where aggregates keep more, a list as long with the rest; and `_due_at`, when the first session ends.
-
-    Attributes:
-        inner: The aggregates, with the session in their key.
-        column: The session's name.
-        until_ms: The watermark: sessions that end by then are over. None where none is known yet.
     """
 
     inner: BoundAggregates
+    """The aggregates, with the session in their key."""
     column: str
+    """The session's name."""
     until_ms: int | None = None
+    """The watermark: sessions that end by then are over. None where none is known yet."""
 
     @property
     def due_by(self) -> DueBy:

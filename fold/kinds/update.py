@@ -22,19 +22,16 @@ Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What is not stored of an update: a new function over the same columns is a release, not a break.
-
-    Attributes:
-        function: The user's.
-        state: The table's value columns. Asked for when it is bound: who says them as text needs Spark to read it.
-        emits: The columns of emitted rows, likewise.
-        order_by: Columns that sort a key's rows.
-    """
+    """What is not stored of an update: a new function over the same columns is a release, not a break."""
 
     function: Function
+    """The user's."""
     state: Callable[[], pa.Schema]
+    """The table's value columns. Asked for when it is bound: who says them as text needs Spark to read it."""
     emits: tuple[Callable[[], pa.Schema], ...] = ()
+    """The columns of emitted rows, likewise."""
     order_by: tuple[str, ...] = ()
+    """Columns that sort a key's rows."""
 
 
 class Update(Kind, frozen=True, tag="update"):

@@ -20,23 +20,20 @@ _FAR_US = 1 << 61
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Rows of one side, by key and time; of the same time, those that were stored come first.
-
-    Attributes:
-        rows: Their columns, in an order of their own.
-        place: int64[n], where each is in `rows`.
-        keys: int64[n], the position of its key; ascending.
-        at_us: int64[n], its time, microseconds since 1970 UTC; ascending within a key.
-        new: bool[n], whether it came with this batch.
-        alone: bool[n], whether it can match nothing, as its key or its time is null.
-    """
+    """Rows of one side, by key and time; of the same time, those that were stored come first."""
 
     rows: pa.Table
+    """Their columns, in an order of their own."""
     place: Numbers
+    """Int64[n], where each is in `rows`."""
     keys: Numbers
+    """Int64[n], the position of its key; ascending."""
     at_us: Numbers
+    """Int64[n], its time, microseconds since 1970 UTC; ascending within a key."""
     new: Flags
+    """Bool[n], whether it came with this batch."""
     alone: Flags
+    """Bool[n], whether it can match nothing, as its key or its time is null."""
 
     def due_ms(self, within_ms: int) -> Numbers:
         """int64[n]: the first millisecond since 1970 that a watermark has with which each row matches nothing more."""
