@@ -74,9 +74,13 @@ class Times:
 
     def seen(self, rows: pa.Table) -> Seen:
         """What these rows show."""
-        wanted = [[(name, one.part) for name in one.columns] for one in self.watermarks]
-        each = {one: self._column(_column_of(rows, *one)) for one in dict.fromkeys(chain.from_iterable(wanted))}
-        latest = (max((at for one in ones if (at := each[one][0]) is not None), default=None) for ones in wanted)
+        columns = [[(name, one.part) for name in one.columns] for one in self.watermarks]
+        each = {}
+        for name, part in dict.fromkeys(chain.from_iterable(columns)):
+            # Rows of one of the tagged DataFrames, where others have the column, too.
+            of_part = rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part))
+            each[name, part] = self._column(of_part)
+        latest = (max((at for one in ones if (at := each[one][0]) is not None), default=None) for ones in columns)
         ahead = sum(ahead for _, ahead in each.values())
         return Seen(tuple(latest), ahead + (pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0))
 
@@ -88,11 +92,6 @@ class Times:
             return latest, 0
         within = times.filter(pc.less_equal(times, self.bound_ms))
         return pc.max(within).as_py(), len(times) - times.null_count - len(within)
-
-
-def _column_of(rows: pa.Table, name: str, part: int | None) -> pa.ChunkedArray:
-    """A column of these rows, or of those of one of the tagged DataFrames."""
-    return rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part))
 
 
 def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:
@@ -121,14 +120,10 @@ def later(before_ms: int | None, now_ms: int | None) -> int | None:
 def after(
     before: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
 ) -> EventTime | None:
-    """What a version says, with this watermark; None where there never was any.
+    """What a version says with the watermark `at_ms`, from what the one before says; None where there never was any.
 
-    Args:
-        before: What the version before says.
-        at_ms: Its watermark.
-        seen: What its tasks saw.
-        late: Rows that were left out of the table.
-        bound_ms: Later times were too far ahead of the clock; None where it read no rows.
+    `seen` is what its tasks saw, and `late` counts rows that were left out of the table. Times after `bound_ms` were
+    too far ahead of the clock; None where it read no rows.
     """
     ahead = sum(one.ahead for one in seen)
     if before is None and at_ms is None and not ahead and not late:
@@ -153,15 +148,10 @@ def with_due(
     next_due: Iterable[int | None],
     behind_ms: int = 0,
 ) -> EventTime:
-    """What a version says, from the rest of that.
+    """What a version says of rows that fall due, added to the rest that it says (`now`).
 
-    Args:
-        now: The rest.
-        base: What the version before said.
-        by: What passes the time of rows.
-        fell: What fell due.
-        next_due: When rows fall due next, as each task found it.
-        behind_ms: How much earlier than the watermark the times may be of what is emitted.
+    `base` is what the version before said, `fell` what fell due, `next_due` when rows fall due next, as each task found
+    it; `by` and `behind_ms` as in `TimeRules`.
     """
     known = now or EventTime()
     times = [at for at in next_due if at is not None]

@@ -99,22 +99,14 @@ def next_version(
     now_ms: int,
     duration_ms: int,
 ) -> Manifest:
-    """The version after `base`: what the batch read, wrote and sent.
+    """The version after `base`, on which the batch was computed: what it read, wrote and sent.
 
-    Args:
-        base: The version that the batch was computed on.
-        positions: Where the batch ends on each input, by declared name; none where nothing was read.
-        outcome: What the batch means to snapshots under way.
-        written: What it wrote.
-        merges: Finished compactions, to be put in the place of their inputs; those that do not fit are left out.
-        rules: How the stage keeps event time.
-        times: Those that the tasks went by.
-        with_rows: Whether it read any.
-        now_ms: The wall clock, in ms since 1970.
-        duration_ms: From the batch's start until now.
+    `positions` says where it ends on each input, by declared name; empty where nothing was read. Finished `merges` are
+    put in the place of their inputs; those that do not fit are left out. The tasks went by `times`, and `with_rows`
+    says whether they read any. `now_ms` is the wall clock, in ms since 1970, and `duration_ms` from the batch's start
+    until then.
 
-    Raises:
-        Refused: The stage is retired.
+    Raises `Refused` where the stage is retired.
     """
     draft = commit.successor(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
@@ -161,15 +153,16 @@ def has_rows(at: Input, end: Position) -> bool:
     if at.upstream and at.passed:
         # A marker has an offset too, and no row.
         return sum(end.consumed) > sum(at.passed)
-    return _count(at.offsets, end.offsets) > 0
+    return sum(end.offsets) > sum(at.offsets)
 
 
 def _read(at: Input, end: Position, *, own: bool) -> Input:
     """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count."""
     if not at.upstream:
-        return replace(at, offsets=end.offsets, rows=_count(at.offsets, end.offsets))
+        # Partitions that the topic got since begin at 0.
+        return replace(at, offsets=end.offsets, rows=sum(end.offsets) - sum(at.offsets))
     # Where the reader began in the middle of the channel, nobody knows what was before.
-    rows = _count(at.passed, end.consumed) if at.passed else 0
+    rows = sum(end.consumed) - sum(at.passed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
     watermark_ms = at.watermark_ms if own else progress.later(at.watermark_ms, end.watermark_ms)
     return replace(
@@ -210,8 +203,3 @@ def _put_out(name: str, before: Sink, results: Sequence[Result]) -> Sink:
         rows=rows,
         sent=before.sent + rows,
     )
-
-
-def _count(before: Sequence[int], after: Sequence[int]) -> int:
-    """What lies between; partitions that the topic got since begin at 0."""
-    return sum(after) - sum(before)

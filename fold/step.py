@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.read.table_rows import DueRows
+from ..store.read.table_rows import DueRows, TableRows
 from ..store.sst import expiry
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.sorted_runs import bounds
@@ -26,20 +25,6 @@ from .kinds.kind import Bound, Groups, Merged
 
 EVERY_HASH = bounds(0, 1)
 _PREVIOUS = "_prev_seq"
-
-
-class Rows(Protocol):
-    """The rows of a table before the batch: `store.read.table_rows.TableRows`."""
-
-    def of_keys(
-        self, hashes: npt.NDArray[np.int64], keys: pa.Table, /
-    ) -> tuple[pa.Table, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """The value columns of each key, whether it has a row, and that row's `_seq`, 0 for none."""
-        ...
-
-    def due(self, span: tuple[int, int], hashes: tuple[int, int], /) -> DueRows:
-        """The rows that fall due between two times, with hashes between two others."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +66,15 @@ class Step:
             return rows, rows.slice(0, 0)
         return rows.filter(pa.array(~late)), rows.filter(pa.array(late))
 
-    def made(self, rows: pa.Table, stored: Rows, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
+    def made(self, rows: pa.Table, stored: TableRows, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
         """Merge rows that are in time, none perhaps, and then let the other rows fall due whose time has come.
 
         A key of the batch never falls due with it: its row is written with a time after `due.until_ms`, so it does next
         time. A row that falls due and keeps a time that has passed does not fall due again.
 
-        Args:
-            rows: `_hash`, the key and the columns that the state needs, in any order.
-            stored: The rows before.
-            hashes: The lowest and the highest hash of the rows that may fall due; None for none of them.
-
-        Raises:
-            StateFailed: See `tells`. Others as the user's function and `stored` raise.
+        `rows` has `_hash`, the key and the columns that the state needs, in any order; `hashes` the lowest and the
+        highest hash of the rows that may fall due, None for none of them. Raises `StateFailed` (see `tells`), and as
+        the user's function and `stored` do.
         """
         if self.due is None:
             return Made(*self._merged(rows, stored)) if rows.num_rows else Made(pa.table({}))
@@ -104,7 +85,8 @@ class Step:
             times.append(found.next_ms)
             other = _others(found.keys, rows, self._key)
             if other.any():
-                made.append(self._fallen_due(found, other, rows.schema))
+                new, emitted = self._fallen_due(found, other, rows.schema)
+                made.append((_timed(new, self.due.until_ms, again=False), emitted))
         if rows.num_rows:
             new, emitted = self._merged(rows, stored)
             made.append((_timed(new, self.due.until_ms, again=True), emitted))
@@ -130,19 +112,19 @@ class Step:
     def _key(self) -> list[str]:
         return [column.name for column in self.table.key]
 
-    def _merged(self, rows: pa.Table, stored: Rows) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    def _merged(self, rows: pa.Table, stored: TableRows) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         rows, groups = group(rows, self._key)
         starts = pa.array(groups.starts)
         hashes = rows[HASH].take(starts).combine_chunks()
         keys = rows.select(self._key).take(starts)
         old, found, before = stored.of_keys(hashes.to_numpy(), keys)
-        wanted = rows.select([*self._key, *self.state.needs])
+        needed = rows.select([*self._key, *self.state.needs])
         if self.tells is None:
-            merged = self.bound.merge(wanted, groups, keys, old)
+            merged = self.bound.merge(needed, groups, keys, old)
         else:
             records = rows[RECORD].to_numpy() if RECORD in rows.column_names else None
             merged = merge_or_tell(
-                self.bound, wanted, groups, keys, old, hashes.to_numpy(), records=records, most=self.tells
+                self.bound, needed, groups, keys, old, hashes.to_numpy(), records=records, most=self.tells
             )
         return self._new(hashes, keys, merged, found, before), merged.emitted
 
@@ -150,15 +132,13 @@ class Step:
         self, found: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
     ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """What the state makes of some of the rows that fall due, without records."""
-        assert self.due is not None  # noqa: S101  nothing falls due else
         mine, nothing = pa.array(chosen), schema.empty_table()
         keys = found.keys.filter(mine).select(self._key).cast(nothing.select(self._key).schema)
         groups = Groups(np.empty(0, np.int32), np.zeros(keys.num_rows, np.int64))
-        wanted = nothing.select([*self._key, *self.state.needs])
-        merged = self.bound.merge(wanted, groups, keys, found.values.filter(mine))
+        needed = nothing.select([*self._key, *self.state.needs])
+        merged = self.bound.merge(needed, groups, keys, found.values.filter(mine))
         there, hashes = np.ones(keys.num_rows, bool), found.keys[HASH].filter(mine)
-        new = self._new(hashes, keys, merged, there, found.seqs[chosen])
-        return _timed(new, self.due.until_ms, again=False), merged.emitted
+        return self._new(hashes, keys, merged, there, found.seqs[chosen]), merged.emitted
 
     def _new(
         self,
@@ -168,7 +148,7 @@ class Step:
         found: npt.NDArray[np.bool_],
         before: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """The rows that the table gets of what the state made of these keys; `found` and `before` as `Rows` says."""
+        """The rows that the table gets of what the state made of these keys; `found` and `before` as of `of_keys`."""
         count = keys.num_rows
         deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
         # Nothing to remember of a key that was not there and is deleted.
@@ -194,17 +174,14 @@ def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
     order = np.argsort(hashes, kind="stable")
     rows = rows.take(pa.array(order)).combine_chunks()
     hashes = hashes[order]
-    same_hash = hashes[1:] == hashes[:-1]
-    same_key = _same_as_before(rows, key, np.flatnonzero(same_hash) + 1)
-    if not same_key.all():
+    # Rows of one hash, but for the first of them; nearly always they are of one key.
+    following = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+    begins = np.ones(rows.num_rows, bool)
+    begins[following] = False
+    if not _same_as_before(rows, key, following).all():
         # Two keys share a hash somewhere: rare enough to sort all rows again, by the key too.
         rows = rows.take(pa.array(sort_keys(hashes, rows.select(list(key)))[0]))
-        candidates = np.flatnonzero(same_hash) + 1
-        same_key = _same_as_before(rows, key, candidates)
-        begins = np.ones(rows.num_rows, bool)
-        begins[candidates[same_key]] = False
-    else:
-        begins = np.concatenate(([True], ~same_hash))
+        begins[following[~_same_as_before(rows, key, following)]] = True
     ids = (np.cumsum(begins) - 1).astype(np.int32)
     return rows, Groups(ids, np.flatnonzero(begins))
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ...errors import Usage
 from .kind import Bound, Columns, Groups, Kind, Merged, check_value_names, field_of, only
-from .per_key import Aggregate, Array, of_batch, per_key
+from .per_key import ROWS, Aggregate, Array, PerKey, PerKeyOfParts, of_batch
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -127,7 +127,14 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
         return [pa.field(name, pa.int64())]
     assert source is not None  # noqa: S101  every other function takes a column
     if made.function in ("sum", "mean"):
-        total = _sum_type(name, made, source)
+        if pa.types.is_integer(source):
+            total = pa.int64()
+        elif pa.types.is_floating(source):
+            total = pa.float64()
+        elif pa.types.is_decimal(source):
+            total = pa.decimal128(38, source.scale)
+        else:
+            raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a number")
         if made.function == "sum":
             return [pa.field(name, total)]
         return [pa.field(name, pa.float64()), pa.field(f"_{name}_sum", total), pa.field(f"_{name}_count", pa.int64())]
@@ -136,16 +143,6 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
     if made.function in ("min", "max"):
         return [pa.field(name, source)]
     return [pa.field(name, source), pa.field(f"_{name}_by", by)]
-
-
-def _sum_type(name: str, made: Aggregate, source: pa.DataType) -> pa.DataType:
-    if pa.types.is_integer(source):
-        return pa.int64()
-    if pa.types.is_floating(source):
-        return pa.float64()
-    if pa.types.is_decimal(source):
-        return pa.decimal128(38, source.scale)
-    raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +169,7 @@ class BoundAggregates(Bound):
 
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
         """The value columns of `old`, one row a group, with each group's rows in them, or what was made of them."""
-        batch = per_key(rows, groups)
+        batch = (PerKeyOfParts if ROWS in rows.column_names else PerKey)(rows, groups)
         return self._table(old, lambda name, made: of_batch(name, made, batch, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:

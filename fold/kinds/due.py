@@ -6,17 +6,73 @@ Around `update` (`due="deadline"`) the user's function is; around `aggregate` an
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import force_setattr
 
 from ...errors import NotFound, Usage
 from ...store.sst.expiry import event_ms
 from ...store.sst.types import DUE
-from .kind import Bound, DueBy, Groups, Merged
+from .kind import Bound, DueBy, Groups, Kind, Merged, as_kind, field_of
+from .session import Sessions
+
+
+class Final(Kind, frozen=True, tag="final"):
+    """A state over windows that emits each row once, when the watermark has passed the end of its window."""
+
+    state: Any
+    """The kind that is kept."""
+    once: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "state", as_kind(self.state))
+
+    def __str__(self) -> str:
+        return f"final({self.state})"
+
+    @property
+    def core(self) -> Kind:
+        kind: Kind = self.state
+        return kind
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return self.core.columns
+
+    @property
+    def declaration(self) -> Kind:
+        return Final(self.core.declaration)
+
+    def narrowed(self, columns: Collection[str]) -> Kind:
+        return Final(self.core.narrowed(columns))
+
+    def renamed(self, names: Mapping[str, str]) -> Kind:
+        return Final(self.core.renamed(names))
+
+    def goes_on_as(self, now: Kind) -> bool:
+        return self.tag == now.tag and self.core.goes_on_as(now.core)
+
+    def may_become(self, now: Kind) -> bool:
+        return self.tag == now.tag and self.core.may_become(now.core)
+
+    def by_session(self, column: str) -> Kind:
+        return Sessions(self, column)
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """As of any kind. Raises as well `Usage` where the key has no window, or the state decides what it emits."""
+        bound = self.core.bind(rows, key)
+        why, hint = self.core.not_final
+        if why:
+            raise Usage(f'event_time(emits="final") of state={why}', hint=hint)
+        window = window_of(pa.schema([field_of(rows[0], name) for name in key]))
+        if window is None:
+            raise Usage('event_time(emits="final") of a stage without a window (F.window) in its key: nothing ends')
+        return BoundDue(bound, window, "watermark", final=True)
 
 
 def check_time(column: str, values: pa.Schema) -> None:

@@ -17,7 +17,7 @@ from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.types import DUE
 from ...store.versions.limits import MAX_TTL_MS
 from .. import multi_input
-from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of, time_of
+from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
 from .waiting import Flags, Numbers, Waiting, by_key, gathered, pairs
 
 How: TypeAlias = Literal["inner", "left"]
@@ -124,12 +124,11 @@ class Side:
 
 
 def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
-    inputs = [input_of(schema) for schema in rows]
-    if name not in inputs:
-        raise NotFound("input", name, inputs, hint="join(...) names the two inputs of its stage")
-    part = inputs.index(name)
-    time = time_of(rows[part])
-    if time is None:
+    times = dict(map(input_of, rows))
+    if name not in times:
+        raise NotFound("input", name, times, hint="join(...) names the two inputs of its stage")
+    part, time = list(times).index(name), times[name]
+    if not time:
         raise Refused(
             f"join: the rows of {name!r} have no watermark, which says their time and how long others wait for them",
             hint=f'say .withWatermark("at", "10 minutes") of the DataFrame that is returned for {name!r}',

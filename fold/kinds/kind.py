@@ -289,14 +289,10 @@ def of_input(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
     return rows.with_metadata({_INPUT: name.encode()} | ({_TIME: time.encode()} if time else {}))
 
 
-def input_of(rows: pa.Schema) -> str:
-    """The input that `of_input` marked a schema with."""
-    return str((rows.metadata or {}).get(_INPUT, b""), "utf-8")
-
-
-def time_of(rows: pa.Schema) -> str | None:
-    """The column with the time of these rows, by their watermark; None where they have none."""
-    return str((rows.metadata or {}).get(_TIME, b""), "utf-8") or None
+def input_of(rows: pa.Schema) -> tuple[str, str]:
+    """The input that `of_input` marked a schema with, and the column with its time; empty where it has no watermark."""
+    known = rows.metadata or {}
+    return known.get(_INPUT, b"").decode(), known.get(_TIME, b"").decode()
 
 
 def only(rows: Sequence[pa.Schema], state: str) -> pa.Schema:

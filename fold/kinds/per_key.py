@@ -50,17 +50,6 @@ TASKS = "_slackwater_tasks"
 MOST_TASKS = 63
 
 
-def per_key(rows: pa.Table, groups: Groups) -> PerKey:
-    """The aggregates of these rows."""
-    return _PerKeyOfParts(rows, groups) if ROWS in rows.column_names else PerKey(rows, groups)
-
-
-def _may_overflow(values: Array) -> bool:
-    """Whether a sum of some of these integers may have no room in 64 bits."""
-    least, most = (each.as_py() or 0 for each in pc.min_max(values).values())
-    return any(edge * len(values) >= 1 << 63 for edge in (-least, most))
-
-
 class PerKey:
     """Aggregates of the batch alone, one value per key, in the keys' order."""
 
@@ -78,9 +67,11 @@ class PerKey:
     def total(self, _name: str, made: Aggregate, kind: pa.DataType) -> Array:
         """Sums of this type. Raises `ArrowInvalid` where one has no room."""
         values = self.rows[made.column].cast(kind)
-        if pa.types.is_integer(kind) and _may_overflow(values):
-            # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
-            return self._whole(pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW))
+        if pa.types.is_integer(kind):
+            least, most = (each.as_py() or 0 for each in pc.min_max(values).values())
+            if max(-least, most) * len(values) >= 1 << 63:
+                # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
+                return self._whole(pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW))
         return self._reduce(values, "sum").cast(kind)
 
     def edge(self, _name: str, made: Aggregate, kind: pa.DataType) -> Array:
@@ -120,7 +111,7 @@ class PerKey:
         return values.take(take), edge
 
 
-class _PerKeyOfParts(PerKey):
+class PerKeyOfParts(PerKey):
     """The same of rows of which each stands for several of a key, with what aggregates keep of these."""
 
     def count(self, name: str, _made: Aggregate) -> Array:
@@ -141,7 +132,7 @@ class _PerKeyOfParts(PerKey):
 
 
 def of_batch(name: str, made: Aggregate, batch: PerKey, schema: pa.Schema) -> dict[str, Array]:
-    """What the aggregate keeps of the batch alone."""
+    """What the aggregate keeps of the batch alone, in columns of this schema."""
     kind = schema.field(name).type
     match made.function:
         case "count":
@@ -165,6 +156,5 @@ def num_rows(rows: pa.Table) -> int:
 
 def num_partials(rows: pa.Table) -> int:
     """How many rows of several each task of Spark's made at most, before those of a key were made one; else 0."""
-    if TASKS not in rows.column_names:
-        return 0
-    return int(np.unpackbits(pc.fill_null(rows[TASKS], 0).to_numpy().view(np.uint8)).sum())
+    tasks = pc.fill_null(rows[TASKS], 0).to_numpy() if TASKS in rows.column_names else np.empty(0, np.int64)
+    return int(np.unpackbits(tasks.view(np.uint8)).sum())

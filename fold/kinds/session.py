@@ -8,22 +8,62 @@ list. What a batch costs follows its rows and the open sessions of their keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import force_setattr
 
-from ...errors import Refused
+from ...errors import Refused, Usage
 from ...store.sst.types import DUE
 from .aggregate import BoundAggregates
-from .kind import Bound, DueBy, Groups, Merged
+from .kind import Bound, DueBy, Groups, Kind, Merged, as_kind
 
 Numbers = npt.NDArray[np.int64]
 TIMES = ("start", "end")
 _PARTIALS = "_partials"
 """The internal column with what aggregates keep of sessions besides; it stays when the session gets another name."""
+
+
+class Sessions(Kind, frozen=True, tag="sessions"):
+    """Aggregates that are emitted once a session, where `column` of the key is the session."""
+
+    state: Any
+    """`Final`, of what is kept of each session."""
+    column: str = ""
+    """Not stored: it may get another name."""
+    migrates: ClassVar[bool] = False
+    waiting: ClassVar[str] = "sessions that are open"
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "state", as_kind(self.state))
+
+    def __str__(self) -> str:
+        return f"sessions({self.state})"
+
+    @property
+    def declaration(self) -> Kind:
+        return Sessions(self.state.declaration)
+
+    @property
+    def key_column(self) -> bool:
+        return True
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """As of any kind; `key` has the session. Raises as well `Usage` for a state that is no `aggregate(...)`."""
+        inner = self.state.core.bind(rows, key)
+        if not isinstance(inner, BoundAggregates):
+            raise Usage(
+                f"sessions ({self.column!r} of the key) are of state=aggregate(...), not of {self.state}",
+                hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
+            )
+        if taken := sorted({*TIMES} & {*inner.values.names}):
+            raise Usage(f"column {taken[0]!r} of a session is its time already; give the aggregate another name")
+        return BoundSessions(inner, self.column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,11 @@ class Update(Kind, frozen=True, tag="update"):
         return replace(self, due=names.get(self.due, self.due))
 
     def goes_on_as(self, now: Kind) -> bool:
-        """As of any kind: rows may fall due by another column from then on."""
+        """Rows may fall due by another column from then on."""
         return self.tag == now.tag
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """As of any kind. Raises as well `NotFound` and `Usage` where `due` is no column, or no time."""
+        """Fix the table's columns. Raises as well `NotFound` and `Usage` where `due` is no column, or no time."""
         values = self.code.state()
         check_value_names(values.names, key)
         for schema in rows:
@@ -98,8 +98,11 @@ class _BoundUpdate(Bound):
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         tables = multi_input.untag(rows, self.inputs, self.key, groups.ids)
+        if self.order_by:
+            order = [(name, "ascending") for name in ("_key", *self.order_by)]
+            tables = tuple(table.take(pc.sort_indices(table, order)) for table in tables)
         before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
-        returned = self.function(*map(self._sorted, tables), before)
+        returned = self.function(*tables, before)
         after, *emitted = returned if isinstance(returned, tuple) else (returned,)
         self._check(after, *emitted)
         if after.num_rows != groups.num:
@@ -129,12 +132,6 @@ class _BoundUpdate(Bound):
         for table in returned:
             if not isinstance(table, pa.Table):
                 raise Refused(f"the update function returned {type(table).__name__}; expected an Arrow table")
-
-    def _sorted(self, rows: pa.Table) -> pa.Table:
-        if not self.order_by:
-            return rows
-        order = [("_key", "ascending"), *((column, "ascending") for column in self.order_by)]
-        return rows.take(pc.sort_indices(rows, order))
 
 
 def _conform(what: str, table: pa.Table, schema: pa.Schema) -> pa.Table:

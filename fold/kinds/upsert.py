@@ -65,12 +65,12 @@ class _BoundUpsert(Bound):
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         latest = rows.take(pa.array(self._latest_row(rows, groups)))
         new_by, old_by = latest[self.by], old[self.by]
-        changed = _mask(pc.fill_null(pc.greater_equal(new_by, old_by), pc.is_valid(new_by)))
-        deletes = _mask(latest[self.delete_when]) if self.delete_when else np.zeros(groups.num, bool)
-        deleted = changed & deletes
+        changed = np.asarray(pc.fill_null(pc.greater_equal(new_by, old_by), pc.is_valid(new_by)))
+        deleted = np.zeros(groups.num, bool)
+        if self.delete_when:
+            deleted = changed & np.asarray(pc.fill_null(latest[self.delete_when], False))
         values = latest.select(self.values.names).cast(self.values)
-        out = pa.array(changed & ~deleted)
-        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(out)
+        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(pa.array(changed & ~deleted))
         return Merged(values, deleted, changed, (emitted,))
 
     def _latest_row(self, rows: pa.Table, groups: Groups) -> npt.NDArray[np.int64]:
@@ -88,8 +88,3 @@ class _BoundUpsert(Bound):
             table, [("_group", "ascending"), (self.by, "descending"), *((name, "descending") for name in sortable)]
         ).to_numpy()
         return np.asarray(order[groups.starts], np.int64)
-
-
-def _mask(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
-    filled = pc.fill_null(values, False)
-    return np.asarray(filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy())

@@ -68,7 +68,7 @@ class Fill:
         values, found = multi_get(self.store, self.cache, ssts, self.source.table, hashes, rows.select(key))
         takes = found & (rows.column(OP).to_numpy() == PUT)
         if self.parts:
-            kind = kind_of(self.table.state)
+            kind = kind_of(self.table.state).core
             later = rows.select(self.names).cast(values.select(self.names).schema)
             made = {
                 column: filled

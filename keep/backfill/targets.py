@@ -13,8 +13,7 @@ from typing import NamedTuple
 import xxhash
 
 from ...errors import Refused
-from ...fold.columns import ANOTHER_STAGE
-from ...fold.fits import Declared
+from ...fold.fits import ANOTHER_STAGE, Declared
 from ...fold.kinds.kind import kind_of
 from ...moments.cut.graph import Cut, order
 from ...moments.cut.moments import version_of
@@ -156,8 +155,7 @@ def _target(
         begun, begins = beginnings(store, migrated) or ({}, False)
     elif head.stage not in since.stages:
         raise Refused(
-            f"{since.ref} has no version of {head.stage}",
-            hint="name a later moment, or none, for all that Kafka has",
+            f"{since.ref} has no version of {head.stage}", hint="name a later moment, or none, for all that Kafka has"
         )
     else:
         begun, begins = positions(store, since.stages[head.stage]), False
@@ -192,14 +190,15 @@ def _target(
 
 def _check_table(table: Table, columns: list[Column]) -> None:
     """See that what the past gives can be brought together with what the rows have since."""
-    kind = kind_of(table.state)
+    state = kind_of(table.state)
+    kind = state.core
     if kind.past == "rows":
         return
     if kind.past == "function":
         raise Refused("only a function of the program could tell the values of the past", hint=_WITHOUT_PAST)
     if kind.past != "parts" or not any(column.name in kind.columns for column in columns):
         raise Refused(
-            f"its state is {kind}: what it keeps of earlier records cannot be brought together with what it "
+            f"its state is {state}: what it keeps of earlier records cannot be brought together with what it "
             "keeps of later ones",
             hint=ANOTHER_STAGE,
         )
@@ -226,8 +225,7 @@ def _check_event_time(stage: str, heads: Mapping[str, Manifest], declared: Decla
         head = heads.get(name)
         if head is not None and head.event_time is not None:
             raise Refused(
-                f"{name} knows event time: which rows come too late depends on where batches end",
-                hint=ANOTHER_STAGE,
+                f"{name} knows event time: which rows come too late depends on where batches end", hint=ANOTHER_STAGE
             )
         if name != stage:
             _check_event_time(name, heads, declared)

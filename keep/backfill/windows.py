@@ -7,7 +7,7 @@ keeps state it is the topic itself that was read: of the same records, a state m
 from collections.abc import Callable, Iterator
 
 from ...errors import Refused
-from ...fold.columns import ANOTHER_STAGE
+from ...fold.fits import ANOTHER_STAGE
 from ...moments.diff.versions import Versions
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history

@@ -88,13 +88,7 @@ class Collected:
 
 
 def collect(
-    store: ObjectStore,
-    app: str,
-    retention: Retention,
-    *,
-    by: str,
-    dry_run: bool = False,
-    margin_ms: int = MARGIN_MS,
+    store: ObjectStore, app: str, retention: Retention, *, by: str, dry_run: bool = False, margin_ms: int = MARGIN_MS
 ) -> Collected:
     """Delete what is not reachable. May be called at any time, any number of times, also when one was killed.
 

@@ -12,10 +12,7 @@ from .orphans import last_commit_ms, unnamed_records
 from .reachable import Reachable, reachable
 from .retention import Retention
 
-_THINNED = {
-    "hourly": "of moments that retention keeps hourly",
-    "daily": "of moments that retention keeps daily",
-}
+_THINNED = {"hourly": "of moments that retention keeps hourly", "daily": "of moments that retention keeps daily"}
 """There may be hundreds of them."""
 
 

@@ -12,8 +12,7 @@ from ulid import ULID
 from ... import instants
 from ...durations import format_ms
 from ...errors import Refused
-from ...fold.columns import ColumnChange
-from ...fold.fits import Declared
+from ...fold.fits import ColumnChange, Declared
 from ...moments.cut.moments import heads_of, newest_cut, stages_of
 from ...moments.cut.stored import open_requests
 from ...moments.take.audit_log import record

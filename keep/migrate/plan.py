@@ -7,8 +7,7 @@ from typing import Literal
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
-from ...fold.columns import ColumnChange, likely_renames
-from ...fold.fits import Declared, DeclaredStage, fit_inputs, fit_table
+from ...fold.fits import ColumnChange, Declared, DeclaredStage, fit_inputs, fit_table, likely_renames
 from ...fold.kinds.kind import kind_of
 from ...fold.records import unread
 from ...moments.cut.graph import order

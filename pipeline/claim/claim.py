@@ -11,8 +11,7 @@ import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
-from ...fold.columns import ANOTHER_STAGE
-from ...fold.fits import fit_inputs, fit_table
+from ...fold.fits import ANOTHER_STAGE, fit_inputs, fit_table
 from ...fold.kinds.kind import key_of_table, kind_of
 from ...keep.clone.first_versions import channel_topic
 from ...keep.maintain.retire import bring_back

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold.event_time import Lateness, Times, Watermark, due_after
-from slackwater.fold.kinds.final import Final
+from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.join import BoundJoin, How
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.multi_input import TAG

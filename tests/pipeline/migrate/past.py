@@ -13,8 +13,7 @@ import pyarrow as pa
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.fold import step as fold_step
-from slackwater.fold.columns import evolve
-from slackwater.fold.fits import Declared, DeclaredStage
+from slackwater.fold.fits import Declared, DeclaredStage, evolve
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
 from slackwater.keep.backfill.fill import fill_changes
