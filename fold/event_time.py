@@ -75,23 +75,19 @@ class Times:
     def seen(self, rows: pa.Table) -> Seen:
         """What these rows show."""
         columns = [[(name, one.part) for name in one.columns] for one in self.watermarks]
-        each = {}
+        ahead = pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0
+        each: dict[tuple[str, int | None], int | None] = {}
         for name, part in dict.fromkeys(chain.from_iterable(columns)):
             # Rows of one of the tagged DataFrames, where others have the column, too.
-            of_part = rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part))
-            each[name, part] = self._column(of_part)
-        latest = (max((at for one in ones if (at := each[one][0]) is not None), default=None) for ones in columns)
-        ahead = sum(ahead for _, ahead in each.values())
-        return Seen(tuple(latest), ahead + (pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0))
-
-    def _column(self, column: pa.ChunkedArray) -> tuple[int | None, int]:
-        """The largest event time within the bound, and how many are beyond."""
-        times = event_ms(column)
-        latest: int | None = pc.max(times).as_py()
-        if latest is None or latest <= self.bound_ms:
-            return latest, 0
-        within = times.filter(pc.less_equal(times, self.bound_ms))
-        return pc.max(within).as_py(), len(times) - times.null_count - len(within)
+            times = event_ms(rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part)))
+            newest = pc.max(times).as_py()
+            if newest is not None and newest > self.bound_ms:
+                within = times.filter(pc.less_equal(times, self.bound_ms))
+                newest = pc.max(within).as_py()
+                ahead += len(times) - times.null_count - len(within)
+            each[name, part] = newest
+        latest = (max((at for one in ones if (at := each[one]) is not None), default=None) for ones in columns)
+        return Seen(tuple(latest), ahead)
 
 
 def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:
@@ -138,32 +134,6 @@ def due_after(base: EventTime | None, by: DueBy, clock_ms: int | None) -> Due:
     until_ms = later(known.due_ms, clock_ms if by == "clock" else known.watermark_ms)
     pending = until_ms is not None and known.next_due_ms is not None and known.next_due_ms <= until_ms
     return Due(known.due_ms, until_ms, pending)
-
-
-def with_due(
-    now: EventTime | None,
-    base: EventTime | None,
-    by: DueBy,
-    fell: Due,
-    next_due: Iterable[int | None],
-    behind_ms: int = 0,
-) -> EventTime:
-    """What a version says of rows that fall due, added to the rest that it says (`now`).
-
-    `base` is what the version before said, `fell` what fell due, `next_due` when rows fall due next, as each task found
-    it; `by` and `behind_ms` as in `TimeRules`.
-    """
-    known = now or EventTime()
-    times = [at for at in next_due if at is not None]
-    if not fell.pending and base is not None and base.next_due_ms is not None:
-        # Nobody looked at the table.
-        times.append(base.next_due_ms)
-    next_ms = min(times, default=None)
-    made = replace(known, due_ms=fell.until_ms, next_due_ms=next_ms, by_clock=by == "clock", behind_ms=behind_ms)
-    if by == "clock" or made.owed:
-        return made
-    # Nothing falls due up to the new watermark, so that is how far it has come already.
-    return replace(made, due_ms=later(fell.until_ms, made.watermark_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +198,16 @@ class Lateness:
 
     def mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """bool[rows]: whether each is left out. Rows without a window or time are not."""
-        return np.asarray(np.logical_or.reduce([self._mask(rows[name]) for name in self.columns]))
-
-    def _mask(self, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-        spans = pa.types.is_struct(column.type)
-        start, end = (
-            (pc.struct_field(column, name) if spans else column).cast(pa.int64()) for name in ("start", "end")
-        )
-        out = pc.greater(start, self.bound_ms * 1000)
-        if self.watermark_ms is not None:
-            out = pc.or_(out, pc.less_equal(end, self.watermark_ms * 1000))
-        return np.asarray(pc.fill_null(out, False))
+        masks = []
+        for column in (rows[name] for name in self.columns):
+            edges = (
+                [pc.struct_field(column, name) for name in ("start", "end")]
+                if pa.types.is_struct(column.type)
+                else [column] * 2
+            )
+            start, end = (edge.cast(pa.int64()) for edge in edges)
+            out = pc.greater(start, self.bound_ms * 1000)
+            if self.watermark_ms is not None:
+                out = pc.or_(out, pc.less_equal(end, self.watermark_ms * 1000))
+            masks.append(np.asarray(pc.fill_null(out, False)))
+        return np.asarray(np.logical_or.reduce(masks))

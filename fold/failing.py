@@ -69,12 +69,9 @@ def described(error: BaseException) -> Failure:
 
 
 def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
-    """Of items that fail together those to leave out, and why each fails; none where they pass when tried again.
+    """Of `count` items that fail together those to leave out, and why each fails; none where they pass now.
 
-    Args:
-        count: How many there are, numbered from 0; at least 1.
-        attempts: Tries groups of them.
-        most: How many may be found. Where there are more, one more at least is returned, and not all.
+    They are numbered from 0. Where more than `most` fail, one more at least is returned, and not all.
     """
     why: dict[int, Failure] = {}
 

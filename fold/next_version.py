@@ -58,19 +58,15 @@ class Result(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the protocol wants of one commit.
-
-    Attributes:
-        markers: Snapshot and channel of each marker to write behind the batch's rows, in this order.
-        recorded, awaited, captured: As in the manifest to commit.
-        changed: Whether the commit is wanted even if the batch has no rows.
-    """
+    """What the protocol has one commit do: `recorded`, `awaited` and `captured` as in the manifest to commit."""
 
     markers: tuple[tuple[str, str], ...]
+    """Snapshot and channel of each marker to write behind the batch's rows, in this order."""
     recorded: dict[str, int]
     awaited: dict[str, tuple[str, ...]]
     captured: dict[str, dict[str, Span]]
     changed: bool
+    """Whether it commits even if the batch has no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +140,17 @@ def _event_time(
     found = progress.after(base.event_time, at_ms, seen, late=late, bound_ms=bound_ms)
     if rules.due_by is None or times.due is None:
         return found
-    next_due = (result.next_due_ms for result in results)
-    return progress.with_due(found, base.event_time, rules.due_by, times.due, next_due, rules.behind_ms)
+    due_times = [at for result in results if (at := result.next_due_ms) is not None]
+    if not times.due.pending and base.event_time is not None and base.event_time.next_due_ms is not None:
+        # Nobody searched the table.
+        due_times.append(base.event_time.next_due_ms)
+    until_ms, next_ms, by_clock = times.due.until_ms, min(due_times, default=None), rules.due_by == "clock"
+    known = found or EventTime()
+    made = replace(known, due_ms=until_ms, next_due_ms=next_ms, by_clock=by_clock, behind_ms=rules.behind_ms)
+    if by_clock or made.owed:
+        return made
+    # Nothing falls due up to the new watermark, so that is how far it has come already.
+    return replace(made, due_ms=progress.later(until_ms, made.watermark_ms))
 
 
 def has_rows(at: Input, end: Position) -> bool:
@@ -173,7 +178,6 @@ def _read(at: Input, end: Position, *, own: bool) -> Input:
 def _sent(
     name: str, before: Output, results: Sequence[Result], markers: Mapping[tuple[str, str], Sequence[int]]
 ) -> Output:
-    """The output with the rows that the tasks sent, and the markers behind them."""
     ends, sent = list(before.ends), list(before.sent)
     for result in results:
         for partition, written in result.sent.get(name, {}).items():
@@ -193,7 +197,6 @@ def _sent(
 
 
 def _put_out(name: str, before: Sink, results: Sequence[Result]) -> Sink:
-    """The sink with the rows that the tasks wrote for it."""
     mine = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
     rows = sum(part.rows for _, part in mine)
     return replace(

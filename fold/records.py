@@ -89,13 +89,10 @@ class Range:
 def ranges(
     starts: Sequence[int], ends: Sequence[int], passed: Sequence[int] = (), sent: Sequence[int] = ()
 ) -> Iterator[Range]:
-    """What is to be read between two places, by Kafka partition; one that a topic got since is read from 0.
+    """What is to be read from the offsets `starts` to before `ends`, by Kafka partition; a new partition from 0 on.
 
-    Args:
-        starts: The first offset of each partition.
-        ends: The offset after the last.
-        passed: Of a channel, rows sent before the first place; empty where nobody counted.
-        sent: Those sent before the other.
+    Of a channel, `passed` are the rows sent before the first place, and `sent` those before the other; empty where
+    nobody counted.
     """
     rows = difference(passed, sent)
     for partition, (first, last) in enumerate(zip_longest(starts, ends, fillvalue=0)):

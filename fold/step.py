@@ -187,7 +187,6 @@ def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
 
 
 def _same_as_before(rows: pa.Table, key: Sequence[str], at: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Whether the rows at these positions have the key of the row before."""
     keys = rows.select(list(key))
     return same_keys(keys.take(pa.array(at)), keys.take(pa.array(at - 1)), key)
 

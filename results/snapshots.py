@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from .. import instants
-from ..keep.clone.plan import ClonePlan
+from ..keep.clone.clone import ClonePlan
 from ..keep.verify.ledger import Entry
 from ..keep.verify.report import CHECKS
 from ..keep.verify.verify import Report

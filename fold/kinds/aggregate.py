@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ...errors import Usage
 from .kind import Bound, Columns, Groups, Kind, Merged, check_value_names, field_of, only
-from .per_key import ROWS, Aggregate, Array, PerKey, PerKeyOfParts, of_batch
+from .per_key import Aggregate, Array, PerKey
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -169,8 +169,8 @@ class BoundAggregates(Bound):
 
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
         """The value columns of `old`, one row a group, with each group's rows in them, or what was made of them."""
-        batch = (PerKeyOfParts if ROWS in rows.column_names else PerKey)(rows, groups)
-        return self._table(old, lambda name, made: of_batch(name, made, batch, self.values))
+        batch = PerKey(rows, groups)
+        return self._table(old, lambda name, made: batch.kept(name, made, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
         """The value columns of keys whose records are in two parts, from those of the parts, row by row."""

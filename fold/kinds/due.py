@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import force_setattr
 
-from ...errors import NotFound, Usage
+from ...errors import Usage
 from ...store.sst.expiry import event_ms
 from ...store.sst.types import DUE
 from .kind import Bound, DueBy, Groups, Kind, Merged, as_kind, field_of
@@ -64,7 +64,7 @@ class Final(Kind, frozen=True, tag="final"):
         return Sessions(self, column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """As of any kind. Raises as well `Usage` where the key has no window, or the state decides what it emits."""
+        """Fix the columns. Raises as well `Usage` where the key has no window, or the state says what it emits."""
         bound = self.core.bind(rows, key)
         why, hint = self.core.not_final
         if why:
@@ -75,15 +75,6 @@ class Final(Kind, frozen=True, tag="final"):
         return BoundDue(bound, window, "watermark", final=True)
 
 
-def check_time(column: str, values: pa.Schema) -> None:
-    """See that rows can fall due by a value column. Raises `NotFound` or `Usage`."""
-    if column not in values.names:
-        raise NotFound("value column", column, values.names, hint="due= is one of them")
-    kind = values.field(column).type
-    if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
-        raise Usage(f"due={column!r} is {kind}; expected a timestamp or a date")
-
-
 @dataclass(frozen=True, slots=True)
 class BoundDue(Bound):
     """A state that stores in `_due_at` when each row falls due; called without records, it gets rows that do."""
@@ -92,14 +83,9 @@ class BoundDue(Bound):
     """What makes the other columns."""
     column: str
     """The value column with the time; of a `final` one, the key column with the window."""
-    by: DueBy
-    """What passes that time."""
+    due_by: DueBy
     final: bool = False
     """Whether rows are emitted when they fall due, as they are, and at no other time."""
-
-    @property
-    def due_by(self) -> DueBy:
-        return self.by
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
@@ -121,7 +107,7 @@ class BoundDue(Bound):
         return self.inner.emits
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """As of any state; with rows for none of the groups, these are rows that fall due."""
+        """With rows for none of the groups, these are rows that fall due."""
         if self.final and not rows.num_rows:
             known = dict(zip([*keys.column_names, *old.column_names], [*keys.columns, *old.columns], strict=True))
             (schema,) = self.emits
@@ -144,12 +130,9 @@ def _ms(times: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
 
 def window_of(key: pa.Schema) -> str | None:
     """The first column of a key that is a window of time, as `F.window` makes them."""
-    return next((field.name for field in key if _is_window(field.type)), None)
-
-
-def _is_window(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_struct(kind)
-        and [field.name for field in kind] == ["start", "end"]
-        and all(pa.types.is_timestamp(field.type) for field in kind)
-    )
+    for column in key:
+        fields = list(column.type) if pa.types.is_struct(column.type) else []
+        times = [field.name for field in fields if pa.types.is_timestamp(field.type)]
+        if len(fields) == 2 and times == ["start", "end"]:
+            return str(column.name)
+    return None

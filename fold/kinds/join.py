@@ -17,8 +17,8 @@ from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.types import DUE
 from ...store.versions.limits import MAX_TTL_MS
 from .. import multi_input
-from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
-from .waiting import Flags, Numbers, Waiting, by_key, gathered, pairs
+from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, input_of
+from .waiting import Numbers, Waiting, by_key, gathered, pairs
 
 How: TypeAlias = Literal["inner", "left"]
 _MATCHED = "_matched"
@@ -87,7 +87,7 @@ class Join(Kind, frozen=True, tag="join"):
         return f"join({self.left}, {self.right}, within={format_ms(self.within_ms)}, how={self.how})"
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """As of any kind. Raises as well `Refused` where a side has no time of its own, or columns have one name."""
+        """Fix the table's columns. Raises as well `Refused` where a side has no time, or columns have one name."""
         if len(rows) != 2:
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrame{'s' * (len(rows) != 1)}, and join(...) takes two",
@@ -145,26 +145,22 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
 
 @dataclass(frozen=True, slots=True)
 class BoundJoin(Bound):
-    """A join that knows its rows' schemas.
+    """A join that knows its rows' schemas."""
 
-    Attributes:
-        key: The key columns.
-        inputs: The schemas of the function's DataFrames, in their order.
-        left, right: The two sides.
-        within_ms: How far apart the times of a pair may be.
-        outer: Whether rows of the left are emitted that met none.
-        emitted: The columns of a pair.
-        until_ms: The watermark by which rows are forgotten; None where there is none yet.
-    """
-
+    due_by = "watermark"
     key: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]
+    """The schemas of the function's DataFrames, in their order."""
     left: Side
     right: Side
     within_ms: int
+    """How far apart the times of a pair may be."""
     outer: bool
+    """Whether rows of the left are emitted that met none."""
     emitted: pa.Schema
+    """The columns of a pair."""
     until_ms: int | None = None
+    """The watermark by which rows are forgotten; None where there is none yet."""
 
     @property
     def values(self) -> pa.Schema:
@@ -181,37 +177,25 @@ class BoundJoin(Bound):
         return (self.emitted,)
 
     @property
-    def due_by(self) -> DueBy:
-        return "watermark"
-
-    @property
     def behind_ms(self) -> int:
         return self.within_ms + 1
 
-    @property
-    def times(self) -> tuple[str, ...]:
-        """What a batch's rows call the columns by which they are late, the left side's first."""
-        return tuple(multi_input.name_of(side.part, side.time) for side in (self.left, self.right))
-
     def late_by(self, _window: str | None) -> tuple[str, ...]:
-        return self.times
+        return tuple(multi_input.name_of(side.part, side.time) for side in (self.left, self.right))
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
-        """As of any state: rows of either side, with what a pair has of it."""
-        sides = {
-            multi_input.name_of(side.part, name): name
-            for side in (self.left, self.right)
-            for name in side.columns.names
-        }
-        return self.emitted, {name: name for name in self.key} | sides
+        """Rows of either side, with what a pair has of it."""
+        columns = {name: name for name in self.key}
+        for side in (self.left, self.right):
+            columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}
+        return self.emitted, columns
 
     def until(self, until_ms: int | None) -> Bound:
-        """As of any state: rows are forgotten up to then."""
         return replace(self, until_ms=until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """As of any state: pairs first, and then what no row that comes later could match is forgotten."""
+        """Pairs first; then what no row that comes later could match is forgotten."""
         came = multi_input.untag(rows, self.inputs, self.key, groups.ids)
         keyless = reduce(np.logical_or, (np.asarray(keys[name].is_null()) for name in self.key))
         left, right = (
@@ -219,10 +203,28 @@ class BoundJoin(Bound):
             for side in (self.left, self.right)
         )
         lefts, rights = pairs(left, right, self.within_ms * 1000)
-        matched = self._matched(left, lefts, old)
-        stays, stays_right = self._stays(left), self._stays(right)
+        matched = np.zeros(len(left.keys), bool)
+        if self.outer:
+            # The rows that were stored are the first in `rows`.
+            before = pc.list_flatten(old[_MATCHED].combine_chunks()).to_numpy(zero_copy_only=False)
+            matched = np.append(before, matched[len(before) :]).astype(bool)[left.place]
+        matched[lefts] = True
+        due_left, due_right = left.due_ms(self.within_ms), right.due_ms(self.within_ms)
+        # Those that may still match one that comes.
+        stays = ~left.alone & (self.until_ms is None or due_left > self.until_ms)
+        stays_right = ~right.alone & (self.until_ms is None or due_right > self.until_ms)
         gone = np.flatnonzero(~stays & ~matched) if self.outer else np.empty(0, np.int64)
-        due = self._due(groups.num, (left, stays), (right, stays_right), matched)
+        # int64[num]: when something is to be done for each key though no row comes; the least number where none waits.
+        # A key's rows are forgotten together, by the last of them or when others come; but what is to be emitted has
+        # its own time.
+        due = np.full(groups.num, _NEVER.min)
+        np.maximum.at(due, left.keys[stays], due_left[stays])
+        np.maximum.at(due, right.keys[stays_right], due_right[stays_right])
+        if self.outer:
+            first = np.full(groups.num, _NEVER.max)
+            open_ = stays & ~matched
+            np.minimum.at(first, left.keys[open_], due_left[open_])
+            due = np.where(first < _NEVER.max, first, due)
         deleted = due == _NEVER.min
         columns = [
             left.lists(stays, groups.num),
@@ -232,38 +234,6 @@ class BoundJoin(Bound):
         ]
         emitted = self._emitted(keys, left, right, lefts, rights, gone)
         return Merged(pa.table(columns, schema=self.values), deleted, emitted=(emitted,))
-
-    def _matched(self, left: Waiting, lefts: Numbers, old: pa.Table) -> Flags:
-        """bool[n]: whether each row of the left has met one by now."""
-        matched = np.zeros(len(left.keys), bool)
-        if self.outer:
-            # The rows that were stored are the first in `rows`.
-            before = pc.list_flatten(old[_MATCHED].combine_chunks()).to_numpy(zero_copy_only=False)
-            matched = np.append(before, matched[len(before) :]).astype(bool)[left.place]
-        matched[lefts] = True
-        return matched
-
-    def _stays(self, side: Waiting) -> Flags:
-        """bool[n]: whether each row may still match one that comes."""
-        if self.until_ms is None:
-            return ~side.alone
-        return ~side.alone & (side.due_ms(self.within_ms) > self.until_ms)
-
-    def _due(self, num: int, left: tuple[Waiting, Flags], right: tuple[Waiting, Flags], matched: Flags) -> Numbers:
-        """int64[num]: when something is to be done for each key though no row comes; the least number where none waits.
-
-        A key's rows are forgotten together, by the last of them or when others come; but what is to be emitted has its
-        own time.
-        """
-        due = np.full(num, _NEVER.min)
-        for side, stays in (left, right):
-            np.maximum.at(due, side.keys[stays], side.due_ms(self.within_ms)[stays])
-        if self.outer:
-            first = np.full(num, _NEVER.max)
-            open_ = left[1] & ~matched
-            np.minimum.at(first, left[0].keys[open_], left[0].due_ms(self.within_ms)[open_])
-            due = np.where(first < _NEVER.max, first, due)
-        return due
 
     def _emitted(
         self, keys: pa.Table, left: Waiting, right: Waiting, lefts: Numbers, rights: Numbers, gone: Numbers

@@ -57,6 +57,8 @@ class Bound:
     """A state that knows its rows' schema. Crosses to workers by pickle."""
 
     __slots__ = ()
+    due_by: DueBy | None = None
+    """What passes the time in `_due_at` at which rows fall due; None where they never do."""
     if TYPE_CHECKING:  # fields of some, properties of others
 
         @property
@@ -81,11 +83,6 @@ class Bound:
             old: The value columns, one row per key; nulls where the key is new.
         """
         raise NotImplementedError
-
-    @property
-    def due_by(self) -> DueBy | None:
-        """What passes the time in `_due_at` at which rows fall due; None where they never do."""
-        return None
 
     @property
     def behind_ms(self) -> int:
@@ -122,6 +119,8 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     """Whether each row is emitted once, when its window has ended."""
     migrates: ClassVar[bool] = True
     """Whether a migration can make another of the same kind of it, as far as its columns go."""
+    key_column: ClassVar[bool] = False
+    """Whether one column of the stage's key is among the table's values: that of sessions, which grow."""
     waiting: ClassVar[str] = ""
     """In words, what its rows hold that waits for others, in lists; empty for nothing."""
     past: ClassVar[Literal["", "rows", "parts", "function"]] = ""
@@ -196,11 +195,6 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def by_session(self, _column: str) -> Kind | None:
         """What is kept where this column of the key is a session window; None where that cannot be."""
         return None
-
-    @property
-    def key_column(self) -> bool:
-        """Whether one column of the stage's key is among the table's values: that of sessions, which grow."""
-        return False
 
     # What a migration may do.
 

@@ -51,39 +51,53 @@ MOST_TASKS = 63
 
 
 class PerKey:
-    """Aggregates of the batch alone, one value per key, in the keys' order."""
+    """Aggregates of a batch alone, one value per key, in the keys' order."""
 
     def __init__(self, rows: pa.Table, groups: Groups) -> None:
-        self.rows = rows
-        self._groups = groups
+        self._rows, self._groups = rows, groups
         self._ids = pa.array(groups.ids)
+        self._parts = ROWS in rows.column_names
 
-    def count(self, _name: str, made: Aggregate) -> Array:
-        """How many rows, or values."""
-        if made.column is None:
-            return pa.array(np.diff(self._groups.starts, append=self.rows.num_rows))
-        return self._reduce(self.rows[made.column], "count")
+    def kept(self, name: str, made: Aggregate, schema: pa.Schema) -> dict[str, Array]:
+        """What the aggregate keeps, in columns of this schema. Raises `ArrowInvalid` where a sum has no room."""
+        kind = schema.field(name).type
+        match made.function:
+            case "count":
+                return {name: self._count(name, made)}
+            case "sum":
+                return {name: self._total(name, made, kind)}
+            case "mean":
+                total = self._total(name, made, schema.field(f"_{name}_sum").type)
+                # Of the mean itself, merging makes nothing.
+                return {name: total, f"_{name}_sum": total, f"_{name}_count": self._count(name, made)}
+            case "min" | "max":
+                column = self._column("value", name, made.column)
+                if not self._parts and pa.types.is_floating(kind):
+                    column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+                return {name: self._reduce(column, made.function)}
+        values, bys = self._column("value", name, made.column), self._column("by", name, made.by)
+        value, by = self._pick(values, bys, largest=made.function == "last")
+        return {name: value, f"_{name}_by": by}
 
-    def total(self, _name: str, made: Aggregate, kind: pa.DataType) -> Array:
-        """Sums of this type. Raises `ArrowInvalid` where one has no room."""
-        values = self.rows[made.column].cast(kind)
-        if pa.types.is_integer(kind):
+    def _column(self, what: str, name: str, column: str | None) -> Array:
+        """A column of the rows, or the part of it that rows have that stand for several."""
+        return self._rows[part(what, name) if self._parts else column]
+
+    def _count(self, name: str, made: Aggregate) -> Array:
+        if made.column is None and not self._parts:
+            return pa.array(np.diff(self._groups.starts, append=self._rows.num_rows))
+        return self._reduce(self._column("count", name, made.column), "sum" if self._parts else "count")
+
+    def _total(self, name: str, made: Aggregate, kind: pa.DataType) -> Array:
+        if (low := part("low", name)) in self._rows.column_names:
+            return self._whole(self._rows[part("sum", name)], self._rows[low])
+        values = self._column("sum", name, made.column).cast(kind)
+        if not self._parts and pa.types.is_integer(kind):
             least, most = (each.as_py() or 0 for each in pc.min_max(values).values())
             if max(-least, most) * len(values) >= 1 << 63:
                 # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
                 return self._whole(pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW))
         return self._reduce(values, "sum").cast(kind)
-
-    def edge(self, _name: str, made: Aggregate, kind: pa.DataType) -> Array:
-        """The smallest or largest values."""
-        column = self.rows[made.column]
-        if pa.types.is_floating(kind):
-            column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
-        return self._reduce(column, made.function)
-
-    def pick(self, _name: str, made: Aggregate) -> tuple[Array, Array]:
-        """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
-        return self._pick(self.rows[made.column], self.rows[made.by], largest=made.function == "last")
 
     def _reduce(self, values: Array, function: str) -> Array:
         # Ids ascend, so Arrow's groups come out in the keys' order, and none is missing.
@@ -97,6 +111,7 @@ class PerKey:
         return pc.add(pc.multiply_checked(high, 1 << 32), pc.bit_wise_and(low, _LOW))
 
     def _pick(self, values: Array, bys: Array, *, largest: bool) -> tuple[Array, Array]:
+        """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
         edge = self._reduce(bys, "max" if largest else "min")
         at_edge = pc.equal(bys, edge.take(self._ids))
         ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
@@ -107,46 +122,7 @@ class PerKey:
         firsts = np.flatnonzero(np.diff(ids_sorted, prepend=-1))
         picked = np.full(self._groups.num, -1, np.int64)
         picked[ids_sorted[firsts]] = order.to_numpy()[firsts]
-        take = pa.array(picked, mask=picked < 0)
-        return values.take(take), edge
-
-
-class PerKeyOfParts(PerKey):
-    """The same of rows of which each stands for several of a key, with what aggregates keep of these."""
-
-    def count(self, name: str, _made: Aggregate) -> Array:
-        return self._reduce(self.rows[part("count", name)], "sum")
-
-    def total(self, name: str, _made: Aggregate, kind: pa.DataType) -> Array:
-        low = part("low", name)
-        if low in self.rows.column_names:
-            return self._whole(self.rows[part("sum", name)], self.rows[low])
-        return self._reduce(self.rows[part("sum", name)].cast(kind), "sum").cast(kind)
-
-    def edge(self, name: str, made: Aggregate, _kind: pa.DataType) -> Array:
-        return self._reduce(self.rows[part("value", name)], made.function)
-
-    def pick(self, name: str, made: Aggregate) -> tuple[Array, Array]:
-        values, bys = self.rows[part("value", name)], self.rows[part("by", name)]
-        return self._pick(values, bys, largest=made.function == "last")
-
-
-def of_batch(name: str, made: Aggregate, batch: PerKey, schema: pa.Schema) -> dict[str, Array]:
-    """What the aggregate keeps of the batch alone, in columns of this schema."""
-    kind = schema.field(name).type
-    match made.function:
-        case "count":
-            return {name: batch.count(name, made)}
-        case "sum":
-            return {name: batch.total(name, made, kind)}
-        case "mean":
-            total = batch.total(name, made, schema.field(f"_{name}_sum").type)
-            # Of the mean itself, merging makes nothing.
-            return {name: total, f"_{name}_sum": total, f"_{name}_count": batch.count(name, made)}
-        case "min" | "max":
-            return {name: batch.edge(name, made, kind)}
-    value, by = batch.pick(name, made)
-    return {name: value, f"_{name}_by": by}
+        return values.take(pa.array(picked, mask=picked < 0)), edge
 
 
 def num_rows(rows: pa.Table) -> int:

@@ -21,7 +21,7 @@ from msgspec.structs import force_setattr
 from ...errors import Refused, Usage
 from ...store.sst.types import DUE
 from .aggregate import BoundAggregates
-from .kind import Bound, DueBy, Groups, Kind, Merged, as_kind
+from .kind import Bound, Groups, Kind, Merged, as_kind
 
 Numbers = npt.NDArray[np.int64]
 TIMES = ("start", "end")
@@ -37,6 +37,7 @@ class Sessions(Kind, frozen=True, tag="sessions"):
     column: str = ""
     """Not stored: it may get another name."""
     migrates: ClassVar[bool] = False
+    key_column: ClassVar[bool] = True
     waiting: ClassVar[str] = "sessions that are open"
 
     def __post_init__(self) -> None:
@@ -48,10 +49,6 @@ class Sessions(Kind, frozen=True, tag="sessions"):
     @property
     def declaration(self) -> Kind:
         return Sessions(self.state.declaration)
-
-    @property
-    def key_column(self) -> bool:
-        return True
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """As of any kind; `key` has the session. Raises as well `Usage` for a state that is no `aggregate(...)`."""
@@ -68,18 +65,15 @@ class Sessions(Kind, frozen=True, tag="sessions"):
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Sessions of several keys, by key and start; those of a key neither overlap nor touch.
-
-    Attributes:
-        ids: int64[sessions], the position of each one's key.
-        start, end: int64[sessions], in microseconds.
-        parts: What the aggregates keep of each.
-    """
+    """Sessions of several keys, by key and start; those of a key neither overlap nor touch."""
 
     ids: Numbers
+    """int64[sessions], the position of each one's key."""
     start: Numbers
+    """int64[sessions], in microseconds, as is `end`."""
     end: Numbers
     parts: pa.Table
+    """What the aggregates keep of each."""
 
     def filter(self, mask: npt.NDArray[np.bool_]) -> _Spans:
         return _Spans(self.ids[mask], self.start[mask], self.end[mask], self.parts.filter(pa.array(mask)))
@@ -93,16 +87,13 @@ class BoundSessions(Bound):
     `_partials`, where aggregates keep more, a list as long with the rest; and `_due_at`, when the first session ends.
     """
 
+    due_by = "watermark"
     inner: BoundAggregates
     """The aggregates, with the session in their key."""
     column: str
     """The session's name."""
     until_ms: int | None = None
     """The watermark: sessions that end by then are over. None where none is known yet."""
-
-    @property
-    def due_by(self) -> DueBy:
-        return "watermark"
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
         return (self.column,)
@@ -132,13 +123,11 @@ class BoundSessions(Bound):
         over = _whole_ms(known.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(known.end), bool)
         sessions = self._joined(rows, groups, known.filter(~over))
         counts = np.bincount(sessions.ids, minlength=groups.num)
-        return Merged(
-            self._values(sessions, counts), deleted=counts == 0, emitted=(self._row(keys, known.filter(over)),)
-        )
+        emitted = self._rows(keys, known.filter(over))
+        return Merged(self._values(sessions, counts), deleted=counts == 0, emitted=(emitted,))
 
     @property
     def _lists(self) -> dict[str, list[pa.Field]]:
-        """The fields of the sessions that each list has."""
         times = [pa.field(name, self._kind.field(name).type) for name in TIMES]
         visible = [field for field in self.inner.values if not field.name.startswith("_")]
         inside = [field for field in self.inner.values if field.name.startswith("_")]
@@ -149,7 +138,6 @@ class BoundSessions(Bound):
         return self.inner.emits[0].field(self.column).type
 
     def _known(self, old: pa.Table) -> _Spans:
-        """The sessions that are stored of the keys."""
         columns: dict[str, pa.Array] = {}
         for name in self._lists:
             flat = pc.list_flatten(old[name].combine_chunks())
@@ -192,20 +180,17 @@ class BoundSessions(Bound):
         """The table's value columns: each key's sessions in one row."""
         offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
         columns = self._columns(sessions)
-        lists = [
-            pa.ListArray.from_arrays(
-                offsets, pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields)
-            )
-            for fields in self._lists.values()
-        ]
+        lists = []
+        for fields in self._lists.values():
+            structs = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
+            lists.append(pa.ListArray.from_arrays(offsets, structs))
         some = np.flatnonzero(counts)
         due = np.zeros(len(counts), np.int64)
         if some.size:
             due[some] = np.minimum.reduceat(_whole_ms(sessions.end), (np.cumsum(counts) - counts)[some])
         return pa.table([*lists, pa.array(due, mask=counts == 0)], schema=self.values)
 
-    def _row(self, keys: pa.Table, sessions: _Spans) -> pa.Table:
-        """The sessions as rows that are emitted."""
+    def _rows(self, keys: pa.Table, sessions: _Spans) -> pa.Table:
         columns = self._columns(sessions)
         times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
         known = keys.take(pa.array(sessions.ids))
@@ -214,7 +199,6 @@ class BoundSessions(Bound):
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _columns(self, sessions: _Spans) -> dict[str, pa.Array]:
-        """Their times and what the aggregates keep, by name."""
         each = {"start": sessions.start, "end": sessions.end}
         times = {name: pa.array(at).cast(self._kind.field(name).type) for name, at in each.items()}
         return times | {name: sessions.parts[name].combine_chunks() for name in sessions.parts.column_names}
@@ -223,14 +207,8 @@ class BoundSessions(Bound):
 def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Which spans of time are one session: those of one key that overlap or touch, and those that these do.
 
-    Args:
-        ids: The position of each span's key.
-        start: Any unit.
-        end: The same.
-
-    Returns:
-        The order of the spans by key and start, where in it each session begins, and the number of each span's session,
-        by key and start.
+    `ids` has the position of each span's key. Returns the order of the spans by key and start, where in it each session
+    begins, and the number of each span's session, by key and start.
     """
     order = np.lexsort((start, ids))
     ids, start, end = ids[order], start[order], end[order]

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from ...errors import Refused
+from ...errors import NotFound, Refused, Usage
 from .. import multi_input
-from .due import BoundDue, check_time
+from .due import BoundDue
 from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of
 
 Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
@@ -82,7 +82,11 @@ class Update(Kind, frozen=True, tag="update"):
         bound = _BoundUpdate(self.code.function, key, tuple(rows), values, needs, emits, self.code.order_by)
         if not self.due:
             return bound
-        check_time(self.due, values)
+        if self.due not in values.names:
+            raise NotFound("value column", self.due, values.names, hint="due= is one of them")
+        kind = values.field(self.due).type
+        if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
+            raise Usage(f"due={self.due!r} is {kind}; expected a timestamp or a date")
         return BoundDue(bound, self.due, self.due_by)
 
 
@@ -120,7 +124,6 @@ class _BoundUpdate(Bound):
         )
 
     def _check(self, *returned: object) -> None:
-        """See that the function returned the state and rows for each of `emits`, all of them Arrow tables."""
         declared = [schema for schema in self.emits if len(schema)]
         if len(returned) == 1 and declared:
             raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")

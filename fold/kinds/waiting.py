@@ -48,14 +48,11 @@ class Waiting:
 
 
 def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: str, keyless: Flags) -> Waiting:
-    """One side's rows, those that the table has and those of the batch.
+    """One side's rows, those that the table has (`stored`) and those of the batch (`came`).
 
-    Args:
-        stored: For each key a list of structs, ordered by time; null for none.
-        came: The batch's, with the key's position as `_key`.
-        schema: The columns that are stored.
-        time: Which of them is the time.
-        keyless: bool[keys], whether a column of each key is null.
+    `stored` has for each key a list of structs, ordered by time, null for none; `came` the key's position as `_key`.
+    `schema` has the columns that are stored, of which `time` is one; `keyless` is bool[keys], whether a column of each
+    key is null.
     """
     lists = stored.combine_chunks()
     old = pa.Table.from_arrays(pc.list_flatten(lists).flatten(), schema=schema)

@@ -5,7 +5,7 @@ later. So the past is read up to just there, and both are merged (`fill`). What 
 merged: of that no past is computed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import xxhash
 
 from ...errors import Refused
-from ...fold.fits import ANOTHER_STAGE, Declared
+from ...fold.fits import ANOTHER_STAGE, Declared, visible
 from ...fold.kinds.kind import kind_of
 from ...moments.cut.graph import Cut, order
 from ...moments.cut.moments import version_of
@@ -23,8 +23,7 @@ from ...store.sst.evolution import default_of
 from ...store.versions import history
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Column, Manifest, Table
-from .channels import Channel, channel
-from .windows import beginnings, positions, read_through
+from .windows import Channel, beginnings, channel, positions, read_through
 
 _LONGEST_NAME = 63
 _WITHOUT_PAST = (
@@ -115,28 +114,20 @@ def backfillable(
         head = heads[name]
         if head.table is None or head.retired or name not in declared.stages:
             continue
-        for version, columns in _added(head).items():
+        # The columns that have no values of the past, by the version that added them.
+        added: dict[int, list[Column]] = {}
+        done = {number for each in head.backfills for number in each.columns}
+        for column in head.table.values:
+            if column.since and column.id not in done:
+                added.setdefault(column.since, []).append(column)
+        for version, columns in added.items():
             try:
                 _check_table(head.table, columns)
                 _check_event_time(name, heads, declared)
                 targets.append(_target(store, head, version, columns, declared, since))
             except Refused as error:
-                left.append(Left(name, _visible(columns), error.message, error.hint))
+                left.append(Left(name, visible(columns), error.message, error.hint))
     return Backfillable(tuple(targets), tuple(left))
-
-
-def _visible(columns: Iterable[Column]) -> tuple[str, ...]:
-    return tuple(column.name for column in columns if not column.name.startswith("_"))
-
-
-def _added(head: Manifest) -> dict[int, list[Column]]:
-    """The columns that have no values of the past, by the version that added them."""
-    found: dict[int, list[Column]] = {}
-    done = {number for each in head.backfills for number in each.columns}
-    for column in head.table.values if head.table is not None else ():
-        if column.since and column.id not in done:
-            found.setdefault(column.since, []).append(column)
-    return found
 
 
 def _target(
@@ -179,7 +170,7 @@ def _target(
         app=head.app,
         stage=head.stage,
         since=version,
-        columns=_visible(columns),
+        columns=visible(columns),
         ids=tuple(column.id for column in columns),
         starts=starts,
         ends=ends,

@@ -23,8 +23,7 @@ from ...moments.take.audit_log import record
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore
 from ...store.versions import horizon
 from ...store.versions.horizon import MIN_AGE_MS
-from .inventory import Inventory, do_all, named, note_end, take_inventory
-from .orphans import abandoned, orphans, unnamed_records
+from .inventory import Inventory, do_all, last_commit_ms, named, note_end, take_inventory, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 
@@ -96,11 +95,9 @@ def collect(
     and deletes nothing. Objects that nothing names stay for `margin_ms`: beside an app that runs, `MARGIN_MS` or more.
     What went is noted in the app's log of operations.
 
-    Raises:
-        NotFound: there is no such app.
-        Corruption: a manifest that should be there is missing or not readable; nothing was deleted.
-        Refused: another collection of the app went on at the same time.
-        Unavailable: storage did not answer; the next collection goes on where this one ended.
+    Raises `NotFound` where there is no such app, `Corruption` where a manifest that should be there is missing or not
+    readable, with nothing deleted, `Refused` where another collection of the app went on at the same time, and
+    `Unavailable`: the next collection goes on where this one ended.
     """
     seen = take_inventory(store, app, dry_run=dry_run)
     names: set[str] = set()
@@ -117,7 +114,9 @@ def collect(
         raise
     goes = {stage: _collectable(seen, plan, names, stage, margin_ms) for stage in seen.ssts}
     records = tuple(unnamed_records(seen, margin_ms))
-    writes = tuple(abandoned(seen, margin_ms))
+    old_ms = seen.known.now_ms - margin_ms
+    leftovers = store.leftovers(f"{app}/") if isinstance(store, Leftovers) else ()
+    writes = tuple(each for each in leftovers if each.begun_ms <= old_ms)
     if not dry_run:
         # In this order, and those of one kind in any.
         for infos in (*zip(*goes.values(), strict=True), (records,)):
@@ -152,7 +151,7 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
         return plan
     horizon.propose(store, app, proposal)
     try:
-        final = reachable(seen.again(), retention, seen.read)
+        final = reachable(seen.with_later_snapshots(), retention, seen.read)
         _read_names(seen, names, final, plan)
     except SlackwaterError:
         # Nothing is given up by it, and nobody shall find less because of it.
@@ -165,14 +164,16 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
 def _collectable(
     seen: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
 ) -> tuple[_Infos, _Infos]:
-    """The manifests and the SSTs that go of one stage."""
     versions: _Infos = ()
     if stage in plan.wholes:
         stays = set(plan.versions(stage))
         head = seen.known.stages[stage].head.version
         listed = seen.manifests[stage].items()
         versions = tuple(info for version, info in listed if version <= head and version not in stays)
-    return versions, tuple(orphans(seen, stage, names, margin_ms))
+    old_ms = last_commit_ms(seen, stage) - margin_ms
+    return versions, tuple(
+        info for info in seen.ssts.get(stage, ()) if info.key not in names and info.modified_ms <= old_ms
+    )
 
 
 def _counted(

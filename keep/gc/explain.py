@@ -7,8 +7,7 @@ from ...moments.cut.stored import list_snapshots
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import keys
 from .collect import MARGIN_MS
-from .inventory import Inventory, named, take_inventory
-from .orphans import last_commit_ms, unnamed_records
+from .inventory import Inventory, last_commit_ms, named, take_inventory, unnamed_records
 from .reachable import Reachable, reachable
 from .retention import Retention
 
@@ -55,7 +54,13 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
                 why = tuple(reason.detail for reason in plan.why(stage, version))
                 return Explanation(key, bool(why), why or ("no rule of retention, no snapshot and no stage needs it",))
     if key.startswith(keys.snapshots(app)) and not key.endswith(".json"):
-        return _record(seen, key, margin_ms)
+        users = [snapshot.name for snapshot in list_snapshots(store, app) if key in snapshot.object_keys]
+        if users:
+            return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
+        kept = all(info.key != key for info in unnamed_records(seen, margin_ms))
+        no = "no snapshot names it, and none of its name is under way"
+        yes = "no snapshot names it yet, but one of its name is under way, or was just now"
+        return Explanation(key, kept, (yes if kept else no,))
     what, other = key.removeprefix(f"{app}/"), "it is no object that slackwater writes: collection leaves it alone"
     return Explanation(key, True, (next((why for name, why in _DOCUMENTS.items() if what.startswith(name)), other),))
 
@@ -78,15 +83,6 @@ def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_
         return Explanation(info.key, False, (why,))
     why = f"nothing names it, but the next batch of {stage} may: it has made none since, or only just"
     return Explanation(info.key, True, (why,))
-
-
-def _record(seen: Inventory, key: str, margin_ms: int) -> Explanation:
-    users = [snapshot.name for snapshot in list_snapshots(seen.store, seen.app) if key in snapshot.object_keys]
-    if users:
-        return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
-    if any(info.key == key for info in unnamed_records(seen, margin_ms)):
-        return Explanation(key, False, ("no snapshot names it, and none of its name is under way",))
-    return Explanation(key, True, ("no snapshot names it yet, but one of its name is under way, or was just now",))
 
 
 _DOCUMENTS = {

@@ -231,8 +231,8 @@ def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
 def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Moment]:
     """Keep what a snapshot pins; gives its moment, if all of it is there."""
     known = found.known
-    if known.has_collected(snapshot):
-        return  # its maker is about to give it up
+    if not all(known.last.allows(stage, version) for stage, version in snapshot.stages.items()):
+        return  # it pins what was collected, or was to be, before: its maker is about to give it up
     there = {stage: version for stage, version in snapshot.stages.items() if known.exists(stage, version)}
     reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or its records in flight and lineage need it")
     if snapshot.kind == "clone":

@@ -90,7 +90,3 @@ class Known:
         if version >= self.stages[stage].first:
             return True
         return stage in self.last.first and self.last.allows(stage, version)
-
-    def has_collected(self, snapshot: Snapshot) -> bool:
-        """Whether a version that the snapshot pins was collected, or was to be, before it was pinned."""
-        return not all(self.last.allows(stage, version) for stage, version in snapshot.stages.items())

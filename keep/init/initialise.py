@@ -20,7 +20,7 @@ from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
 from ...store.versions.manifest import AppInfo, Manifest, Output, Table
 from ..clone.first_versions import check_finished
-from .load import Loaded, OnProgress, discard, load
+from .load import OnProgress, discard, load
 from .source import Source
 
 Channels = Callable[[], Mapping[str, Output]]
@@ -60,10 +60,9 @@ def initialise(
     identity, which is written if there is none; None for one that says nothing more. `channels` is called when all rows
     are there. With `dry_run`, everything is checked and nothing is changed.
 
-    Raises:
-        Refused: the stage has versions that are not this very one, the app is an unfinished clone or is being removed,
-            or the rows are not the table's (`load`). Nothing was changed.
-        Unavailable: storage or Kafka did not answer; the same call again finishes it.
+    Raises `Refused` where the stage has versions that are not this very one, the app is an unfinished clone or is being
+    removed, or the rows are not the table's (`load`), with nothing changed, and `Unavailable`: the same call again
+    finishes it.
     """
     table = _table(first)
     check_free(store, first.app, first.stage)
@@ -77,8 +76,24 @@ def initialise(
         raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
     latest_ms = clock_ms if loaded.latest_ms is None else max(clock_ms, loaded.latest_ms)
     first = replace(first, ssts=tuple(loaded.ssts), clock_ms=latest_ms)
+
+    def none_came_first(head: Manifest) -> bool:
+        raise _taken(head.app, head.stage, lost_to(head, 1).message)
+
     if not dry_run:
-        first = _commit(store, first, loaded, info, channels, began_ms)
+        try:
+            # From its identity on an app is there for everybody.
+            found = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
+            if info is not None and found.starts != info.starts:
+                raise begun_elsewhere(found)
+            now_ms = instants.now_ms()
+            made = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
+            change = Amendment("init", lambda _draft: made, requires=none_came_first)
+            first = amend(store, names, change, by=made.by, now_ms=now_ms, writer=made.writer).manifest
+        except Refused:
+            # Not so when nobody knows whether it was committed.
+            discard(store, loaded.ssts)
+            raise
         _record(store, first)
     return _done(first, already=False)
 
@@ -86,30 +101,6 @@ def initialise(
 def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
     """Whether an init has made the app and broke off before the rows were committed. One request, or none."""
     return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)
-
-
-def _commit(
-    store: ObjectStore, first: Manifest, loaded: Loaded, info: AppInfo | None, channels: Channels, began_ms: int
-) -> Manifest:
-    """Make the app, its channels, and then the version."""
-    names = first.app, first.stage
-    try:
-        # From its identity on an app is there for everybody.
-        found = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
-        if info is not None and found.starts != info.starts:
-            raise begun_elsewhere(found)
-        now_ms = instants.now_ms()
-        first = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
-        change = Amendment("init", lambda _draft: first, requires=_none_came_first)
-        return amend(store, names, change, by=first.by, now_ms=now_ms, writer=first.writer).manifest
-    except Refused:
-        # Not so when nobody knows whether it was committed.
-        discard(store, loaded.ssts)
-        raise
-
-
-def _none_came_first(head: Manifest) -> bool:
-    raise _taken(head.app, head.stage, lost_to(head, 1).message)
 
 
 def check_free(store: ObjectStore, app: str, stage: str) -> None:

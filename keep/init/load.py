@@ -111,11 +111,8 @@ def load(
     (`MEMORY`). One put for each SST; none where `store` is None. A time to live counts from `clock_ms`; `on_progress`
     is told after each batch and each SST.
 
-    Raises:
-        Refused: the source cannot be read or does not fit the table, a key is null, or rows have the same key. What was
-            put is deleted then.
-        SlackwaterError: the rows cannot be sorted for want of room.
-        Unavailable: storage did not answer.
+    Raises `Refused` where the source cannot be read or does not fit the table, a key is null, or rows have the same
+    key, `SlackwaterError` where the rows cannot be sorted for want of room, and `Unavailable`. What was put is deleted.
     """
     loading = _Loading(store, names, table, clock_ms, str(source), on_progress)
     try:
@@ -191,18 +188,15 @@ class _Loading:
         self.bytes += num_bytes
         self.on_progress(self.done)
 
-    def _slots(self) -> int:
-        """Equal ranges of all hashes: state partitions, each in so many parts that an SST of one is not too large."""
-        partitions, size = self.table.partitions, self.table.compaction.target_file_bytes
-        return partitions << max(0, ceil(log2(max(1, self.bytes / (partitions * size)))))
-
     def _by_slot(self, rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         """Rows that come by hash, cut where slots end: of each slot that has rows, its state partition and them."""
         partitions, slots, current = self.table.partitions, 0, -1
         waiting: list[pa.RecordBatch] = []
         for batch in rows:
-            # All rows were read when the first of them come.
-            slots = slots or self._slots()
+            # All rows were read when the first of them come. Slots are equal ranges of all hashes: state partitions,
+            # each in so many parts that an SST of one is not too large.
+            size = partitions * self.table.compaction.target_file_bytes
+            slots = slots or partitions << max(0, ceil(log2(max(1, self.bytes / size))))
             numbers = partition_of(batch.column(HASH).to_numpy(), slots)
             ends = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
             for start, end in pairwise((0, *ends, batch.num_rows)):

@@ -88,10 +88,8 @@ def remove_app(
     damaged then. `outside` removes what it has in Kafka; it may raise, and is called again by the next call then.
     `on_wait` gets a line about what is waited for, and `pause` waits so many seconds.
 
-    Raises:
-        NotFound: there is no such app, and never was as far as one can tell; the nearest names are told.
-        Refused: a clone needs it, or may; or a runner holds it. Nothing was deleted.
-        Unavailable: storage or Kafka did not answer; the same call again goes on.
+    Raises `NotFound` where there is no such app, and never was as far as one can tell, `Refused` where a clone needs
+    it, or may, or a runner holds it (nothing was deleted then), and `Unavailable`: the same call again goes on.
     """
     keys.check_name("app", app)
     begun = notes.find(store, keys.removing(app), Removal)
@@ -106,8 +104,22 @@ def remove_app(
     whole = exists(store, keys.app_info(app))
     heads = {} if begun else heads_of(store, app, history.list_stages(store, app))
     if whole or begun is None:
-        _check(store, app, heads, now_ms, fence=fence, force=force)
-    removal = begun or _removal(app, heads, by)
+        if not force:
+            check_unused(store, app)
+        for stage, head in heads.items():
+            age_s = (now_ms - head.time_ms) // 1_000
+            if not fence and head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
+                raise Refused(
+                    f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
+                    hint="stop it first, or say --fence: then it stops within seconds",
+                )
+    removal = begun
+    if removal is None:
+        topics = {output.topic for head in heads.values() for output in head.outputs.values()}
+        topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
+        ulid = ULID()
+        stages = tuple(sorted(heads))
+        removal = Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)))
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
@@ -134,29 +146,14 @@ def remove_app(
     store.delete(keys.app_info(app))
     outside(removal)
     for infos in _in_order(store, app, removal):
-        _delete(store, removal, infos)
+        for begin in range(0, len(infos), _BATCH):
+            # Somebody else may have ended this, and the name may be a new app's by now.
+            if notes.find(store, keys.removing(app), Removal) != removal:
+                break
+            do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
     notes.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
     return Removed(removal, contents, False)
-
-
-def _check(store: ObjectStore, app: str, heads: dict[str, Manifest], now_ms: int, *, fence: bool, force: bool) -> None:
-    if not force:
-        check_unused(store, app)
-    for stage, head in heads.items():
-        age_s = (now_ms - head.time_ms) // 1_000
-        if not fence and head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
-            raise Refused(
-                f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
-                hint="stop it first, or say --fence: then it stops within seconds",
-            )
-
-
-def _removal(app: str, heads: dict[str, Manifest], by: str) -> Removal:
-    topics = {output.topic for head in heads.values() for output in head.outputs.values()}
-    topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
-    ulid = ULID()
-    return Removal(str(ulid), app, ulid.milliseconds, by, tuple(sorted(heads)), tuple(sorted(topics)))
 
 
 def _let_settle(
@@ -209,11 +206,3 @@ def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[Obje
         is_snapshot = info.key.startswith((keys.snapshots(app), keys.requests(app)))
         groups[0 if is_snapshot else 2 if info.key in last else 1].append(info)
     return groups
-
-
-def _delete(store: ObjectStore, removal: Removal, infos: list[ObjectInfo]) -> None:
-    for begin in range(0, len(infos), _BATCH):
-        # Somebody else may have ended this, and the name may be a new app's by now.
-        if notes.find(store, keys.removing(removal.app), Removal) != removal:
-            return
-        do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])

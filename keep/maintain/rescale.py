@@ -50,12 +50,9 @@ def rescale(
     checks all the same. When the table has that number already, nothing but the entry, where whoever gave it the number
     died before.
 
-    Raises:
-        Usage: no table can have so many, or so few.
-        NotFound: there is no such app or stage; the nearest names are told.
-        Refused: the stage keeps no table, or is retired.
-        CommitConflict: others kept winning the race for the next version.
-        Unavailable: storage did not answer; the rescale may have been committed.
+    Raises `Usage` where no table can have so many, or so few, `NotFound` where there is no such app or stage, `Refused`
+    where the stage keeps no table, or is retired, `CommitConflict` where others kept winning the race for the next
+    version, and `Unavailable`: the rescale may have been committed then.
     """
     partitions = whole(f"the number of state partitions of {app}/{stage}", partitions, 1, MAX_PARTITIONS)
     stages_of(store, app, stage)

@@ -51,11 +51,9 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
 
     `by`, user@host, is for the manifest and the app's log; `dry_run` checks everything and commits nothing.
 
-    Raises:
-        NotFound: there is no such app or stage; the nearest names are told.
-        Refused: a stage that is not retired reads what this one writes, or rows for its sinks are not published yet.
-        CommitConflict: others kept winning the race for the next version.
-        Unavailable: storage did not answer; the same call again finishes it.
+    Raises `NotFound` where there is no such app or stage, `Refused` where a stage that is not retired reads what this
+    one writes, or rows for its sinks are not published yet, `CommitConflict` where others kept winning the race for the
+    next version, and `Unavailable`: the same call again finishes it.
     """
     heads = heads_of(store, app, stages_of(store, app))
     if stage not in heads:

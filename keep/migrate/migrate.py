@@ -23,7 +23,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input, Ttl
 from ...store.versions.migrations import MIGRATIONS, Migration
-from .migration import finish, is_through, prepare
+from .migration import finish, is_through
 from .plan import Plan, StageChange, plan
 
 PREFIX = "before-migration-"
@@ -94,10 +94,8 @@ def migrate(
     `starts` says where stages begin to read what is new to them, by stage and declared name (`Plan.unread`); `by` is
     user@host. The `reader` keeps the records in flight with the snapshot; with None, Kafka has them as long as it does.
 
-    Raises:
-        Refused: somebody else migrates the app at this moment, or a snapshot is under way that stages with other inputs
-            or names could not answer. Nothing was changed.
-        Unavailable: storage or Kafka did not answer; the next call finishes what was begun.
+    Raises `Refused` where somebody else migrates the app at this moment, or a snapshot is under way that stages with
+    other inputs or names could not answer (nothing was changed then), and `Unavailable`: the next call finishes it.
     """
     if not found.changes:
         return Migrated(found, 0, "", {})
@@ -116,20 +114,22 @@ def migrate(
     name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
     snapshot = pin(store, cut, name, by=by, reader=reader)
     migration = Migration(found.app, number, str(ULID()), by, now_ms, snapshot.name, steps)
-    try:
-        prepare(store, migration)
-    except Refused:
+    # Put where there is none of its number: from here on it will be done.
+    decided = MIGRATIONS.add(store, migration)
+    if decided.id != migration.id:
         # Of the same moment, who was first may have the same one.
-        first = MIGRATIONS.newest(store, found.app)
-        if first is None or first.snapshot != snapshot.name:
+        if decided.snapshot != snapshot.name:
             remove(store, found.app, snapshot.name)
-        raise
+        raise Refused(
+            f"app {found.app!r} was migrated at the same moment, by {decided.by}: this one was not done",
+            hint="look at what that did (`slackwater log`), and migrate what is left to change",
+        )
     versions = finish(store, migration, now_ms=now_ms)
-    told = ", ".join(
+    said = ", ".join(
         f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
         for each in found.changes
     )
-    record(store, found.app, "migrate", f"{number}: {told}; before it {found.app}@{snapshot.name}", by)
+    record(store, found.app, "migrate", f"{number}: {said}; before it {found.app}@{snapshot.name}", by)
     return Migrated(found, number, snapshot.name, versions)
 
 
@@ -148,7 +148,13 @@ def lines(change: StageChange) -> Iterator[str]:
         yield "new: begins with the next run"
     yield from map(of_column, change.columns)
     if change.due is not None:
-        yield _due(*change.due)
+        before, after = change.due
+        if not before:
+            yield f"+ {after}: rows fall due from here on; those from before once they are written again"
+        elif not after:
+            yield f"- {before}: rows fall due no more"
+        else:
+            yield f"~ {after}, until now {before}; rows from before fall due at the times that they have"
     elif change.others:
         yield "its columns are declared in another order or in other words; rows stay as they are"
     if change.ttl is not None:
@@ -174,14 +180,6 @@ def of_column(change: ColumnChange) -> str:
             return f"~ {change.before} is called {change.column}"
         case "widened":
             return f"~ {change.column} is {change.type}, until now {change.before}"
-
-
-def _due(before: str, after: str) -> str:
-    if not before:
-        return f"+ {after}: rows fall due from here on; those from before once they are written again"
-    if not after:
-        return f"- {before}: rows fall due no more"
-    return f"~ {after}, until now {before}; rows from before fall due at the times that they have"
 
 
 def _span(ttl: Ttl | None) -> str:

@@ -26,25 +26,9 @@ from ...store.sst import ttl
 from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.manifest import EventTime, Former, Input, Manifest, Output, Table
+from ...store.versions.manifest import Former, Input, Manifest, Output
 from ...store.versions.migrations import MIGRATIONS, Migration, Step
-from .plan import Plan
-from .stage_names import readers
-
-
-def prepare(store: ObjectStore, migration: Migration) -> None:
-    """Decide that a migration is done: one put, where there is none of its number.
-
-    Raises:
-        Refused: somebody else migrates the app at this moment.
-        Unavailable: storage did not answer; it may be decided.
-    """
-    decided = MIGRATIONS.add(store, migration)
-    if decided.id != migration.id:
-        raise Refused(
-            f"app {migration.app!r} was migrated at the same moment, by {decided.by}: this one was not done",
-            hint="look at what that did (`slackwater log`), and migrate what is left to change",
-        )
+from .plan import Plan, readers
 
 
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
@@ -54,11 +38,9 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     stage that is retired is read by none that has not gone through it. At last, snapshots are withdrawn that were asked
     for before it was done and that stages cannot answer any more; no stage answers before that under another name.
 
-    Returns the version of each stage that this call committed, and none of those that were there.
-
-    Raises:
-        CommitConflict: others kept winning the race for the next version of a stage.
-        Unavailable: storage did not answer; the same call again goes on.
+    Returns the version of each stage that this call committed, and none of those that were there. Raises
+    `CommitConflict` where others kept winning the race for the next version of a stage, and `Unavailable`: the same
+    call again goes on.
     """
     # Also stages that began while it was decided: they name it with nothing else changed.
     heads = heads_of(store, migration.app, history.list_stages(store, migration.app))
@@ -136,22 +118,15 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
         each if each.id in had or not each.id else replace(each, since=draft.version) for each in step.table.values
     )
     table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
-    return replace(
-        changed,
-        table=table,
-        clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
-        event_time=_event_time(draft.event_time, draft.table, table),
-    )
-
-
-def _event_time(known: EventTime | None, before: Table, after: Table) -> EventTime | None:
-    """What a version says of event time under another table: where no row falls due any more, none is waited for."""
-    due_before, due_after = (any(column.name == DUE for column in table.values) for table in (before, after))
-    if known is None or not due_before:
-        return known
-    if due_after:
-        return replace(known, by_clock=kind_of(after.state).due_by == "clock")
-    return replace(known, next_due_ms=None, by_clock=False)
+    event_time = draft.event_time
+    due_before, due_after = (any(column.name == DUE for column in each.values) for each in (draft.table, table))
+    if event_time is not None and due_before:
+        by_clock = due_after and kind_of(table.state).due_by == "clock"
+        # Where no row falls due any more, none is waited for.
+        next_ms = event_time.next_due_ms if due_after else None
+        event_time = replace(event_time, next_due_ms=next_ms, by_clock=by_clock)
+    clock_ms = ttl.first_clock_ms(draft.table, table, draft.clock_ms)
+    return replace(changed, table=table, clock_ms=clock_ms, event_time=event_time)
 
 
 def _rename(

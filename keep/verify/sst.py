@@ -49,16 +49,15 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Che
             if info.key >= names[-1]:
                 break
         for key in names:
-            fault = _unlike(found[key], expected[key]) if key in found else _asked(store, key, expected[key])
+            if key not in found:
+                fault = _wrong_size(store, key, expected[key])
+            else:
+                fault = "" if found[key] == expected[key] else f"has {found[key]} bytes; expected {expected[key]}"
             yield Checked("objects", key, (f"object {key} {fault}",) if fault else ())
 
 
-def _unlike(found: int, expected: int) -> str:
-    return "" if found == expected else f"has {found} bytes; expected {expected}"
-
-
-def _asked(store: ObjectStore, key: str, expected: int) -> str:
-    """As `_unlike`, by reading the last byte and the one that must not follow it."""
+def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
+    """What is wrong with an object's size, by reading the last byte and the one that must not follow it."""
     try:
         last = store.get_range(key, max(0, expected - 1), 2)
     except ObjectNotFound:
@@ -101,8 +100,7 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
     faults: list[str] = []
     with noted(wrong):
         data = fetch(store, sst)
-        faults += _footer_faults(data, sst)
-        faults += _filter_faults(data, sst, table)
+        faults += _index_faults(data, sst, table)
         faults += row_faults(_rows(data, sst, table), sst, [column.name for column in table.key])
         counts = frozenset(partitions)
         if not placed(sst, counts):
@@ -113,7 +111,6 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
 
 
 def _rows(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
-    """The rows as the table has them. Raises `Corruption`."""
     for stored in decode(data, sst, table):
         how = check_shape(sst, table, stored.schema, sst.rows)
         yield stored if how is None else how.read(stored, how.schema.names)
@@ -128,18 +125,13 @@ def placed(sst: Sst, partitions: frozenset[int]) -> bool:
     return not partitions or any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
 
 
-def _footer_faults(data: bytes, sst: Sst) -> Iterator[str]:
-    """Whether what look-ups read first is where the manifest says."""
+def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
+    """Whether what look-ups read first, footer and filters, is where the manifest says, and leads to every row."""
     if not 0 < sst.footer_bytes <= len(data):
         yield f"its footer has {sst.footer_bytes} bytes; expected 1 to {len(data)}"
-    elif (found := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
-        yield f"its footer of {sst.footer_bytes} bytes has checksum {found}; expected {sst.footer_checksum}"
-
-
-def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
-    """Whether what look-ups read next is where the manifest says, and leads to every row."""
-    if not 0 < sst.footer_bytes <= len(data):
         return
+    if (found := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
+        yield f"its footer of {sst.footer_bytes} bytes has checksum {found}; expected {sst.footer_checksum}"
     try:
         footer = decode_footer(data, sst, table)
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -170,7 +162,6 @@ def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
 class _Rule(NamedTuple):
     """What must hold for rows: where it does not, and what is found and expected there."""
 
-    name: str
     broken: npt.NDArray[np.bool_]
     says: str
     """With `{}` for each of `values`."""
@@ -186,8 +177,8 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         for rule in (*_value_rules(rows, sst, key), *_order_rules(last, rows, key)):
-            if rule.name not in said and rule.broken.any():
-                said.add(rule.name)
+            if rule.says not in said and rule.broken.any():
+                said.add(rule.says)
                 number = int(np.argmax(rule.broken))
                 (named,) = python_rows(rows.select(key).slice(number, 1))
                 what = rule.says.format(*(values[number] for values in rule.values))
@@ -222,15 +213,15 @@ def _wider(known: tuple[int, int] | None, values: npt.NDArray[np.integer]) -> tu
 def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule]:
     hashes, seqs, ops = (rows[name].to_numpy() for name in (HASH, SEQ, OP))
     right = hash_keys(rows, key)
-    yield _Rule("hash", hashes != right, "has _hash {}; its key hashes to {}", (hashes, right))
+    yield _Rule(hashes != right, "has _hash {}; its key hashes to {}", (hashes, right))
     outside = (hashes < sst.hash_min) | (hashes > sst.hash_max)
-    yield _Rule("range", outside, f"has _hash {{}}; expected {sst.hash_min} to {sst.hash_max}", (hashes,))
+    yield _Rule(outside, f"has _hash {{}}; expected {sst.hash_min} to {sst.hash_max}", (hashes,))
     outside = (seqs < sst.seq_min) | (seqs > sst.seq_max)
-    yield _Rule("seq", outside, f"has _seq {{}}; expected {sst.seq_min} to {sst.seq_max}", (seqs,))
+    yield _Rule(outside, f"has _seq {{}}; expected {sst.seq_min} to {sst.seq_max}", (seqs,))
     before = rows[PREV].fill_null(0).to_numpy()
     wrong = (before < 0) | (before >= seqs)
-    yield _Rule("prev", wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
-    yield _Rule("op", ~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
+    yield _Rule(wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
+    yield _Rule(~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
 
 
 def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> Iterator[_Rule]:
@@ -240,5 +231,5 @@ def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> I
     skip = joined.num_rows - rows.num_rows
     repeated = np.zeros(len(order), np.bool_)
     repeated[order[repeats]] = True
-    yield _Rule("order", (order != np.arange(len(order)))[skip:], "is not in the order of (_hash, key)")
-    yield _Rule("once", repeated[skip:], "is there twice")
+    yield _Rule((order != np.arange(len(order)))[skip:], "is not in the order of (_hash, key)")
+    yield _Rule(repeated[skip:], "is there twice")

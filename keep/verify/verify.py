@@ -21,9 +21,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys
 from ...store.versions.aside import all_ssts, beside, tables_of
 from ...store.versions.manifest import Manifest
-from .captured import Recount, captured_channels, channel_states, check_captured, recount
+from .captured import Rereader, channel_states, check_captured, check_markers, markers_of, recount, reread_markers
 from .ledger import Entry, balance, entries
-from .markers import Rereader, check_markers, markers_of, reread_markers
 from .report import Checked, Difference, Tally, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
 from .version_chain import last_step, whole_history
@@ -112,12 +111,13 @@ def verify(
     reader = _Patient(reader) if reader is not None else None
     found: list[Checked] = []
     not_reread: list[str] = []
-    recounts: dict[tuple[str, str], Recount] = {}
+    recounts: dict[tuple[str, str], tuple[int, ...] | None] = {}
     cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, found)
+    kept = {(each.channel, each.receiver): each for each in snapshot.channels} if snapshot is not None else {}
     states = channel_states(counting, cut)
     found += _check_positions(counting, cut)
     if snapshot is not None:
-        found += check_captured(snapshot, states)
+        found += check_captured(snapshot, kept, states)
     if snapshot is not None and snapshot.kind == "markers":
         found += check_markers(snapshot, cut)
         if deep:
@@ -125,15 +125,15 @@ def verify(
     found += map(check_entries, (each for manifest in cut.stages.values() for each in (manifest, *beside(manifest))))
     if deep:
         found += _reread_stages(counting, cut, on_progress)
-        for place, captured in captured_channels(snapshot).items():
+        for place, captured in kept.items():
             on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
             markers = markers_of(snapshot, cut, captured.channel, captured.sender)
-            recounts[place] = recount(counting, captured, markers)
-            found += recounts[place].checked
+            recounts[place], checked = recount(counting, captured, markers)
+            found += checked
     else:
         found += (one for manifest in cut.stages.values() for one in last_step(counting, manifest))
         found += _check_sizes(counting, cut, snapshot)
-    books = tuple(entries(cut, states, captured_channels(snapshot), recounts, reader, deep=deep))
+    books = tuple(entries(cut, states, kept, recounts, reader, deep=deep))
     found += map(balance, books)
     not_reread += (
         f"records in flight on {each.channel} to {each.receiver} were not re-read: {each.in_flight.not_reread}"
@@ -178,14 +178,12 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[
             cut = cut_at(store, at)
             stages, thinned = {**cut.stages}, cut.thinned
         for stage, version in sorted(versions.items()):
-            key, wrong = keys.manifest(at.app, stage, version), ""
             try:
                 stages[stage] = history.read(store, at.app, stage, version)
-            except Corruption as error:
-                wrong = as_sentence(error)
-            except NotFound as error:
-                wrong = f"{key} is missing: {error.message}"
-            if wrong:
+            except (Corruption, NotFound) as error:
+                key = keys.manifest(at.app, stage, version)
+                missing = isinstance(error, NotFound)
+                wrong = f"{key} is missing: {error.message}" if missing else as_sentence(error)
                 found.append(Checked("versions", key, (wrong,)))
     except Corruption as error:
         found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
@@ -208,10 +206,8 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
         if output is not None:
             at = f"{channel.receiver}@v{cut.stages[channel.receiver].version}"
             ended = f"{channel.sender}@v{channel.input.version}"
-            for what, here, there in (
-                ("offsets", channel.input.offsets, output.ends),
-                ("counts", channel.input.passed, output.sent),
-            ):
+            offsets = ("offsets", channel.input.offsets, output.ends)
+            for what, here, there in (offsets, ("counts", channel.input.passed, output.sent)):
                 if here != there:
                     wrong.append(f"{at} stands on {channel.name!r} at {what} {here}; {ended} ended at {there}")
         yield Checked("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
@@ -219,14 +215,14 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
 
 def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[Checked]:
     for stage, manifest in sorted(cut.stages.items()):
-        past = whole_history(store, cut.app, stage, on_progress)
-        yield past.checked
+        checked, first, partitions = whole_history(store, cut.app, stage, on_progress)
+        yield checked
         for name, at in tables_of(manifest).items():
             assert at.table is not None  # noqa: S101  what tables_of gives
             for number, sst in enumerate(at.ssts, 1):
                 on_progress(f"{name}: SST {number} of {len(at.ssts)}")
                 # Of what was written before the kept history, or came with a clone, nobody knows.
-                known = past.partitions if name == stage and 0 < past.first <= sst.seq_max else frozenset()
+                known = partitions if name == stage and 0 < first <= sst.seq_max else frozenset()
                 yield from reread_sst(store, sst, at.table, known)
 
 

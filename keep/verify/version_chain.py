@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import TypeVar
 
@@ -19,17 +18,6 @@ _RESTARTS = frozenset({"claim", "rescale", "migration"})
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """What is kept of one stage's history."""
-
-    checked: Checked
-    first: int
-    """The version from which on it is whole; 0 when there is none."""
-    partitions: frozenset[int]
-    """Every number of state partitions that it had from there on."""
-
-
 def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
     """Whether a version follows from the one before, if that is kept. At most two requests."""
     wrong: list[str] = []
@@ -42,10 +30,13 @@ def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
         yield Checked("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
 
 
-def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]) -> History:
-    """Every kept version of a stage, and whether each follows from the one before. One request for each.
+def whole_history(
+    store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]
+) -> tuple[Checked, int, frozenset[int]]:
+    """Whether each kept version of a stage follows from the one before. One request each. Raises only `Unavailable`.
 
-    Raises only `Unavailable`.
+    With it, the version from which on the history is whole, 0 when there is none, and every number of state partitions
+    that the stage had from there on.
     """
     wrong: list[str] = []
     partitions = set()
@@ -62,7 +53,7 @@ def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callabl
         earlier = manifest
         if number % 100 == 0:
             on_progress(f"history of {stage}: v{version} of v{versions[-1]}")
-    return History(Checked("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions))
+    return Checked("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions)
 
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
@@ -119,7 +110,6 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
 
 
 def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
-    """What is wrong of the numbers and clocks of a version, by those of the one before it."""
     if later.version != earlier.version + 1:
         yield f"follows v{earlier.version}"
     if later.time_ms <= earlier.time_ms:
@@ -130,14 +120,15 @@ def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
     if later.kind == "batch" and not newest < later.row_seq <= later.version:
         yield f"wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
-    if later.clock_ms < earlier.clock_ms and earlier.table is not None and earlier.table.ttl is not None:
-        yield f"has the clock {later.clock_ms} ms; expected {earlier.clock_ms}, that of the one before, or more"
-    old, new = earlier.watermark_ms, later.watermark_ms
-    if old is not None and (new is None or new < old):
-        yield f"has the watermark {new} ms; expected {old}, that of the one before, or more"
-    was, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
-    if was is not None and (due is None or due < was):
-        yield f"says that rows fell due up to {due} ms; expected {was}, that of the one before, or more"
+    clock_ms = earlier.clock_ms if earlier.table is not None and earlier.table.ttl is not None else None
+    was_due, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
+    for what, old, new in (
+        ("has the clock", clock_ms, later.clock_ms),
+        ("has the watermark", earlier.watermark_ms, later.watermark_ms),
+        ("says that rows fell due up to", was_due, due),
+    ):
+        if old is not None and (new is None or new < old):
+            yield f"{what} {new} ms; expected {old}, that of the one before, or more"
 
 
 def _by_name(
@@ -149,7 +140,6 @@ def _by_name(
     *,
     may_go: bool,
 ) -> Iterator[str]:
-    """What is wrong of inputs, channels or sinks, each beside what it was in the version before."""
     for name in sorted(had):
         if name in has:
             yield from (f"{at}, {what} {name!r}: {each}" for each in compare(name, had[name], has[name]))

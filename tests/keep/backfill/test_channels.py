@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.fold.fits import Declared, DeclaredStage
-from slackwater.keep.backfill import channels
-from slackwater.keep.backfill.channels import Channel, channel, is_told, left_in, tell
+from slackwater.keep.backfill import windows as channels
 from slackwater.keep.backfill.targets import backfillable
+from slackwater.keep.backfill.windows import Channel, channel, is_told, left_in, tell
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit, history, keys

@@ -2,8 +2,8 @@
 
 import slackwater as sw
 from pyspark.sql import DataFrame
-from slackwater.keep.backfill.channels import Channel
 from slackwater.keep.backfill.targets import Target
+from slackwater.keep.backfill.windows import Channel
 from slackwater.pipeline.migrate.scratch import scratch_program
 from slackwater.store.versions.manifest import Input
 
