@@ -11,8 +11,7 @@ from ..errors import Refused, Unavailable, Usage
 from ..keep.clone.clone import ClonePlan
 from ..keep.clone.clone import clone as make_clone
 from ..keep.clone.first_versions import has_run
-from ..keep.gc.collect import MARGIN_MS, collect
-from ..keep.gc.explain import explain
+from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.removal import Removal, remove_app
 from ..keep.maintain.rescale import rescale

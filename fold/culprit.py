@@ -36,7 +36,15 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
     never more than 2 * `most` at once; each item that fails only with others takes log2(count) + 2 more.
     """
     items = np.arange(count, dtype=np.int64)
-    alone = _alone(items, fails, most)
+    # Those that fail by themselves: all groups that fail are halved, and their halves are tried at once.
+    alone: list[int] = []
+    failing = [items]
+    while failing:
+        alone += [int(group[0]) for group in failing if group.size == 1]
+        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
+        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
+        if len(alone) + len(failing) > most:
+            raise TooMany([*alone, *(int(group[-1]) for group in failing)])
     rest = np.setdiff1d(items, alone)
     together: list[int] = []
     while rest.size and fails([rest])[0]:
@@ -53,19 +61,6 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
             together.remove(item)
             rest = more
     return tuple(sorted([*alone, *together]))
-
-
-def _alone(items: Items, fails: Fails, most: int) -> list[int]:
-    """Those that fail by themselves: all groups that fail are halved, and their halves are tried at once."""
-    found: list[int] = []
-    failing = [items]
-    while failing:
-        found += [int(group[0]) for group in failing if group.size == 1]
-        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
-        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
-        if len(found) + len(failing) > most:
-            raise TooMany([*found, *(int(group[-1]) for group in failing)])
-    return found
 
 
 def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:

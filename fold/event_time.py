@@ -6,8 +6,7 @@ falls, and all are in the manifest: a restart, a clone and a replay go on from t
 
 A row is late, as Spark has it for `groupBy(window)` and for joins, when its window had ended, or its own time had
 passed, by the watermark that the version before left. And version N + 1 lets those rows fall due whose time lies after
-what N says (`EventTime.due_ms`) and up to the watermark that N left; by the clock, up to the batch's own. So what is
-late and what falls due follows from versions alone.
+what N says (`EventTime.due_ms`) and up to the watermark that N left; by the clock, up to the batch's own.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Watermark:
     delay_ms: int
     """How much later than the newest rows others may come."""
     inputs: tuple[str, ...]
-    """Those whose rows these are."""
     part: int | None = None
     """The number of the DataFrame whose rows alone count, where others have the column, too; None elsewhere."""
 
@@ -62,7 +60,6 @@ class Times:
     """What a task looks for."""
 
     watermarks: tuple[Watermark, ...] = ()
-    """Those that its rows may move."""
     bound_ms: int = 0
     """What is later is too far ahead of the clock."""
 
@@ -176,7 +173,6 @@ class TimeRules:
     """How a stage keeps event time."""
 
     watermarks: Sequence[Watermark] = ()
-    """Those of its own."""
     timed: Collection[str] = ()
     """The inputs that have one, so or from the stage that writes them."""
     due_by: DueBy | None = None

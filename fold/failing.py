@@ -35,7 +35,6 @@ class StateFailure(msgspec.Struct, frozen=True):
     """What a task says of a state's function that failed in it."""
 
     why: Failure
-    """Its error."""
     keys: tuple[int, ...] = ()
     """The `_hash` of keys for which it fails."""
     records: dict[int, Failure] = {}

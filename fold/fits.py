@@ -68,7 +68,6 @@ class TableFit:
     table: Table | None = None
     """As it is from then on; None where the stage keeps none."""
     columns: tuple[ColumnChange, ...] = ()
-    """What becomes of its columns, as users see it."""
     others: bool = False
     """Whether the order of its columns, or how it is declared, is another, and nothing else of it is."""
     refused: Refused | None = None
@@ -104,7 +103,6 @@ class InputsFit(NamedTuple):
     new: tuple[str, ...]
     """What it reads from then on, and did not before."""
     gone: tuple[str, ...]
-    """What it reads no more."""
     writers: Mapping[str, tuple[str, str]]
     """Of those that another stage writes now, or nobody of the app, that stage before and now."""
 

@@ -38,7 +38,6 @@ class Result(msgspec.Struct, frozen=True):
     sent: dict[str, dict[int, SentTo]] = {}
     """What this attempt wrote, by channel and Kafka partition."""
     stats: Stats = Stats()
-    """What it took of the store."""
     ranged: tuple[str, ...] = ()
     """SST objects of which the worker reads byte ranges, as its machine does not have them."""
     event_ms: int | None = None

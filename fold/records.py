@@ -21,7 +21,6 @@ class Sent:
     attempts: dict[str, int]
     """The task attempts whose messages count, each with its version."""
     rows: int
-    """How many rows these sent."""
 
 
 def sent(channel: str, versions: Iterable[Manifest]) -> Sent:

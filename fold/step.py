@@ -45,9 +45,7 @@ class Step:
     """What decides what a batch makes of rows."""
 
     table: Table
-    """The table's columns."""
     state: Bound
-    """How rows are merged."""
     seq: int
     """`_seq` of the rows that are made."""
     clock_ms: int

@@ -3,5 +3,3 @@
 It uses `moments` and what is below that. Not here: Spark and Kafka, which come in through small Protocols
 (`clone.first_versions.Channels`, `verify.captured.Rereader`), or what a batch means (`fold`).
 """
-
-__all__ = ["backfill", "clone", "gc", "init", "maintain", "migrate", "rejected", "verify"]

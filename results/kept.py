@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from .. import instants
-from ..keep.gc.collect import Collected
-from ..keep.gc.explain import Explanation
+from ..keep.gc.collect import Collected, Explanation
 from ..keep.maintain.compact import Compacted, Merge
 from ..keep.maintain.removal import Removed
 from ..keep.maintain.rescale import Rescaled

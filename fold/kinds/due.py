@@ -26,7 +26,6 @@ class Final(Kind, frozen=True, tag="final"):
     """A state over windows that emits each row once, when the watermark has passed the end of its window."""
 
     state: Any
-    """The kind that is kept."""
     once: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -80,7 +79,6 @@ class BoundDue(Bound):
     """A state that stores in `_due_at` when each row falls due; called without records, it gets rows that do."""
 
     inner: Bound
-    """What makes the other columns."""
     column: str
     """The value column with the time; of a `final` one, the key column with the window."""
     due_by: DueBy

@@ -1,4 +1,7 @@
-"""State as a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`."""
+"""State as a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`.
+
+The table keeps rows of each side that wait for the other side's; which of them meet is found by key and time at once.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,24 @@ from functools import reduce
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...durations import format_ms, parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
+from ...store.sst.hashing import digests
 from ...store.sst.types import DUE
 from ...store.versions.limits import MAX_TTL_MS
 from .. import multi_input
 from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, input_of
-from .waiting import Numbers, Waiting, by_key, gathered, pairs
 
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+_FAR_US = 1 << 61
+"""Times beyond are as late as this: what is added to a time fits."""
 How: TypeAlias = Literal["inner", "left"]
 _MATCHED = "_matched"
 """Of a left outer join, for each row that waits on the left whether it has met one."""
@@ -114,9 +123,7 @@ class Side:
     """One of the two streams."""
 
     name: str
-    """Of the input."""
     part: int
-    """Which of the function's DataFrames it is."""
     columns: pa.Schema
     """Its columns but for the key."""
     time: str
@@ -144,6 +151,100 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Rows of one side, by key and time; of the same time, those that were stored come first."""
+
+    rows: pa.Table
+    """Their columns, in an order of their own."""
+    place: Numbers
+    """int64[n], where each is in `rows`."""
+    keys: Numbers
+    """int64[n], the position of its key; ascending."""
+    at_us: Numbers
+    """int64[n], its time, microseconds since 1970 UTC; ascending within a key."""
+    new: Flags
+    """bool[n], whether it came with this batch."""
+    alone: Flags
+    """bool[n], whether it can match nothing, as its key or its time is null."""
+
+    def due_ms(self, within_ms: int) -> Numbers:
+        """int64[n]: the first millisecond since 1970 that a watermark has with which each row matches nothing more."""
+        return np.asarray(-(-self.at_us // 1000) + within_ms + 1)
+
+    def lists(self, stays: Flags, num: int) -> pa.ListArray:
+        """The rows that stay as a list of structs for each of so many keys."""
+        kept = np.flatnonzero(stays)
+        columns = self.rows.take(pa.array(self.place[kept])).columns
+        structs = pa.StructArray.from_arrays([one.combine_chunks() for one in columns], fields=list(self.rows.schema))
+        return by_key(structs, self.keys[kept], num)
+
+
+def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: str, keyless: Flags) -> Waiting:
+    """One side's rows, those that the table has (`stored`) and those of the batch (`came`).
+
+    `stored` has for each key a list of structs, ordered by time, null for none; `came` the key's position as `_key`.
+    `schema` has the columns that are stored, of which `time` is one; `keyless` is bool[keys], whether a column of each
+    key is null.
+    """
+    lists = stored.combine_chunks()
+    old = pa.Table.from_arrays(pc.list_flatten(lists).flatten(), schema=schema)
+    sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    new = came.select(schema.names).cast(schema)
+    rows = pa.concat_tables([old, new]).combine_chunks()
+    keys = np.concatenate((np.repeat(np.arange(len(sizes)), sizes), came["_key"].to_numpy())).astype(np.int64)
+    at_us = np.clip(pc.fill_null(rows[time].cast(pa.int64()), 0).to_numpy(), -_FAR_US, _FAR_US)
+    count = old.num_rows
+    new_keys, new_us = keys[count:], at_us[count:]
+    order = np.lexsort((new_us, new_keys))
+    equal = np.flatnonzero((np.diff(new_keys[order]) == 0) & (np.diff(new_us[order]) == 0))
+    if equal.size:
+        # Rows arrive in no fixed order: the rest of them decides among equals.
+        tied = order[np.union1d(equal, equal + 1)]
+        digest = np.zeros(len(order), np.uint64)
+        digest[tied] = digests(new.take(pa.array(tied)).to_struct_array())
+        order = np.lexsort((digest, new_us, new_keys))
+    age = np.arange(rows.num_rows)
+    age[count + order] = np.arange(count, rows.num_rows)
+    place = np.lexsort((age, at_us, keys))
+    is_new = place >= count
+    alone = is_new & (keyless[keys] | np.asarray(rows[time].is_null()))[place]
+    return Waiting(rows, place, keys[place], at_us[place], is_new, alone)
+
+
+def by_key(values: pa.Array, keys: Numbers, num: int) -> pa.ListArray:
+    """Values as a list for each of so many keys; `keys` says the key of each, and ascends."""
+    offsets = np.searchsorted(keys, np.arange(num + 1)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def pairs(left: Waiting, right: Waiting, within_us: int) -> tuple[Numbers, Numbers]:
+    """The rows that meet, by their numbers on each side: of one key, with times so near, and one of the two is new.
+
+    They come in the order of the left side, and then of the right.
+    """
+    every, fresh = np.flatnonzero(~right.alone), np.flatnonzero(right.new & ~right.alone)
+    coming, stored = np.flatnonzero(left.new & ~left.alone), np.flatnonzero(~left.new)
+    found = [_near(left, coming, right, every, within_us), _near(left, stored, right, fresh, within_us)]
+    lefts, rights = (np.concatenate(side) for side in zip(*found, strict=True))
+    order = np.argsort(lefts, kind="stable")
+    return lefts[order], rights[order]
+
+
+def _near(left: Waiting, lefts: Numbers, right: Waiting, rights: Numbers, within_us: int) -> tuple[Numbers, Numbers]:
+    """Of some rows of each side those that meet."""
+    # With ranks in the place of times, key and time are one number that ascends.
+    times = np.unique(right.at_us[rights])
+    ranks = len(times) + 1
+    places = right.keys[rights] * ranks + np.searchsorted(times, right.at_us[rights])
+    keys, at_us = left.keys[lefts] * ranks, left.at_us[lefts]
+    first = np.searchsorted(places, keys + np.searchsorted(times, at_us - within_us))
+    counts = np.searchsorted(places, keys + np.searchsorted(times, at_us + within_us, side="right")) - first
+    before = np.cumsum(counts) - counts
+    nth = np.arange(counts.sum()) - np.repeat(before, counts)
+    return np.repeat(lefts, counts), rights[np.repeat(first, counts) + nth]
+
+
+@dataclass(frozen=True, slots=True)
 class BoundJoin(Bound):
     """A join that knows its rows' schemas."""
 
@@ -154,11 +255,9 @@ class BoundJoin(Bound):
     left: Side
     right: Side
     within_ms: int
-    """How far apart the times of a pair may be."""
     outer: bool
     """Whether rows of the left are emitted that met none."""
     emitted: pa.Schema
-    """The columns of a pair."""
     until_ms: int | None = None
     """The watermark by which rows are forgotten; None where there is none yet."""
 

@@ -29,9 +29,9 @@ class Groups:
     """A batch's rows by key: rows are sorted so that each key's rows are neighbours."""
 
     ids: npt.NDArray[np.int32]
-    """Int32[rows], the key's position, 0 to num - 1, ascending."""
+    """int32[rows], the key's position, 0 to num - 1, ascending."""
     starts: npt.NDArray[np.int64]
-    """Int64[num], each key's first row."""
+    """int64[num], each key's first row."""
 
     @property
     def num(self) -> int:
@@ -46,9 +46,9 @@ class Merged:
     values: pa.Table
     """One row per key of the batch, the table's value columns."""
     deleted: npt.NDArray[np.bool_] | None = None
-    """Bool[num], keys to remove; None for none."""
+    """bool[num], keys to remove; None for none."""
     changed: npt.NDArray[np.bool_] | None = None
-    """Bool[num], keys whose row must be written; None for all."""
+    """bool[num], keys whose row must be written; None for all."""
     emitted: tuple[pa.Table, ...] = ()
     """Rows for the stage's outputs: one table for all of them, or one for each; empty when it emits none."""
 

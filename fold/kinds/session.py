@@ -91,7 +91,6 @@ class BoundSessions(Bound):
     inner: BoundAggregates
     """The aggregates, with the session in their key."""
     column: str
-    """The session's name."""
     until_ms: int | None = None
     """The watermark: sessions that end by then are over. None where none is known yet."""
 

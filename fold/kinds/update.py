@@ -25,13 +25,11 @@ class Code:
     """What is not stored of an update: a new function over the same columns is a release, not a break."""
 
     function: Function
-    """The user's."""
     state: Callable[[], pa.Schema]
     """The table's value columns. Asked for when it is bound: who says them as text needs Spark to read it."""
     emits: tuple[Callable[[], pa.Schema], ...] = ()
     """The columns of emitted rows, likewise."""
     order_by: tuple[str, ...] = ()
-    """Columns that sort a key's rows."""
 
 
 class Update(Kind, frozen=True, tag="update"):
@@ -108,7 +106,17 @@ class _BoundUpdate(Bound):
         before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
         returned = self.function(*tables, before)
         after, *emitted = returned if isinstance(returned, tuple) else (returned,)
-        self._check(after, *emitted)
+        declared = [schema for schema in self.emits if len(schema)]
+        if declared and not emitted:
+            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
+        if declared and len(emitted) != len(declared):
+            raise Refused(
+                f"the update function returned {1 + len(emitted)} tables; expected {1 + len(declared)}: "
+                f"the state, and rows for each of the {len(declared)} that emits= declares"
+            )
+        for table in (after, *emitted):
+            if not isinstance(table, pa.Table):
+                raise Refused(f"the update function returned {type(table).__name__}; expected an Arrow table")
         if after.num_rows != groups.num:
             raise Refused(
                 f"the update function returned {after.num_rows} state rows; expected {groups.num}, "
@@ -122,19 +130,6 @@ class _BoundUpdate(Bound):
             deleted,
             emitted=tuple(_conform("emitted", *each) for each in zip(emitted, self.emits, strict=False)),
         )
-
-    def _check(self, *returned: object) -> None:
-        declared = [schema for schema in self.emits if len(schema)]
-        if len(returned) == 1 and declared:
-            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
-        if declared and len(returned) != 1 + len(declared):
-            raise Refused(
-                f"the update function returned {len(returned)} tables; expected {1 + len(declared)}: "
-                f"the state, and rows for each of the {len(declared)} that emits= declares"
-            )
-        for table in returned:
-            if not isinstance(table, pa.Table):
-                raise Refused(f"the update function returned {type(table).__name__}; expected an Arrow table")
 
 
 def _conform(what: str, table: pa.Table, schema: pa.Schema) -> pa.Table:

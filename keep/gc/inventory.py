@@ -1,8 +1,7 @@
 """What a collection finds of an app: objects, by listing, those that nothing names, and what reachability asks for.
 
 The order matters, because the app may be running. SSTs are listed before manifests, so that one committed in between
-is seen to be named; heads are read before snapshots, because a stage remembers what it recorded until the snapshot is
-written.
+is seen to be named; heads are read before snapshots, as a stage remembers what it recorded until one is written.
 
 An object that nothing names yet may be about to be named. Storage's clock alone says when that is over:
 

@@ -11,8 +11,7 @@ reasons. Of every stage stays
 A retired stage has the same history, but holds up nobody else's: what it has not read, nobody will read.
 
 With a cut stays what its channels need: the sender's versions between what was consumed and what was sent, and, up
-through all channels, the versions that mark how far each was read. So records in flight, clones and lineage of whatever
-stays can be answered for as long as it stays.
+through all channels, the versions that mark how far each was read: for records in flight, clones and lineage.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -94,8 +94,7 @@ def initialise(
             # Not so when nobody knows whether it was committed.
             discard(store, loaded.ssts)
             raise
-        _record(store, first)
-    return _done(first, already=False)
+    return _done(store, first, already=False, dry_run=dry_run)
 
 
 def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
@@ -129,9 +128,7 @@ def _again(
         raise _taken(head.app, head.stage, f"{made}, with other rows")
     if (there := _offsets(head)) != (asked := _offsets(first)):
         raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {asked}")
-    if not dry_run:
-        _record(store, head)
-    return _done(head, already=True)
+    return _done(store, head, already=True, dry_run=dry_run)
 
 
 def _table(manifest: Manifest) -> Table:
@@ -147,13 +144,11 @@ def _offsets(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     return {each.topic: each.offsets for _, each in sorted(manifest.inputs.items())}
 
 
-def _record(store: ObjectStore, first: Manifest) -> None:
-    detail = f"{first.stage} v{first.version}: {sum(sst.rows for sst in first.ssts):,} rows"
-    record_once(store, first.app, "init", detail, first.by, since_ms=0)
-
-
-def _done(first: Manifest, *, already: bool) -> Initialised:
+def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) -> Initialised:
     rows, size = sum(sst.rows for sst in first.ssts), sum(sst.bytes for sst in first.ssts)
+    if not dry_run:
+        detail = f"{first.stage} v{first.version}: {rows:,} rows"
+        record_once(store, first.app, "init", detail, first.by, since_ms=0)
     offsets = _offsets(first)
     return Initialised(first.app, first.stage, first.version, rows, len(first.ssts), size, offsets, already)
 

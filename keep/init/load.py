@@ -72,7 +72,6 @@ def by_hash(
 
 
 _SEQ = 1
-"""The first version's."""
 _LEVEL = 1
 """SSTs side by side are one sorted run; none of them waits to be merged, as those of level 0 do."""
 _MOST_WORKERS = 4

@@ -251,7 +251,6 @@ class AppCompactor:
     _: KW_ONLY
     by: str
     threads: int
-    """Merges that go on at once."""
     now_ms: Callable[[], int]
     stop: threading.Event
     """Once it is set, merges under way are given up."""

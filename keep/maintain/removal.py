@@ -25,7 +25,6 @@ from ...moments.take.remove import check_unused
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, notes
 from ...store.versions import limits as fits
-from ...store.versions.manifest import Manifest
 from ..gc.inventory import do_all, storage_clock_ms
 from .retire import commit_retired
 
@@ -127,7 +126,16 @@ def remove_app(
         for stage in reversed(order(heads)):
             if not heads[stage].retired:
                 heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
-        _let_settle(store, app, heads, on_wait, pause)
+        written = (
+            info.modified_ms
+            for head in heads.values()
+            for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
+        )
+        # Until then a writer may be so sure of its place that it does not look.
+        settled_ms = max(written, default=0) + horizon.SETTLED_MS
+        while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
+            on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
+            pause(left_s)
         removal = notes.add(store, keys.removing(app), removal)  # or the one that somebody else wrote meanwhile
     if whole or begun is None:
         try:
@@ -154,27 +162,6 @@ def remove_app(
     notes.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
     return Removed(removal, contents, False)
-
-
-def _let_settle(
-    store: ObjectStore,
-    app: str,
-    heads: dict[str, Manifest],
-    on_wait: Callable[[str], None],
-    pause: Callable[[float], None],
-) -> None:
-    """Wait until no writer can be so sure of its place any more that it would not look."""
-    if not heads:
-        return
-    written = (
-        info.modified_ms
-        for head in heads.values()
-        for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
-    )
-    newest_ms = max(written, default=0)
-    while (left_s := (newest_ms + horizon.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
-        on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
-        pause(left_s)
 
 
 def _contents(store: ObjectStore, app: str) -> Contents:

@@ -2,8 +2,7 @@
 
 The new version is the head with another number in it. The SSTs stay as they are: readers go by their hashes, and
 compaction cuts them at the new bounds as it merges them (`store.sst.sorted_runs`, `store.compaction.plan`). It has the
-next epoch, like a claim, so that no batch that was planned for the old number can be committed after it; a runner
-claims the stage again.
+next epoch, like a claim: no batch that was planned for the old number can be committed after it.
 """
 
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
 from ...validation import whole
 
-_LOOK_BACK = 50
-"""Versions."""
+_SEARCHED_VERSIONS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,10 @@ def rescale(
     stages_of(store, app, stage)
     head = history.head(store, app, stage)
     if head is None or head.table is None:
-        raise _no_table(app, stage)
+        raise Refused(
+            f"stage {app}/{stage} keeps no table, so it has no state partitions",
+            hint=f"`slackwater status {app}` tells the keys of those that keep one",
+        )
     if head.retired:
         raise is_retired(head)
     before, version = head.table.partitions, head.version
@@ -67,8 +68,7 @@ def rescale(
         if not dry_run:
 
             def update(draft: Manifest) -> Manifest:
-                if draft.table is None:
-                    raise _no_table(app, stage)
+                assert draft.table is not None  # noqa: S101  a stage that has a table keeps it
                 return replace(draft, table=replace(draft.table, partitions=partitions))
 
             version = amend(store, head, Amendment("rescale", update), by=by, now_ms=now_ms).manifest.version
@@ -89,16 +89,9 @@ def _record_earlier(store: ObjectStore, head: Manifest, partitions: int) -> None
     if known is not None and known.detail.startswith(f"{stage} to {partitions} "):
         return
     # Further back nobody repeats what was interrupted.
-    for later, earlier in pairwise(islice(history.backwards(store, head), _LOOK_BACK)):
+    for later, earlier in pairwise(islice(history.backwards(store, head), _SEARCHED_VERSIONS)):
         if earlier.table is None:
             return
         if later.kind == "rescale":
             _record(store, app, stage, earlier.table.partitions, partitions, later.by)
             return
-
-
-def _no_table(app: str, stage: str) -> Refused:
-    return Refused(
-        f"stage {app}/{stage} keeps no table, so it has no state partitions",
-        hint=f"`slackwater status {app}` tells the keys of those that keep one",
-    )

@@ -30,6 +30,9 @@ from ...store.versions.manifest import Former, Input, Manifest, Output
 from ...store.versions.migrations import MIGRATIONS, Migration, Step
 from .plan import Plan, readers
 
+Heads = Mapping[str, Manifest]
+"""The newest versions, by stage."""
+
 
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
     """Commit what is left of a migration: a version for each stage that does not name it. Done again, it does nothing.
@@ -85,7 +88,7 @@ def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
     return migration.number
 
 
-def planned(heads: Mapping[str, Manifest], plan: Plan) -> dict[str, Manifest]:
+def planned(heads: Heads, plan: Plan) -> dict[str, Manifest]:
     """The newest versions as a plan would make them, of stages that keep their name. Pure. Raises as `applied`."""
     found = dict(heads)
     for stage, step in plan.steps.items() if plan.changes else ():
@@ -130,7 +133,7 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
 
 
 def _rename(
-    store: ObjectStore, migration: Migration, heads: Mapping[str, Manifest], now_ms: int
+    store: ObjectStore, migration: Migration, heads: Heads, now_ms: int
 ) -> tuple[dict[str, Manifest], dict[str, int]]:
     """Give each stage that is renamed its last version under the old name, and its first under the new one.
 
@@ -153,7 +156,7 @@ def _rename(
     return ended, versions
 
 
-def _reading(manifest: Manifest, ended: Mapping[str, Manifest]) -> Manifest:
+def _reading(manifest: Manifest, ended: Heads) -> Manifest:
     """A manifest whose stage reads senders under their new names, by the last versions under their old ones."""
 
     def of(name: str, source: Input) -> Input:
@@ -181,13 +184,7 @@ def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, n
 
 
 def _first(
-    store: ObjectStore,
-    migration: Migration,
-    last: Manifest,
-    step: Step,
-    heads: Mapping[str, Manifest],
-    ended: Mapping[str, Manifest],
-    now_ms: int,
+    store: ObjectStore, migration: Migration, last: Manifest, step: Step, heads: Heads, ended: Heads, now_ms: int
 ) -> Manifest:
     """The first version under the new name, which holds what the last under the old one does."""
     # Up to which of its versions each channel is read by all that read it; None where nobody does.

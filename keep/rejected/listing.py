@@ -27,7 +27,6 @@ class RejectedRecord:
     """Where it is in Kafka: `topic[partition]@offset`, and of a repartition topic the row in the message."""
     input: str
     time_ms: int
-    """Of the record."""
     key: bytes | None
     value: bytes | None
     """As Kafka has them; of a repartition topic's row, an Arrow stream of that row."""
@@ -39,7 +38,6 @@ class RejectedRecord:
     """The version that left it out."""
     rejected_ms: int
     attempts: int
-    """How often it failed."""
     retried: int | None
     """The version that took it; None while it waits."""
 

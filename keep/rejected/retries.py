@@ -1,8 +1,7 @@
 """The table of a stage's rejected records, and asking that they be put through its program again.
 
-A request is one object. Whoever runs the stage does it between two batches, and then removes the request. What is done
-twice because somebody died in between does no harm: a record that was taken is marked in the same commit, and is not
-put through again.
+A request is one object. Whoever runs the stage does it between two batches, and then removes the request. A record that
+was taken is marked in the same commit, so what is done twice because somebody died in between does no harm.
 """
 
 from msgspec import Struct

@@ -70,24 +70,21 @@ def check_entries(manifest: Manifest) -> Checked:
     at = f"{manifest.app}/{manifest.stage} v{manifest.version}"
     # What each entry may say by itself, whoever reads the manifest has seen to (`store.versions.checks`).
     # Of two rows of a key the larger `_seq` wins: SSTs in which one key can be must be of different times.
-    wrong = [f"{at} has {len(manifest.ssts)} SSTs and no table"] if manifest.ssts and manifest.table is None else []
-    wrong += (
-        f"{at}: SSTs {one.object} and {other.object} share hashes and versions; expected them to be of different times"
-        for one, other in _sharing_hashes(manifest.ssts)
-        if one.seq_min <= other.seq_max and other.seq_min <= one.seq_max
-    )
-    return Checked("objects", at, tuple(wrong), 0)
-
-
-def _sharing_hashes(ssts: Sequence[Sst]) -> list[tuple[Sst, Sst]]:
-    """The pairs whose ranges of hashes meet, in the order of the manifest: few, also where there are many SSTs."""
+    ssts = manifest.ssts
+    wrong = [f"{at} has {len(ssts)} SSTs and no table"] if ssts and manifest.table is None else []
+    # The pairs whose ranges of hashes meet, in the order of the manifest: few, also where there are many SSTs.
     pairs: list[tuple[int, int]] = []
     reached: list[int] = []
     for number in sorted(range(len(ssts)), key=lambda number: ssts[number].hash_min):
         reached = [other for other in reached if ssts[other].hash_max >= ssts[number].hash_min]
         pairs += ((min(number, other), max(number, other)) for other in reached)
         reached.append(number)
-    return [(ssts[one], ssts[other]) for one, other in sorted(pairs)]
+    wrong += (
+        f"{at}: SSTs {one.object} and {other.object} share hashes and versions; expected them to be of different times"
+        for one, other in ((ssts[first], ssts[second]) for first, second in sorted(pairs))
+        if one.seq_min <= other.seq_max and other.seq_min <= one.seq_max
+    )
+    return Checked("objects", at, tuple(wrong), 0)
 
 
 def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:

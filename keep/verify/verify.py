@@ -79,7 +79,6 @@ class Report:
     requests: int
     """To the app's store root."""
     bytes_read: int
-    """From the app's store root."""
     thinned_out: Thinned | None = None
     """Set when garbage collection has left another moment than the one that was asked for."""
 
@@ -101,10 +100,9 @@ def verify(
     """Check everything that must hold for a cut, whose manifests are read again, or for the one that a ref names.
 
     Relative refs count from `now_ms`. With `deep`, every byte is read, the whole kept history, and records in flight
-    and markers from Kafka, unless `reader` is None. What is being read, `on_progress` is told now and then.
+    and markers from Kafka, unless `reader` is None. `on_progress` gets a line on what is being read now and then.
 
-    Raises `Usage` where `at` is no ref, `NotFound` where there is no such app, stage, snapshot or version, and
-    `Unavailable`.
+    Raises `Usage` where `at` is no ref, `NotFound` where an app, stage, snapshot or version is not, and `Unavailable`.
     """
     # A store object of its own, so that what this process has read of the store before does not count.
     counting = CountingStore(store)
