@@ -14,8 +14,7 @@ from ..keep.clone.first_versions import has_run
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.removal import Removal, remove_app
-from ..keep.maintain.rescale import rescale
-from ..keep.maintain.retire import retire
+from ..keep.maintain.stages import rescale, retire
 from ..pipeline.kafka.channels import group_of
 from ..results import kept, snapshots
 from ..results.formats import store_flag

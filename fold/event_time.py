@@ -9,8 +9,6 @@ passed, by the watermark that the version before left. And version N + 1 lets th
 what N says (`EventTime.due_ms`) and up to the watermark that N left; by the clock, up to the batch's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -125,7 +123,7 @@ def after(
     return EventTime(at_ms, ahead, known.ahead_total + ahead, late, known.late_total + late, bound_ms)
 
 
-def due_after(base: EventTime | None, by: DueBy, clock_ms: int | None) -> Due:
+def due_after(base: EventTime | None, by: DueBy, clock_ms: int | None) -> "Due":
     """What falls due with the batch after a version that says this; `clock_ms` is that of the batch."""
     known = base or EventTime()
     until_ms = later(known.due_ms, clock_ms if by == "clock" else known.watermark_ms)

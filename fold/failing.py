@@ -1,9 +1,8 @@
 """What a user's function fails for: searched for where it runs, among the rows that are there, and told."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -53,7 +52,7 @@ class StateFailed(Exception):
         self.told = told
 
     @classmethod
-    def of(cls, told: Sequence[StateFailure]) -> StateFailed:
+    def of(cls, told: Sequence[StateFailure]) -> Self:
         """What several tasks told, as one: what all failed for, and why the first did."""
         keys = tuple(key for each in told for key in each.keys)
         return cls(

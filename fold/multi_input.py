@@ -6,8 +6,6 @@ are named `_<position>_<column>`, and those of the others are null. Only the key
 for themselves. A single DataFrame stays as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The manifest that a batch commits, from the version it was built on and what its tasks report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest

@@ -3,8 +3,6 @@
 All of it is in manifests: which attempts count, which offsets they lie between, and how many rows there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -66,7 +64,7 @@ class Position:
     """The newest version after which a batch was asked for, whatever there is to read (`pipeline.source.wake`)."""
 
     @classmethod
-    def of(cls, value: Mapping[str, object]) -> Position:
+    def of(cls, value: Mapping[str, object]) -> "Position":
         """From Spark's JSON object."""
         return msgspec.convert(value, cls)
 

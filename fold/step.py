@@ -3,8 +3,6 @@
 A task asks for the rows of its state partition, a replay for those of a whole batch of history.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,7 @@ from .. import instants
 from ..keep.gc.collect import Collected, Explanation
 from ..keep.maintain.compact import Compacted, Merge
 from ..keep.maintain.removal import Removed
-from ..keep.maintain.rescale import Rescaled
-from ..keep.maintain.retire import Retired
+from ..keep.maintain.stages import Rescaled, Retired
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from . import formats

@@ -5,8 +5,6 @@ NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide an
 decimals keep their scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -54,13 +52,12 @@ def last(column: str, *, by: str) -> Aggregate:
     return Aggregate("last", column, by)
 
 
-def aggregate(**columns: Aggregate) -> Aggregates:
+def aggregate(**columns: Aggregate) -> "Aggregates":
     """Declare a table with one row per key and these aggregates as its columns.
 
     A stage with outputs emits the key and the columns of every key that a batch touched, as they are after it.
 
-    Raises:
-        Usage: No column is given, or one is not an aggregate.
+    Raises `Usage` where no column is given, or one is not an aggregate.
     """
     if not columns:
         raise Usage("aggregate() needs at least one column, such as rows=slackwater.count()")
@@ -83,25 +80,25 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
     def columns(self) -> dict[str, str]:
         return {name: str(made) for name, made in self.made}
 
-    def narrowed(self, columns: Collection[str]) -> Aggregates:
+    def narrowed(self, columns: Collection[str]) -> "Aggregates":
         return Aggregates(tuple(each for each in self.made if each[0] in columns))
 
-    def renamed(self, names: Mapping[str, str]) -> Aggregates:
+    def renamed(self, names: Mapping[str, str]) -> "Aggregates":
         return Aggregates(tuple((names.get(name, name), made) for name, made in self.made))
 
     def internal(self, names: Mapping[str, str]) -> dict[str, str]:
-        """As of any kind: `_delay_sum` goes with `delay`."""
+        """Internal columns go with the visible one: `_delay_sum` with `delay`."""
         return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
 
     def goes_on_as(self, now: Kind) -> bool:
-        """As of any kind: each aggregate is a column with a meaning of its own."""
+        """Each aggregate is a column with a meaning of its own."""
         return self.tag == now.tag
 
     def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
         return merged(dict(self.made)[name].function, name, earlier, later)
 
     def is_neutral(self, name: str, default: object) -> bool:
-        """As of any kind: what a mean, a first and a last begin with, is kept in internal columns."""
+        """What a mean, a first and a last begin with, is kept in internal columns."""
         function = dict(self.made)[name].function
         return function in ("mean", "first", "last") or (function in ("count", "sum") and default == 0)
 

@@ -4,8 +4,6 @@ Around `update` (`due="deadline"`) the user's function is; around `aggregate` an
 (`event_time(emits="final")`) what is emitted is the row, once, when its window has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

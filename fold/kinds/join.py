@@ -3,8 +3,6 @@
 The table keeps rows of each side that wait for the other side's; which of them meet is found by key and time at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -35,7 +33,7 @@ _MATCHED = "_matched"
 _NEVER = np.iinfo(np.int64)
 
 
-def join(left: str, right: str, *, within: str, how: How = "inner") -> Join:
+def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
     """Declare a join of a stage's two inputs, by its key and within a span of time.
 
     The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`, and says

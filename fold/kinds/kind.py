@@ -76,11 +76,8 @@ class Bound:
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """Merge a batch's rows into the rows of its keys; of a state whose rows fall due, none with rows that do.
 
-        Args:
-            rows: The batch's rows (key and needed columns), sorted by key as `groups` says.
-            groups: Which row belongs to which key.
-            keys: The key columns, one row per key.
-            old: The value columns, one row per key; nulls where the key is new.
+        `rows` are the batch's (key and needed columns), sorted by key as `groups` says; `keys` has the key columns, one
+        row per key, and `old` the value columns, one row per key, with nulls where the key is new.
         """
         raise NotImplementedError
 
@@ -137,9 +134,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """Fix the table's columns for rows of these schemas, one for each DataFrame that the stage's function gives.
 
-        Raises:
-            NotFound: It names a column that there is not.
-            Usage: It cannot be kept over such rows.
+        Raises `NotFound` where it names a column that there is not, and `Usage` where it cannot be kept of such rows.
         """
         raise NotImplementedError
 

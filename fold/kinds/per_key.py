@@ -4,8 +4,6 @@ Such a row was added up by Spark before it was brought to its state partition. I
 for (`ROWS`), in which tasks these were read (`TASKS`), and of each aggregate the columns of `part`.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

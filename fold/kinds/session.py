@@ -2,11 +2,8 @@
 
 Each row comes with a session of its own, from its time to a gap after it; those of a key that overlap or touch are one,
 as in Spark. So a session is no part of what identifies a row of the table: that is the rest of the key, and its row has
-a list of the open sessions, by their start. When the watermark has passed the end of one, it is emitted and leaves the
-list. What a batch costs follows its rows and the open sessions of their keys.
+a list of the open sessions. When the watermark has passed the end of one, it is emitted and leaves the list.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +48,7 @@ class Sessions(Kind, frozen=True, tag="sessions"):
         return Sessions(self.state.declaration)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """As of any kind; `key` has the session. Raises as well `Usage` for a state that is no `aggregate(...)`."""
+        """Fix the columns; `key` has the session. Raises as well `Usage` for a state that is no `aggregate(...)`."""
         inner = self.state.core.bind(rows, key)
         if not isinstance(inner, BoundAggregates):
             raise Usage(
@@ -75,7 +72,7 @@ class _Spans:
     parts: pa.Table
     """What the aggregates keep of each."""
 
-    def filter(self, mask: npt.NDArray[np.bool_]) -> _Spans:
+    def filter(self, mask: npt.NDArray[np.bool_]) -> "_Spans":
         return _Spans(self.ids[mask], self.start[mask], self.end[mask], self.parts.filter(pa.array(mask)))
 
 
@@ -108,7 +105,7 @@ class BoundSessions(Bound):
 
     @property
     def emits(self) -> tuple[pa.Schema, ...]:
-        """As of any state. The session that is emitted is a window as any other: it does not grow any more."""
+        """A session that is emitted is a window as any other: it does not grow any more."""
         (schema,) = self.inner.emits
         at = schema.get_field_index(self.column)
         return (schema.set(at, schema.field(at).remove_metadata()),)
@@ -117,7 +114,7 @@ class BoundSessions(Bound):
         return replace(self, until_ms=watermark_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """As of any state; with rows for none of the groups, sessions end and nothing else."""
+        """With rows for none of the groups, sessions end and nothing else."""
         known = self._known(old)
         over = _whole_ms(known.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(known.end), bool)
         sessions = self._joined(rows, groups, known.filter(~over))

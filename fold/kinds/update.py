@@ -1,7 +1,5 @@
 """State as a vectorised function of the user's own: whole Arrow tables in, whole Arrow tables out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -50,7 +48,7 @@ class Update(Kind, frozen=True, tag="update"):
         return f"update({self.due_text})" if self.due else "update"
 
     @property
-    def declaration(self) -> Update:
+    def declaration(self) -> "Update":
         return Update(self.due, self.due_by)
 
     @property
@@ -61,7 +59,7 @@ class Update(Kind, frozen=True, tag="update"):
     def due_text(self) -> str:
         return f"due={self.due}{', due_by=clock' if self.due_by == 'clock' else ''}" if self.due else ""
 
-    def renamed(self, names: Mapping[str, str]) -> Update:
+    def renamed(self, names: Mapping[str, str]) -> "Update":
         return replace(self, due=names.get(self.due, self.due))
 
     def goes_on_as(self, now: Kind) -> bool:

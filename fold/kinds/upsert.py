@@ -1,7 +1,5 @@
 """State as the latest row of each key: `upsert(by="updated_at", delete_when="cancelled")`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,7 +14,7 @@ from ...store.sst.hashing import digests
 from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
 
 
-def upsert(*, by: str, delete_when: str | None = None) -> Upsert:
+def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
     """Declare a table that holds, for each key, the row with the largest `by`.
 
     A row that comes late (its `by` is smaller than the stored one) or has no `by` changes nothing. A stage with
@@ -37,7 +35,7 @@ class Upsert(Kind, frozen=True, tag="upsert"):
     delete_when: str | None = None
     past: ClassVar[Literal["rows"]] = "rows"
 
-    def renamed(self, names: Mapping[str, str]) -> Upsert:
+    def renamed(self, names: Mapping[str, str]) -> "Upsert":
         return Upsert(names.get(self.by, self.by), self.delete_when)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
@@ -74,10 +72,8 @@ class _BoundUpsert(Bound):
         return Merged(values, deleted, changed, (emitted,))
 
     def _latest_row(self, rows: pa.Table, groups: Groups) -> npt.NDArray[np.int64]:
-        """Row number of each key's row with the largest `by`.
-
-        Rows of equal `by` arrive in no fixed order; the other columns decide, so that a replay gives the same.
-        """
+        """Row number of each key's row with the largest `by`."""
+        # Rows of equal `by` arrive in no fixed order; the other columns decide, so that a replay gives the same.
         sortable = [name for name in self.needs if name != self.by]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
         for name in sortable:

@@ -8,11 +8,8 @@ and nothing that it read later. So a row's value is found from the row and from 
   backfill's row is of the same record, all columns that both have are equal, and its value is that record's.
 
 The rule holds for every stored row of a key, whichever hides another, so an SST is filled by itself: the rows stay, and
-their order, and their `_seq`. One commit puts all filled SSTs in the place of those that were. Meanwhile the app goes
-on: whoever loses the race for a number fills what the new head has more, and tries again, and a batch that is under way
-and committed later fills its own SSTs (`pipeline.batch.head`). Filled SSTs that no version names are garbage.
-
-After that the backfill's app can be removed: only a batch may need it that was computed before and is committed later.
+their order, and their `_seq`. One commit puts all filled SSTs in the place of those that were. Who loses the race for a
+number fills what the new head has more, and tries again; a batch that is committed later fills its own SSTs.
 """
 
 import os

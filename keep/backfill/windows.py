@@ -1,10 +1,9 @@
 """What a stage had read at a version of it, and where it began: of users' topics, and of stages with state before it.
 
 A repartition topic has no offsets of users' topics; its writer has, at the version that was consumed. Only where the
-writer keeps state it is the repartition topic itself that was read: of the same records, a state may send other rows,
-for what it sends depends on where batches end. So those that were sent are read from Kafka once more. Which task
-attempts count, the app that computes a backfill knows as any reader does: from versions of a stage that writes the
-channel. That stage is there in name only; its versions say of the channel what the real one's do, several in one.
+writer keeps state it is the repartition topic itself that was read, and is read from Kafka once more: of the same
+records, a state may send other rows. Which task attempts count, the app that computes a backfill knows as any reader
+does: from versions of a stage that writes the channel, which is there in name only.
 """
 
 from collections.abc import Iterator

@@ -93,28 +93,13 @@ def clone(
 
 
 def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, by: str) -> ClonePlan:
-    """Pin the source's cut and write the clone's identity: from here on the clone exists."""
-    origin = plan.info.origin
-    assert origin is not None  # noqa: S101  every clone has one
-    info = structs.replace(
-        plan.info, origin=structs.replace(origin, snapshot=_pin_for(store, plan.source, plan.info.name, root, by))
-    )
-    try:
-        apps.create_app(target, info)
-    except Refused:
-        if apps.find_app(target, info.name) is not None:
-            # Somebody else was faster: what was pinned for this call keeps nothing alive.
-            remove_pins_without_clone(store, origin.app, info.name, root)
-        raise
-    return replace(plan, info=info)
+    """Pin the source's cut and write the clone's identity: from here on the clone exists.
 
-
-def _pin_for(store: ObjectStore, cut: Cut, name: str, root: str, by: str) -> str:
-    """Pin the cut for the clone and return the snapshot's name.
-
-    An earlier clone of that name, or a call that stopped before the clone existed, may have left its own pin.
-    It is not ours to remove: whoever made it may be just about to go on.
+    An earlier clone of that name, or a call that stopped before the clone existed, may have left its own pin. That is
+    not ours to remove: whoever made it may be just about to go on.
     """
+    cut, name, origin = plan.source, plan.info.name, plan.info.origin
+    assert origin is not None  # noqa: S101  every clone has one
     keeper = read_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     if keeper is not None and keeper.stages != cut.versions:
         found = "there is another one of that name since this clone was planned"
@@ -123,14 +108,25 @@ def _pin_for(store: ObjectStore, cut: Cut, name: str, root: str, by: str) -> str
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
     for candidate in candidates:
         try:
-            return pin(store, cut, candidate, "clone", by=by, clone=name, clone_root=root, keeper=keeper).name
+            pinned = pin(store, cut, candidate, "clone", by=by, clone=name, clone_root=root, keeper=keeper)
+            break
         except Refused:
             if violations(cut.stages) or not cut.stages:
                 raise
-    raise Refused(
-        f"all snapshot names from {base} to {candidates[-1]} of {cut.app} are taken",
-        hint=f"`slackwater snapshot list {cut.app}` shows them; remove those whose clones are gone",
-    )
+    else:
+        raise Refused(
+            f"all snapshot names from {base} to {candidates[-1]} of {cut.app} are taken",
+            hint=f"`slackwater snapshot list {cut.app}` shows them; remove those whose clones are gone",
+        )
+    info = structs.replace(plan.info, origin=structs.replace(origin, snapshot=pinned.name))
+    try:
+        apps.create_app(target, info)
+    except Refused:
+        if apps.find_app(target, name) is not None:
+            # Somebody else was faster: what was pinned for this call keeps nothing alive.
+            remove_pins_without_clone(store, origin.app, name, root)
+        raise
+    return replace(plan, info=info)
 
 
 def _make_plan(

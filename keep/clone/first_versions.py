@@ -75,16 +75,15 @@ def channel_topic(app: str, channel: str) -> str:
 
 
 def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot) -> dict[str, Carried]:
-    """Copy every channel of the cut into the topics of `app`, by channel name.
+    """Copy every channel of the cut into topics of `app`, by channel: from `keeper` what that has, else from Kafka.
 
-    Each is copied from where its last receiver is, with a stop where each of the others is. What `keeper`, a snapshot
-    of this very cut, keeps of it is copied from there; everything else from Kafka. May be called again after a crash:
-    what a broken copy left in a topic has an attempt that nobody names.
+    May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
     """
     copied: dict[str, Carried] = {}
     # Each channel's readers are neighbours.
     for name, group in groupby(channels(cut), attrgetter("name")):
-        # In a clone that has read nothing yet, readers stand at different offsets before one and the same version.
+        # From where the last receiver is, with a stop where each of the others is. In a clone that has read nothing
+        # yet, readers stand at different offsets before one and the same version.
         readers = sorted(
             group, key=lambda reader: (reader.input.version, reader.input.offsets) if reader.input else (0,)
         )

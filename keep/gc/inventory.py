@@ -3,15 +3,11 @@
 The order matters, because the app may be running. SSTs are listed before manifests, so that one committed in between
 is seen to be named; heads are read before snapshots, as a stage remembers what it recorded until one is written.
 
-An object that nothing names yet may be about to be named. Storage's clock alone says when that is over:
-
-- An SST is named by the next batch of its stage, or never: batches of a stage come one after the other, a finished
-  merge goes into the next one, and after a claim the former writer cannot commit. So it is an orphan once its stage has
-  committed a batch or a claim at least the margin after it was written. A stage that has not committed since keeps its
-  SSTs, however old. Versions of kind "compaction" prove nothing: they may come amidst a batch; and merges, which are no
-  part of one, are given up long before the margin is over. Of a retired stage nothing is named any more.
-- Records in flight are orphans when no snapshot names them, nobody asks for a snapshot of their name, and nothing was
-  added beside them for the margin. A write in parts is one when it was begun before the margin.
+An object that nothing names yet may be about to be named. Storage's clock alone says when that is over: an SST is named
+by the next batch of its stage, or never, as batches come one after the other, finished merges go into the next one, and
+after a claim the former writer cannot commit. So it is an orphan once its stage has committed a batch or a claim at
+least the margin after it was written; a stage that has not committed since keeps its SSTs, however old. Versions of
+kind "compaction" prove nothing, as they may come amidst a batch. Of a retired stage nothing is named any more.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -231,7 +227,7 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
 
 
 def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo]:
-    """Kept records in flight that belong to no snapshot, and to none that is under way."""
+    """Kept records in flight that no snapshot names, nor one under way, with nothing new beside them for the margin."""
     store, app = inventory.store, inventory.app
     prefix = keys.snapshots(app)
     listed = [info for info in store.list(prefix) if "/" in info.key.removeprefix(prefix)]

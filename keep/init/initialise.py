@@ -20,7 +20,7 @@ from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
 from ...store.versions.manifest import AppInfo, Manifest, Output, Table
 from ..clone.first_versions import check_finished
-from .load import OnProgress, discard, load
+from .load import Loading, OnProgress, discard
 from .source import Source
 
 Channels = Callable[[], Mapping[str, Output]]
@@ -61,8 +61,8 @@ def initialise(
     are there. With `dry_run`, everything is checked and nothing is changed.
 
     Raises `Refused` where the stage has versions that are not this very one, the app is an unfinished clone or is being
-    removed, or the rows are not the table's (`load`), with nothing changed, and `Unavailable`: the same call again
-    finishes it.
+    removed, or the rows are not the table's (`Loading.load`), with nothing changed, and `Unavailable`: the same call
+    again finishes it.
     """
     table = _table(first)
     check_free(store, first.app, first.stage)
@@ -71,7 +71,7 @@ def initialise(
     began_ms = instants.now_ms()
     clock_ms = began_ms if ttl.by_write_time(table.ttl) else ttl.first_clock_ms(None, table, 0)
     names = first.app, first.stage
-    loaded = load(None if dry_run else store, names, table, source, clock_ms=clock_ms, on_progress=on_progress)
+    loaded = Loading(None if dry_run else store, names, table, clock_ms, on_progress).load(source)
     if not loaded.rows:
         raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
     latest_ms = clock_ms if loaded.latest_ms is None else max(clock_ms, loaded.latest_ms)
@@ -122,8 +122,7 @@ def _again(
     made = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
     if head.table != first.table:
         raise _taken(head.app, head.stage, f"{made}, with another table than the program declares")
-    names, table = (head.app, head.stage), _table(head)
-    loaded = load(None, names, table, source, clock_ms=head.clock_ms, on_progress=on_progress)
+    loaded = Loading(None, (head.app, head.stage), _table(head), head.clock_ms, on_progress).load(source)
     if [(sst.checksum, sst.rows) for sst in loaded.ssts] != [(sst.checksum, sst.rows) for sst in head.ssts]:
         raise _taken(head.app, head.stage, f"{made}, with other rows")
     if (there := _offsets(head)) != (asked := _offsets(first)):

@@ -1,7 +1,5 @@
 """Rows from anywhere that DuckDB reads, a file, several, or what SQL returns, as the columns of a table.
 
-They have the same names, and the same values in the declared types.
-
 A value is taken where its type has the same values in another size or layout, and where none is lost: an integer for a
 wider or narrower one that holds it, a decimal for a double. A number is not taken for text, or a time without a zone
 for one with: what was meant only its owner knows, who says so with a cast in SQL.

@@ -8,7 +8,7 @@ fit any more (`store.compaction.plan`). Such a version reads and writes nothing:
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from msgspec.structs import replace
 from ulid import ULID
@@ -111,29 +111,26 @@ class Compacted:
     """Merges whose result did not fit any more: their inputs were merged by somebody else, or it is gone."""
 
 
+@dataclass(slots=True)
 class StageCompactor:
-    """Compacts the table of one stage, of which `head` is the head, or was it lately, until `stop` is set.
+    """Compacts the table of one stage, of which `head` is the head, or was it lately."""
 
-    So many `threads` merge at once.
-    """
+    store: InitVar[ObjectStore]
+    cache: SstCache
+    head: Manifest
+    _: KW_ONLY
+    by: str
+    threads: int
+    """Merges that go on at once."""
+    now_ms: Callable[[], int]
+    stop: threading.Event
+    """Once it is set, merges under way are given up."""
+    _store: CountingStore = field(init=False)
+    _writer: str = field(default_factory=lambda: str(ULID()), init=False)
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: SstCache,
-        head: Manifest,
-        *,
-        by: str,
-        threads: int,
-        now_ms: Callable[[], int],
-        stop: threading.Event,
-    ) -> None:
-        self.stage = head.stage
+    def __post_init__(self, store: ObjectStore) -> None:
         # Its own versions say what it takes.
-        self._store, self._cache = CountingStore(store), cache
-        self._known = head
-        self._writer = str(ULID())
-        self._by, self._threads, self._now_ms, self._stop = by, threads, now_ms, stop
+        self._store = CountingStore(store)
 
     def until_done(self, *, full: bool = False) -> Iterator[Compacted]:
         """Merge until nothing is due, or `stop` is set; yields each version as it is committed.
@@ -146,8 +143,8 @@ class StageCompactor:
         `Unavailable`: the version may have been committed then.
         """
         todo: set[int] | None = None
-        while not self._stop.is_set():
-            head = self._head()
+        while not self.stop.is_set():
+            head = self._newest()
             if head.table is None or head.retired:
                 return
             if full and todo is None:
@@ -164,12 +161,12 @@ class StageCompactor:
         given_up = threading.Event()
 
         def stop() -> bool:
-            return given_up.is_set() or self._stop.is_set()
+            return given_up.is_set() or self.stop.is_set()
 
-        with ThreadPoolExecutor(self._threads, thread_name_prefix=f"compact-{self.stage}") as pool:
+        with ThreadPoolExecutor(self.threads, thread_name_prefix=f"compact-{self.head.stage}") as pool:
             try:
                 running = {
-                    pool.submit(run, self._store, self._cache, head.app, self.stage, head.table, one, stop=stop)
+                    pool.submit(run, self._store, self.cache, head.app, self.head.stage, head.table, one, stop=stop)
                     for one in due
                 }
                 failures: list[BaseException] = []
@@ -184,7 +181,7 @@ class StageCompactor:
                     # was collected since.
                     if not isinstance(failed, Stopped) and not (
                         isinstance(failed, Corruption)
-                        and all(sst.object != failed.object_key for sst in self._head().ssts)
+                        and all(sst.object != failed.object_key for sst in self._newest().ssts)
                     ):
                         raise failed
             finally:
@@ -215,14 +212,14 @@ class StageCompactor:
 
         change = Amendment("compaction", lambda draft: replace(draft, ssts=apply(draft.ssts, there)), fits)
         store, writer = self._store, self._writer
-        made = amend(store, self._known, change, by=self._by, now_ms=self._now_ms, writer=writer, taken=store.take)
-        self._known = made.manifest
+        made = amend(store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, taken=store.take)
+        self.head = made.manifest
         if not made.changed:
             return None
         return Compacted(
-            app=self._known.app,
-            stage=self.stage,
-            version=self._known.version,
+            app=self.head.app,
+            stage=self.head.stage,
+            version=self.head.version,
             merges=len(landed),
             partitions=tuple(sorted({one.compaction.partition for one in landed})),
             inputs=sum(len(one.compaction.inputs) for one in landed),
@@ -232,11 +229,11 @@ class StageCompactor:
             left_out=len(done) - len(landed),
         )
 
-    def _head(self) -> Manifest:
-        app, known = self._known.app, self._known.version
-        found = history.head(self._store, app, self.stage, known=known)
-        self._known = found or history.read(self._store, app, self.stage, known)
-        return self._known
+    def _newest(self) -> Manifest:
+        app, known = self.head.app, self.head.version
+        found = history.head(self._store, app, self.head.stage, known=known)
+        self.head = found or history.read(self._store, app, self.head.stage, known)
+        return self.head
 
 
 @dataclass(slots=True)

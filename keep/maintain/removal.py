@@ -26,7 +26,7 @@ from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, notes
 from ...store.versions import limits as fits
 from ..gc.inventory import do_all, storage_clock_ms
-from .retire import commit_retired
+from .stages import commit_retired
 
 _ALIVE_MS = 60_000
 """A stage that committed within this time has a runner, as far as one can tell."""

@@ -1,12 +1,11 @@
-"""Deciding a migration, by one put, and doing it: a commit for each stage, by whoever comes by.
+"""Doing a migration that is decided: a commit for each stage, by whoever comes by.
 
-All that could be refused was refused before it is decided, and what it says of a stage needs no program. Who finds
-stages that did not go through it (a runner, the next migration) commits these first.
+All that could be refused was refused before, and what it says of a stage needs no program. Who finds stages that did
+not go through it (a runner, the next migration) commits these first.
 
-The history of a stage that gets another name ends under the one, and goes on under the other with the same SSTs. The
-version that retires it says what it is called from then on, and the first under the new name has the same number and
-holds the same. What was on its way to its readers counts as sent by that one: they read on where they stand, and go by
-the attempts that it names. Nothing is copied, in the store or in Kafka.
+The history of a stage that gets another name ends under the one, and goes on under the other with the same SSTs, in a
+version of the same number. What was on its way to its readers counts as sent by that one: they read on where they
+stand, and go by the attempts that it names. Nothing is copied, in the store or in Kafka.
 """
 
 from collections.abc import Mapping
@@ -137,8 +136,7 @@ def _rename(
 ) -> tuple[dict[str, Manifest], dict[str, int]]:
     """Give each stage that is renamed its last version under the old name, and its first under the new one.
 
-    Returns the last versions, by old name, and the first ones that this call committed, by new name. Done again, it
-    does nothing. Raises as `finish`.
+    Returns the last versions, by old name, and the first ones that this call committed, by new name.
     """
     ended: dict[str, Manifest] = {}
     versions: dict[str, int] = {}

@@ -17,6 +17,9 @@ from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest, Ttl
 from ...store.versions.migrations import Step
 
+Names = Mapping[str, str]
+"""Names until now, and from then on."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageChange:
@@ -66,12 +69,7 @@ class Plan:
 
 
 def plan(
-    heads: Mapping[str, Manifest],
-    declared: Declared,
-    renames: Mapping[str, str],
-    *,
-    stages: Mapping[str, str] | None = None,
-    after: int = 0,
+    heads: Mapping[str, Manifest], declared: Declared, renames: Names, *, stages: Names | None = None, after: int = 0
 ) -> Plan:
     """What becomes of the stages of an app, whose newest versions these are, under a program.
 
@@ -127,7 +125,7 @@ def plan(
     return found
 
 
-def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> tuple[StageChange | None, Step]:
+def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageChange | None, Step]:
     found, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
     if found.refused is not None:
         raise found.refused
@@ -192,7 +190,7 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
 
 
 def _by_stage(
-    heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str, str], called: Mapping[str, str]
+    heads: Mapping[str, Manifest], declared: Declared, renames: Names, called: Names
 ) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for said, new in renames.items():
@@ -224,12 +222,8 @@ def _by_stage(
 _OPTION = "--rename-stage OLD=NEW"
 
 
-def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Mapping[str, str]) -> None:
-    """See that stages can have these names, old to new.
-
-    Raises `NotFound` where there is no such stage, or none in the program, `Refused` where the app has or had a stage
-    of the new name, or one is renamed that the program has still.
-    """
+def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Names) -> None:
+    """See that stages can have these names, old to new."""
     app = declared.app
     for old, new in called.items():
         if old not in heads:
@@ -269,7 +263,7 @@ def readers(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterato
                 yield source
 
 
-def _under_names(heads: Mapping[str, Manifest], called: Mapping[str, str]) -> dict[str, Manifest]:
+def _under_names(heads: Mapping[str, Manifest], called: Names) -> dict[str, Manifest]:
 
     def sources(inputs: Mapping[str, Input]) -> dict[str, Input]:
         return {name: with_fields(one, upstream=called.get(one.upstream, one.upstream)) for name, one in inputs.items()}
@@ -284,13 +278,12 @@ def _under_names(heads: Mapping[str, Manifest], called: Mapping[str, str]) -> di
 
 def _likely(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
     """The added stage that one may be that the program has no more: the only one like it; empty for none."""
-    found = [name for name, one in declared.stages.items() if name not in heads and _is_like(head, one)]
+    found = []
+    for name, one in declared.stages.items():
+        if head.table is not None and one.table is not None:
+            alike = head.table.key == one.table.key
+        else:
+            alike = head.table is one.table and head.outputs.keys() == one.outputs.keys()
+        if name not in heads and alike and head.inputs.keys() == one.inputs.keys():
+            found.append(name)
     return found[0] if len(found) == 1 else ""
-
-
-def _is_like(head: Manifest, stage: DeclaredStage) -> bool:
-    if (head.table is None) != (stage.table is None) or head.inputs.keys() != stage.inputs.keys():
-        return False
-    if head.table is None or stage.table is None:
-        return head.outputs.keys() == stage.outputs.keys()
-    return head.table.key == stage.table.key

@@ -169,13 +169,10 @@ class Rereader(ChannelReader, Protocol):
     """What verifying deeply needs of Kafka; `pipeline` implements it."""
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """The id of the snapshot whose marker lies at this offset; empty when something else does.
-
-        None when there is nothing at the offset any more.
+        """The id of the snapshot whose marker lies at this offset; empty for something else, None for nothing any more.
 
         Raises `NotFound` where there is no such topic, `Refused` where it cannot be read, and `Unavailable`.
         """
-        ...
 
 
 def markers_of(snapshot: Snapshot | None, cut: Cut, channel: str, sender: str) -> tuple[int, ...]:

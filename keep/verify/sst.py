@@ -98,19 +98,18 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
     with noted(wrong):
         data = fetch(store, sst)
         faults += _index_faults(data, sst, table)
-        faults += row_faults(_rows(data, sst, table), sst, [column.name for column in table.key])
+        rows = (
+            stored if how is None else how.read(stored, how.schema.names)
+            for stored in decode(data, sst, table)
+            for how in [check_shape(sst, table, stored.schema, sst.rows)]
+        )
+        faults += row_faults(rows, sst, [column.name for column in table.key])
         counts = frozenset(partitions)
         if not placed(sst, counts):
             said = " or ".join(map(str, sorted(counts)))
             faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} are of several of {said} state partitions")
     yield Checked("objects", sst.object, tuple(wrong))
     yield Checked("rows", sst.object, tuple(f"SST {sst.object}: {fault}" for fault in faults), 0 if wrong else sst.rows)
-
-
-def _rows(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
-    for stored in decode(data, sst, table):
-        how = check_shape(sst, table, stored.schema, sst.rows)
-        yield stored if how is None else how.read(stored, how.schema.names)
 
 
 def placed(sst: Sst, partitions: frozenset[int]) -> bool:

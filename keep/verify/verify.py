@@ -7,7 +7,8 @@ What damage does is in the report; an error is raised only for what cannot be lo
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from ...errors import Corruption, NotFound, Unavailable
 from ...moments.cut.graph import Cut, Thinned, channels, violations
@@ -27,9 +28,6 @@ from .report import Checked, Difference, Tally, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
 from .version_chain import last_step, whole_history
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 class _Patient:
     """Kafka, which is waited for once: after that it is away for as long as verifying lasts."""
@@ -38,7 +36,7 @@ class _Patient:
         self._reader = reader
         self._away: Unavailable | None = None
 
-    def read(self, in_flight: InFlight, /) -> "Iterator[pa.Table]":
+    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         with self._waiting():
             yield from self._reader.read(in_flight)
 

@@ -16,6 +16,7 @@ _RESTARTS = frozenset({"claim", "rescale", "migration"})
 
 
 T = TypeVar("T")
+Compare = Callable[[str, T, T], Iterable[str]]
 
 
 def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
@@ -132,13 +133,7 @@ def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
 
 
 def _by_name(
-    at: str,
-    what: str,
-    had: Mapping[str, T],
-    has: Mapping[str, T],
-    compare: Callable[[str, T, T], Iterable[str]],
-    *,
-    may_go: bool,
+    at: str, what: str, had: Mapping[str, T], has: Mapping[str, T], compare: Compare[T], *, may_go: bool
 ) -> Iterator[str]:
     for name in sorted(had):
         if name in has:

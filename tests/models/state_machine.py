@@ -25,7 +25,7 @@ from slackwater.keep.gc.retention import Retention
 from slackwater.keep.init.initialise import initialise
 from slackwater.keep.init.source import Source
 from slackwater.keep.maintain.compact import StageCompactor
-from slackwater.keep.maintain.rescale import rescale
+from slackwater.keep.maintain.stages import rescale
 from slackwater.keep.migrate.migrate import PREFIX, find_plan, migrate
 from slackwater.keep.migrate.migration import finish_newest
 from slackwater.keep.verify.version_chain import differences
