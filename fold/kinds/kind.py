@@ -101,7 +101,7 @@ class Bound:
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
-        """The aggregates (`per_key.Aggregate`), by column, whose rows Spark may add up before; none of other states."""
+        """The aggregates (`Aggregate`), by column, whose rows Spark may add up before; none of other states."""
         return ()
 
     def over_partials(self, _columns: tuple[str, ...]) -> Bound:

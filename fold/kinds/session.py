@@ -119,7 +119,13 @@ class BoundSessions(Bound):
         over = _whole_ms(known.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(known.end), bool)
         sessions = self._joined(rows, groups, known.filter(~over))
         counts = np.bincount(sessions.ids, minlength=groups.num)
-        emitted = self._rows(keys, known.filter(over))
+        ended = known.filter(over)
+        columns: dict[str, pa.Array | pa.ChunkedArray] = dict(self._columns(ended))
+        of = keys.take(pa.array(ended.ids))
+        times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
+        columns |= {name: of[name] for name in of.column_names} | {self.column: times}
+        (schema,) = self.emits
+        emitted = pa.table([columns[name] for name in schema.names], schema=schema)
         return Merged(self._values(sessions, counts), deleted=counts == 0, emitted=(emitted,))
 
     @property
@@ -185,14 +191,6 @@ class BoundSessions(Bound):
         if some.size:
             due[some] = np.minimum.reduceat(_whole_ms(sessions.end), (np.cumsum(counts) - counts)[some])
         return pa.table([*lists, pa.array(due, mask=counts == 0)], schema=self.values)
-
-    def _rows(self, keys: pa.Table, sessions: _Spans) -> pa.Table:
-        columns = self._columns(sessions)
-        times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
-        known = keys.take(pa.array(sessions.ids))
-        columns |= {name: known[name] for name in known.column_names} | {self.column: times}
-        (schema,) = self.emits
-        return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _columns(self, sessions: _Spans) -> dict[str, pa.Array]:
         each = {"start": sessions.start, "end": sessions.end}

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -61,19 +60,8 @@ class _BoundUpsert(Bound):
     emits: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        latest = rows.take(pa.array(self._latest_row(rows, groups)))
-        new_by, old_by = latest[self.by], old[self.by]
-        changed = np.asarray(pc.fill_null(pc.greater_equal(new_by, old_by), pc.is_valid(new_by)))
-        deleted = np.zeros(groups.num, bool)
-        if self.delete_when:
-            deleted = changed & np.asarray(pc.fill_null(latest[self.delete_when], False))
-        values = latest.select(self.values.names).cast(self.values)
-        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(pa.array(changed & ~deleted))
-        return Merged(values, deleted, changed, (emitted,))
-
-    def _latest_row(self, rows: pa.Table, groups: Groups) -> npt.NDArray[np.int64]:
-        """Row number of each key's row with the largest `by`."""
-        # Rows of equal `by` arrive in no fixed order; the other columns decide, so that a replay gives the same.
+        # Each key's row with the largest `by`. Equal rows arrive in no fixed order; the other columns decide, so that a
+        # replay gives the same.
         sortable = [name for name in self.needs if name != self.by]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
         for name in sortable:
@@ -83,4 +71,12 @@ class _BoundUpsert(Bound):
         order = pc.sort_indices(
             table, [("_group", "ascending"), (self.by, "descending"), *((name, "descending") for name in sortable)]
         ).to_numpy()
-        return np.asarray(order[groups.starts], np.int64)
+        latest = rows.take(pa.array(order[groups.starts]))
+        new_by, old_by = latest[self.by], old[self.by]
+        changed = np.asarray(pc.fill_null(pc.greater_equal(new_by, old_by), pc.is_valid(new_by)))
+        deleted = np.zeros(groups.num, bool)
+        if self.delete_when:
+            deleted = changed & np.asarray(pc.fill_null(latest[self.delete_when], False))
+        values = latest.select(self.values.names).cast(self.values)
+        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(pa.array(changed & ~deleted))
+        return Merged(values, deleted, changed, (emitted,))

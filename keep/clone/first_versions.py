@@ -138,21 +138,22 @@ def finish_clone(
     missing = unfinished(target, info)
     if info.origin is None:
         raise Refused(f"app {info.name!r} is no clone: there is nothing to finish")
-    if not missing:
-        _announce(target, info, channels)
-        return ()
-    pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
-    cut = of_snapshot(store, pinned)
-    key = keys.channels(info.name)
-    noted = notes.find(target, key, _CarriedChannels)
-    if noted is None:
-        # Somebody may finish the same clone at the same time: the note that was first counts.
-        noted = notes.add(target, key, _CarriedChannels(_carry(store, cut, info.name, channels, pinned)))
-    # Senders first: nobody may see a receiver whose sender is not there.
-    for stage in order(cut.stages):
-        if stage in missing:
-            begin(target, replace(_first_version(store, target, cut, stage, info, noted.channels), by=by))
-    _announce(target, info, channels)
+    if missing:
+        pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
+        cut = of_snapshot(store, pinned)
+        key = keys.channels(info.name)
+        noted = notes.find(target, key, _CarriedChannels)
+        if noted is None:
+            # Somebody may finish the same clone at the same time: the note that was first counts.
+            noted = notes.add(target, key, _CarriedChannels(_carry(store, cut, info.name, channels, pinned)))
+        # Senders first: nobody may see a receiver whose sender is not there.
+        for stage in order(cut.stages):
+            if stage in missing:
+                begin(target, replace(_first_version(store, target, cut, stage, info, noted.channels), by=by))
+    # Where the stages begin, for Kafka's own tools; those that run on already show it themselves.
+    for stage, head in heads_of(target, info.name, info.origin.cut).items():
+        if head.version == info.origin.cut[stage]:
+            channels.announce(info.name, stage, {read.topic: read.offsets for read in head.inputs.values()})
     return missing
 
 
@@ -179,14 +180,6 @@ def check_finished(store: ObjectStore, info: AppInfo) -> None:
             f"app {info.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
             hint="run the same `slackwater clone` again; it goes on where it stopped",
         )
-
-
-def _announce(target: ObjectStore, info: AppInfo, channels: Channels) -> None:
-    """Tell Kafka's tools where the stages begin; those that run on already tell it themselves."""
-    cut = info.origin.cut if info.origin else {}
-    for stage, head in heads_of(target, info.name, cut).items():
-        if head.version == cut[stage]:
-            channels.announce(info.name, stage, {read.topic: read.offsets for read in head.inputs.values()})
 
 
 def _first_version(

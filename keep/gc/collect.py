@@ -112,22 +112,29 @@ def collect(
             # What another collection took that has become final since the inventory is not missing.
             raise horizon.overtaken(app) from None
         raise
-    goes = {stage: _collectable(seen, plan, names, stage, margin_ms) for stage in seen.ssts}
+    goes: dict[str, tuple[_Infos, _Infos]] = {}
+    for stage, infos in seen.ssts.items():
+        stays = set(plan.versions(stage)) if stage in plan.wholes else set()
+        head = seen.known.stages[stage].head.version if stage in plan.wholes else 0
+        listed = seen.manifests.get(stage, {}).items()
+        versions = tuple(info for version, info in listed if version <= head and version not in stays)
+        before_ms = last_commit_ms(seen, stage) - margin_ms
+        goes[stage] = versions, tuple(i for i in infos if i.key not in names and i.modified_ms <= before_ms)
     records = tuple(unnamed_records(seen, margin_ms))
     old_ms = seen.known.now_ms - margin_ms
     leftovers = store.leftovers(f"{app}/") if isinstance(store, Leftovers) else ()
     writes = tuple(each for each in leftovers if each.begun_ms <= old_ms)
     if not dry_run:
         # In this order, and those of one kind in any.
-        for infos in (*zip(*goes.values(), strict=True), (records,)):
-            do_all(lambda info: store.delete(info.key), chain.from_iterable(infos))
+        for of_kind in (*zip(*goes.values(), strict=True), (records,)):
+            do_all(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
         if isinstance(store, Leftovers):
             do_all(store.discard, writes)
     stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
     done = Collected(app, dry_run, retention, stages, len(records), _bytes(records), len(writes), plan.absent)
     if not dry_run:
-        versions = sum(each.versions for each in stages)
-        record(store, app, "gc", f"{versions} versions, {done.objects - versions} other objects", by)
+        count = sum(each.versions for each in stages)
+        record(store, app, "gc", f"{count} versions, {done.objects - count} other objects", by)
         note_end(store, app)
     return done
 
@@ -159,21 +166,6 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
         raise
     horizon.settle(store, app, final.boundary(number + 1, by, final=True))
     return final
-
-
-def _collectable(
-    seen: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
-) -> tuple[_Infos, _Infos]:
-    versions: _Infos = ()
-    if stage in plan.wholes:
-        stays = set(plan.versions(stage))
-        head = seen.known.stages[stage].head.version
-        listed = seen.manifests[stage].items()
-        versions = tuple(info for version, info in listed if version <= head and version not in stays)
-    old_ms = last_commit_ms(seen, stage) - margin_ms
-    return versions, tuple(
-        info for info in seen.ssts.get(stage, ()) if info.key not in names and info.modified_ms <= old_ms
-    )
 
 
 def _counted(
@@ -225,13 +217,11 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     missing or not readable, and `Unavailable`.
     """
     seen = take_inventory(store, app, dry_run=True)
-    key = key.removeprefix(f"{store.url}/")
-    full = key if key.startswith(f"{app}/") else f"{app}/{key}"
-    if not exists(store, full):
-        raise NotFound(
-            f"object of app {app!r}", key, found=f"looked for {full} under {store.url}", hint="give its whole key"
-        )
-    key = full
+    said = key.removeprefix(f"{store.url}/")
+    key = said if said.startswith(f"{app}/") else f"{app}/{said}"
+    if not exists(store, key):
+        where = f"looked for {key} under {store.url}"
+        raise NotFound(f"object of app {app!r}", said, found=where, hint="give its whole key")
     plan = reachable(seen.known, retention, seen.read)
     for stage, ssts in seen.ssts.items():
         for info in ssts:
@@ -263,11 +253,13 @@ def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_
                 for reason in plan.why(stage, version):
                     naming.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
     if naming:
-        said = (
-            f"{stage}@{_versions(found)} {'names' if len(found) == 1 else 'name'} it: {why}"
-            for why, found in naming.items()
-        )
-        return Explanation(info.key, True, tuple(said))
+        reasons = []
+        for why, found in naming.items():
+            several = f"v{found[0]} to v{found[-1]}"
+            if found[-1] - found[0] + 1 != len(found):
+                several += f" ({len(found)} of them)"
+            reasons.append(f"{stage}@{f'v{found[0]} names' if len(found) == 1 else f'{several} name'} it: {why}")
+        return Explanation(info.key, True, tuple(reasons))
     if info.modified_ms <= last_commit_ms(seen, stage) - margin_ms:
         why = f"no version that stays names it, and {stage} has committed without it since"
         return Explanation(info.key, False, (why,))
@@ -286,10 +278,3 @@ _DOCUMENTS = {
     "log/": "it is part of the log of operations, all of which is kept",
 }
 """Why objects beside the versions stay, by what their keys begin with."""
-
-
-def _versions(found: list[int]) -> str:
-    if len(found) == 1:
-        return f"v{found[0]}"
-    gaps = "" if found[-1] - found[0] + 1 == len(found) else f" ({len(found)} of them)"
-    return f"v{found[0]} to v{found[-1]}{gaps}"

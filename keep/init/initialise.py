@@ -18,7 +18,7 @@ from ...store.sst import ttl
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
-from ...store.versions.manifest import AppInfo, Manifest, Output, Table
+from ...store.versions.manifest import AppInfo, Manifest, Output
 from ..clone.first_versions import check_finished
 from .load import Loading, OnProgress, discard
 from .source import Source
@@ -64,7 +64,12 @@ def initialise(
     removed, or the rows are not the table's (`Loading.load`), with nothing changed, and `Unavailable`: the same call
     again finishes it.
     """
-    table = _table(first)
+    table = first.table
+    if table is None:
+        raise Refused(
+            f"stage {first.app}/{first.stage} keeps no table, so there is nothing to begin with",
+            hint="name a stage with state=",
+        )
     check_free(store, first.app, first.stage)
     if (head := history.head(store, first.app, first.stage)) is not None:
         return _again(store, first, head, source, dry_run=dry_run, on_progress=on_progress)
@@ -120,23 +125,14 @@ def _again(
 ) -> Initialised:
     """What there is, if it is what this call would do. Costs what loading the rows costs, but for the puts."""
     made = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
-    if head.table != first.table:
+    if head.table != first.table or first.table is None:
         raise _taken(head.app, head.stage, f"{made}, with another table than the program declares")
-    loaded = Loading(None, (head.app, head.stage), _table(head), head.clock_ms, on_progress).load(source)
+    loaded = Loading(None, (head.app, head.stage), first.table, head.clock_ms, on_progress).load(source)
     if [(sst.checksum, sst.rows) for sst in loaded.ssts] != [(sst.checksum, sst.rows) for sst in head.ssts]:
         raise _taken(head.app, head.stage, f"{made}, with other rows")
     if (there := _offsets(head)) != (asked := _offsets(first)):
         raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {asked}")
     return _done(store, head, already=True, dry_run=dry_run)
-
-
-def _table(manifest: Manifest) -> Table:
-    if manifest.table is None:
-        raise Refused(
-            f"stage {manifest.app}/{manifest.stage} keeps no table, so there is nothing to begin with",
-            hint="name a stage with state=",
-        )
-    return manifest.table
 
 
 def _offsets(manifest: Manifest) -> dict[str, tuple[int, ...]]:

@@ -82,24 +82,21 @@ def check_captured(
         if nothing and place not in captured:
             continue
         where = f"{place[0]} to {place[1]}"
-        wrong = _unlike(captured.get(place), None if nothing else in_flight)
+        wrong, kept = [], captured.get(place)
+        if kept is None and in_flight is not None:
+            found = f"{in_flight.rows} records of versions {in_flight.after + 1} to {in_flight.up_to}"
+            wrong.append(f"{found} are in flight, and it keeps none")
+        elif kept is not None:
+            if sum(kept.counts) != kept.rows:
+                wrong.append(f"it counts {sum(kept.counts)} records, and names objects with {kept.rows}")
+            if nothing:
+                wrong.append(f"it keeps {kept.rows} records, and nothing is in flight")
+            for name in () if nothing else _PLACE:
+                said, due_here = getattr(kept, name), getattr(in_flight, name)
+                if said != due_here:
+                    what = name.replace("_", " ")
+                    wrong.append(f"it keeps records with {what} {said}; the cut has {due_here} in flight")
         yield Checked("kept", where, tuple(f"snapshot {snapshot.name!r}, {where}: {each}" for each in wrong))
-
-
-def _unlike(captured: Captured | None, due: InFlight | None) -> Iterator[str]:
-    if captured is None:
-        found = f"{due.rows} records of versions {due.after + 1} to {due.up_to}" if due else "nothing"
-        yield f"{found} are in flight, and it keeps none"
-        return
-    if sum(captured.counts) != captured.rows:
-        yield f"it counts {sum(captured.counts)} records, and names objects with {captured.rows}"
-    if due is None:
-        yield f"it keeps {captured.rows} records, and nothing is in flight"
-        return
-    for name in _PLACE:
-        said, found = getattr(captured, name), getattr(due, name)
-        if said != found:
-            yield f"it keeps records with {name.replace('_', ' ')} {said}; the cut has {found} in flight"
 
 
 def recount(

@@ -8,7 +8,7 @@ from typing import TypeVar
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
-from ...store.versions.manifest import Aside, Input, Lost, Manifest, Output, Sink
+from ...store.versions.manifest import Input, Lost, Manifest, Output, Sink
 from .report import Checked, noted
 
 _RESTARTS = frozenset({"claim", "rescale", "migration"})
@@ -102,12 +102,15 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
             yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
     yield from _by_name(at, "channel", earlier.outputs, later.outputs, _output_differences, may_go=restarted)
     yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=restarted)
-    for name in sorted(earlier.aside):
-        if name in later.aside:
-            wrong = _aside_differences(earlier.aside[name], later.aside[name])
-            yield from (f"{at}, {name} records: {each}" for each in wrong)
-        else:
+    for name, had in sorted(earlier.aside.items()):
+        if (has := later.aside.get(name)) is None:
             yield f"{at} has no table of {name} records; the one before had"
+            continue
+        added, most = has.total - had.total, had.waiting + has.rows
+        if has.rows != added:
+            yield f"{at}, {name} records: {has.rows} rows added; expected {added}, by the totals before and after"
+        if not 0 <= has.waiting <= most:
+            yield f"{at}, {name} records: {has.waiting} wait; expected at most {most}, those from before and the new"
 
 
 def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
@@ -198,13 +201,6 @@ def _sink_differences(_name: str, earlier: Sink, later: Sink) -> Iterator[str]:
         yield f"end went back from {earlier.end} to {later.end}"
     if later.rows != later.sent - earlier.sent:
         yield f"{later.rows} rows written; expected {later.sent - earlier.sent}, by what was sent before and after"
-
-
-def _aside_differences(earlier: Aside, later: Aside) -> Iterator[str]:
-    if later.rows != later.total - earlier.total:
-        yield f"{later.rows} rows added; expected {later.total - earlier.total}, by the totals before and after"
-    if not 0 <= later.waiting <= earlier.waiting + later.rows:
-        yield f"{later.waiting} wait; expected at most {earlier.waiting + later.rows}, those from before and the new"
 
 
 def _gone_back(what: str, earlier: Sequence[int], later: Sequence[int]) -> Iterator[str]:
