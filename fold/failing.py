@@ -55,9 +55,8 @@ class StateFailed(Exception):
     def of(cls, told: Sequence[StateFailure]) -> Self:
         """What several tasks told, as one: what all failed for, and why the first did."""
         keys = tuple(key for each in told for key in each.keys)
-        return cls(
-            StateFailure(told[0].why, keys, {number: why for each in told for number, why in each.records.items()})
-        )
+        records = {number: why for each in told for number, why in each.records.items()}
+        return cls(StateFailure(told[0].why, keys, records))
 
 
 def described(error: BaseException) -> Failure:

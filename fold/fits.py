@@ -125,8 +125,7 @@ def evolve(
 ) -> tuple[Table, tuple[ColumnChange, ...]]:
     """The stored table as the program declares it, and what that changes of its columns; itself where nothing does.
 
-    Of the table that the program would make, the number of state partitions does not count. The renames are what the
-    user says of columns, old to new.
+    Its number of state partitions does not count. The renames are what the user says of columns, old to new.
 
     Raises `NotFound` where a rename names a column that is not there, with the nearest, and `Refused` where what is
     stored means something else under the new declaration, or does not fit it.

@@ -19,9 +19,7 @@ def columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
     """The columns that `tag` makes of rows of these schemas, the key left out."""
     if len(rows) == 1:
         return tuple(name for name in rows[0].names if name not in key)
-    named = (
-        name_of(position, name) for position, schema in enumerate(rows) for name in schema.names if name not in key
-    )
+    named = (name_of(at, name) for at, schema in enumerate(rows) for name in schema.names if name not in key)
     return (TAG, *named)
 
 

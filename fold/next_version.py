@@ -96,8 +96,7 @@ def next_version(
 
     `positions` says where it ends on each input, by declared name; empty where nothing was read. Finished `merges` are
     put in the place of their inputs; those that do not fit are left out. The tasks went by `times`, and `with_rows`
-    says whether they read any. `now_ms` is the wall clock, in ms since 1970, and `duration_ms` from the batch's start
-    until then.
+    says whether they read any. `now_ms` is the wall clock, in ms since 1970, `duration_ms` the time since it began.
 
     Raises `Refused` where the stage is retired.
     """
@@ -166,10 +165,8 @@ def _read(at: Input, end: Position, *, own: bool) -> Input:
     # Where the reader began in the middle of the channel, nobody knows what was before.
     rows = sum(end.consumed) - sum(at.passed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
-    watermark_ms = at.watermark_ms if own else progress.later(at.watermark_ms, end.watermark_ms)
-    return replace(
-        at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=watermark_ms
-    )
+    at_ms = at.watermark_ms if own else progress.later(at.watermark_ms, end.watermark_ms)
+    return replace(at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=at_ms)
 
 
 def _sent(

@@ -88,8 +88,7 @@ def ranges(
 ) -> Iterator[Range]:
     """What is to be read from the offsets `starts` to before `ends`, by Kafka partition; a new partition from 0 on.
 
-    Of a channel, `passed` are the rows sent before the first place, and `sent` those before the other; empty where
-    nobody counted.
+    Of a channel, `passed` are the rows sent before the first place, `sent` those before the other; empty if not known.
     """
     rows = difference(passed, sent)
     for partition, (first, last) in enumerate(zip_longest(starts, ends, fillvalue=0)):

@@ -113,15 +113,14 @@ class Step:
         starts = pa.array(groups.starts)
         hashes = rows[HASH].take(starts).combine_chunks()
         keys = rows.select(self._key).take(starts)
-        old, found, before = stored.of_keys(hashes.to_numpy(), keys)
+        numbers = hashes.to_numpy()
+        old, found, before = stored.of_keys(numbers, keys)
         needed = rows.select([*self._key, *self.state.needs])
         if self.tells is None:
             merged = self.bound.merge(needed, groups, keys, old)
         else:
             records = rows[RECORD].to_numpy() if RECORD in rows.column_names else None
-            merged = merge_or_tell(
-                self.bound, needed, groups, keys, old, hashes.to_numpy(), records=records, most=self.tells
-            )
+            merged = merge_or_tell(self.bound, needed, groups, keys, old, numbers, records=records, most=self.tells)
         return self._new(hashes, keys, merged, found, before), merged.emitted
 
     def _fallen_due(

@@ -322,11 +322,8 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
             number = pc.add(pc.fill_null(earlier[f"_{name}_count"], 0), pc.fill_null(later[f"_{name}_count"], 0))
             divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
             # Of sums beyond 2^53 a double is the nearest.
-            return {
-                name: pc.divide(total.cast(pa.float64(), safe=False), divisor),
-                f"_{name}_sum": total,
-                f"_{name}_count": number,
-            }
+            average = pc.divide(total.cast(pa.float64(), safe=False), divisor)
+            return {name: average, f"_{name}_sum": total, f"_{name}_count": number}
         case "min" | "max":
             # By comparison, as Arrow's min_element_wise knows neither times with a zone nor strings.
             better = pc.less(new, old) if function == "min" else pc.greater(new, old)

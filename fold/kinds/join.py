@@ -111,9 +111,8 @@ class Join(Kind, frozen=True, tag="join"):
             )
         check_value_names([self.left, self.right, *left, *right], key)
         emits = pa.schema([*(field_of(rows[0], name) for name in key), *sides[0].columns, *sides[1].columns])
-        return BoundJoin(
-            key, tuple(rows), sides[0], sides[1], self.within_ms, self.how == "left", emits.remove_metadata()
-        )
+        outer, emitted = self.how == "left", emits.remove_metadata()
+        return BoundJoin(key, tuple(rows), sides[0], sides[1], self.within_ms, outer, emitted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,9 +243,7 @@ def swap_in(
         if done.whole:
             # Nothing of the columns' past is missing: they are as if the table had been born with them.
             new = {column for column, number in zip(table.columns, table.ids, strict=True) if number in done.columns}
-            table = replace(
-                table, values=tuple(replace(each, since=0) if each in new else each for each in table.values)
-            )
+            table = replace(table, values=tuple(replace(one, since=0) if one in new else one for one in table.values))
         ssts = tuple(filled[sst.object] for sst in draft.ssts)
         return replace(draft, ssts=ssts, table=table, backfills=(*draft.backfills, done))
 

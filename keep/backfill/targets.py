@@ -145,14 +145,11 @@ def _target(
     if since is None:
         begun, begins = beginnings(store, migrated) or ({}, False)
     elif head.stage not in since.stages:
-        raise Refused(
-            f"{since.ref} has no version of {head.stage}", hint="name a later moment, or none, for all that Kafka has"
-        )
+        hint = "name a later moment, or none, for all that Kafka has"
+        raise Refused(f"{since.ref} has no version of {head.stage}", hint=hint)
     else:
         begun, begins = positions(store, since.stages[head.stage]), False
-    found = {
-        name: channel(store, head.app, name, begun.get(name), end) for name, end in read_by.items() if end.upstream
-    }
+    found = {name: channel(store, head.app, name, begun.get(name), at) for name, at in read_by.items() if at.upstream}
     channels = {name: each for name, (each, _) in found.items()}
     ends = {name: each.offsets for name, each in read_by.items()}
     first = begun | {name: each.start for name, each in channels.items()}
@@ -194,9 +191,8 @@ def _check_table(table: Table, columns: list[Column]) -> None:
             hint=ANOTHER_STAGE,
         )
     if table.ttl is not None:
-        raise Refused(
-            "its rows expire: which records a row that came back has lost, Kafka does not know", hint=ANOTHER_STAGE
-        )
+        why = "its rows expire: which records a row that came back has lost, Kafka does not know"
+        raise Refused(why, hint=ANOTHER_STAGE)
     for column in columns:
         default = default_of(column).as_py()
         if default is None or (column.name in kind.columns and kind.is_neutral(column.name, default)):
@@ -215,9 +211,8 @@ def _check_event_time(stage: str, heads: Mapping[str, Manifest], declared: Decla
             continue
         head = heads.get(name)
         if head is not None and head.event_time is not None:
-            raise Refused(
-                f"{name} knows event time: which rows come too late depends on where batches end", hint=ANOTHER_STAGE
-            )
+            why = f"{name} knows event time: which rows come too late depends on where batches end"
+            raise Refused(why, hint=ANOTHER_STAGE)
         if name != stage:
             _check_event_time(name, heads, declared)
 

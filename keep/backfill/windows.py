@@ -75,10 +75,8 @@ def beginnings(store: ObjectStore, at: Manifest) -> tuple[Places, bool] | None:
 
 def _add(found: Places, more: Places, at: Manifest) -> None:
     if twice := sorted(found.keys() & more.keys()):
-        raise Refused(
-            f"topic {twice[0]!r} comes to {at.stage} by two ways, and stands at other offsets on each",
-            hint=ANOTHER_STAGE,
-        )
+        why = f"topic {twice[0]!r} comes to {at.stage} by two ways, and stands at other offsets on each"
+        raise Refused(why, hint=ANOTHER_STAGE)
     found |= more
 
 

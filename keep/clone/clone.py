@@ -213,9 +213,8 @@ def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[st
                 f"the clone would read the topic {topic!r} and publish there: records would go round for ever"
             )
         if kafka.ends(topic) is None:
-            raise NotFound(
-                "Kafka topic", topic, (), hint=f"the sink {name!r} of the clone is to publish there: make it"
-            )
+            hint = f"the sink {name!r} of the clone is to publish there: make it"
+            raise NotFound("Kafka topic", topic, (), hint=hint)
 
 
 def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:

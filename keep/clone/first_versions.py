@@ -84,9 +84,7 @@ def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snap
     for name, group in groupby(channels(cut), attrgetter("name")):
         # From where the last receiver is, with a stop where each of the others is. In a clone that has read nothing
         # yet, readers stand at different offsets before one and the same version.
-        readers = sorted(
-            group, key=lambda reader: (reader.input.version, reader.input.offsets) if reader.input else (0,)
-        )
+        readers = sorted(group, key=lambda one: (one.input.version, one.input.offsets) if one.input else (0,))
         topic, rows = channel_topic(app, name), 0
         starts: dict[str, tuple[int, ...]] = {}
         attempts: list[str] = []

@@ -81,11 +81,7 @@ class Reachable:
             return ()
         head = self.known.stages[stage].head.version
         # Of the whole history, the rules that would keep this version by themselves.
-        found = [
-            reason
-            for start, reason in self.wholes[stage]
-            if start <= version and (reason.rule != "head" or version == head)
-        ]
+        found = [each for at, each in self.wholes[stage] if at <= version and (each.rule != "head" or version == head)]
         return tuple(dict.fromkeys((*found, *self.single.get(stage, {}).get(version, ()))))
 
     def versions(self, stage: str) -> Iterator[int]:
@@ -212,9 +208,7 @@ def _needed_whole(known: Known, stage: str, retention: Retention, read: Read) ->
 def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
     """The stage's version at a time, None when its whole history is later."""
     there = known.stages[stage]
-    return history.newest_where(
-        read, lambda _stage: there.first, there.head, lambda manifest: manifest.time_ms <= time_ms
-    )
+    return history.newest_where(read, lambda _stage: there.first, there.head, lambda at: at.time_ms <= time_ms)
 
 
 def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:

@@ -55,21 +55,13 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
     Raises `NotFound` where there is no such app or stage, `Refused` where a stage that is wanted keeps no table, or is
     retired, and `Unavailable`.
     """
-    return tuple(
-        Merge(
-            stage=head.stage,
-            partition=one.partition,
-            inputs=len(one.inputs),
-            bytes=sum(sst.bytes for sst in one.inputs),
-            levels=tuple(sorted({sst.level for sst in one.inputs})),
-            level=one.output_level,
-            moves=one.moves,
-            drops_tombstones=one.drops_tombstones,
-        )
-        for head in _tables_of(store, app, wanted)
-        if not head.retired
-        for one in pick_for(head, full=full)
-    )
+    found = []
+    for head in _tables_of(store, app, wanted):
+        for one in () if head.retired else pick_for(head, full=full):
+            size, levels = sum(sst.bytes for sst in one.inputs), tuple(sorted({sst.level for sst in one.inputs}))
+            count, drops = len(one.inputs), one.drops_tombstones
+            found.append(Merge(head.stage, one.partition, count, size, levels, one.output_level, one.moves, drops))
+    return tuple(found)
 
 
 def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:

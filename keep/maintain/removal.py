@@ -4,9 +4,8 @@
    runner that nobody sees stops at its next commit.
 2. Wait until these versions have been there for as long as a writer may commit without looking
    (`store.versions.horizon`): one that wakes up after that looks, finds that its history is gone, and stops.
-3. Write the note that the app is being removed. From here on it is an app for nobody: whoever lists its stages, or
-   makes one of its name, is refused. Look once more: whoever pinned a cut before is seen now, and whoever pins one
-   after it sees the note.
+3. Write the note that the app is being removed. From here on whoever lists its stages, or makes one of its name, is
+   refused. Check once more: whoever pinned a cut before is seen now, and whoever pins one after it sees the note.
 4. Delete its identity, then everything else, the newest versions last, and the note after them. What is left says who
    removed it and when: the app's own log is gone with it.
 """

@@ -100,9 +100,7 @@ def migrate(
     if not found.changes:
         return Migrated(found, 0, "", {})
     asked = open_requests(store, found.app)
-    steps = {
-        name: replace(step, inputs=dict(starts.get(step.called or name, {}))) for name, step in found.steps.items()
-    }
+    steps = {old: replace(step, inputs=dict(starts.get(step.called or old, {}))) for old, step in found.steps.items()}
     if asked and any(step.answers_otherwise for step in steps.values()):
         raise Refused(
             f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other "

@@ -29,8 +29,7 @@ from ...store.versions.manifest import Former, Input, Manifest, Output
 from ...store.versions.migrations import MIGRATIONS, Migration, Step
 from .plan import Plan, readers
 
-Heads = Mapping[str, Manifest]
-"""The newest versions, by stage."""
+Heads = Mapping[str, Manifest]  # by stage
 
 
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
@@ -91,11 +90,9 @@ def planned(heads: Heads, plan: Plan) -> dict[str, Manifest]:
     """The newest versions as a plan would make them, of stages that keep their name. Pure. Raises as `applied`."""
     found = dict(heads)
     for stage, step in plan.steps.items() if plan.changes else ():
-        head = heads.get(stage)
-        if head is not None and not head.retired and not step.called:
-            draft = commit.successor(
-                head, kind="migration", epoch=head.epoch + 1, writer="", by="", now_ms=head.time_ms
-            )
+        at = heads.get(stage)
+        if at is not None and not at.retired and not step.called:
+            draft = commit.successor(at, kind="migration", epoch=at.epoch + 1, writer="", by="", now_ms=at.time_ms)
             found[stage] = applied(draft, step, plan.after + 1)
     return found
 
@@ -116,9 +113,7 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
     if draft.table is None or draft.table.schema != step.schema:
         raise Refused(f"migration {number} was planned for another table of {draft.app}/{draft.stage} than it has now")
     had = draft.table.ids
-    values = (
-        each if each.id in had or not each.id else replace(each, since=draft.version) for each in step.table.values
-    )
+    values = (one if one.id in had or not one.id else replace(one, since=draft.version) for one in step.table.values)
     table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
     event_time = draft.event_time
     due_before, due_after = (any(column.name == DUE for column in each.values) for each in (draft.table, table))
@@ -154,7 +149,7 @@ def _rename(
     return ended, versions
 
 
-def _reading(manifest: Manifest, ended: Heads) -> Manifest:
+def _reading(head: Manifest, ended: Heads) -> Manifest:
     """A manifest whose stage reads senders under their new names, by the last versions under their old ones."""
 
     def of(name: str, source: Input) -> Input:
@@ -166,10 +161,8 @@ def _reading(manifest: Manifest, ended: Heads) -> Manifest:
         is_read = sent is None or source.offsets == sent.ends
         return replace(source, upstream=last.called, version=last.version if is_read else last.version - 1)
 
-    inputs, stopped = (
-        {name: of(name, each) for name, each in some.items()} for some in (manifest.inputs, manifest.stopped)
-    )
-    return replace(manifest, inputs=inputs, stopped=stopped)
+    inputs, stopped = ({name: of(name, one) for name, one in some.items()} for some in (head.inputs, head.stopped))
+    return replace(head, inputs=inputs, stopped=stopped)
 
 
 def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, now_ms: int) -> Manifest:

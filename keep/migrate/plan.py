@@ -17,8 +17,7 @@ from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest, Ttl
 from ...store.versions.migrations import Step
 
-Names = Mapping[str, str]
-"""Names until now, and from then on."""
+Names = Mapping[str, str]  # until now, and from then on
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +173,7 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
                 continue
             if not any(name in each.inputs for each in declared.stages.values()):
                 continue
-            reading = {
-                each.stage: each.inputs[name] for each in heads.values() if name in each.inputs and not each.retired
-            }
+            reading = {one.stage: one.inputs[name] for one in heads.values() if name in one.inputs and not one.retired}
             # Between a migration and the first batch of a new reader there may be nobody who reads it.
             places = reading or {each.stage: each.stopped[name] for each in heads.values() if name in each.stopped}
             for reader, source in places.items():

@@ -165,9 +165,8 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[
             snapshot = read_snapshot(store, at.app, name)
             versions = snapshot.stages
             if isinstance(at, Cut) and versions != at.versions:
-                raise NotFound(
-                    f"snapshot of app {at.app!r}", name, found="it was removed, and taken again at another moment"
-                )
+                gone = "it was removed, and taken again at another moment"
+                raise NotFound(f"snapshot of app {at.app!r}", name, found=gone)
         elif isinstance(at, Cut):
             versions, thinned = at.versions, at.thinned
         else:
