@@ -85,7 +85,7 @@ def smallest(items: Sequence[int], is_bad: Callable[[Sequence[int]], bool], *, m
     `is_bad` says whether a choice of them, in their order, is; it may be asked so often (`most`). With the items
     returns whether it is known that each of them is needed: not when `most` did not suffice.
     """
-    asked, parts = 0, 2
+    tries, parts = 0, 2
     while len(items) > 1:
         size = -(-len(items) // parts)
         chunks = [items[at : at + size] for at in range(0, len(items), size)]
@@ -93,9 +93,9 @@ def smallest(items: Sequence[int], is_bad: Callable[[Sequence[int]], bool], *, m
         # Of two parts, each is the other's rest.
         candidates = [*chunks, *(rests if len(chunks) > 2 else ())]
         for number, candidate in enumerate(candidates):
-            if asked == most:
+            if tries == most:
                 return items, False
-            asked += 1
+            tries += 1
             if is_bad(candidate):
                 items, parts = candidate, 2 if number < len(chunks) else max(len(chunks) - 1, 2)
                 break

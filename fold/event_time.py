@@ -55,7 +55,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a task looks for."""
+    """The event times that a task searches its rows for."""
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0

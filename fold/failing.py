@@ -1,4 +1,4 @@
-"""What a user's function fails for: searched for where it runs, among the rows that are there, and told."""
+"""The keys or records that a user's function fails for: searched for where it runs, among the rows that are there."""
 
 import traceback
 from collections.abc import Callable, Sequence

@@ -153,8 +153,8 @@ class BoundSessions(Bound):
         """The sessions with a batch's rows in them: many of these may be in one, and one may make several one."""
         if not rows.num_rows:
             return known
-        given = rows[self.column].combine_chunks()
-        starts, ends = (pc.struct_field(given, name) for name in TIMES)
+        spans = rows[self.column].combine_chunks()
+        starts, ends = (pc.struct_field(spans, name) for name in TIMES)
         if starts.null_count or ends.null_count:
             raise Refused(
                 f"a row has no session in {self.column!r}",

@@ -257,5 +257,5 @@ def nothing(left: Sequence[Left], app: str) -> Refused | None:
     """The error for columns none of which can be computed; None where there are none."""
     if not left:
         return None
-    told = "; ".join(f"{each.stage} ({', '.join(each.columns)}): {each.why}" for each in left)
-    return Refused(f"nothing of {app} can be computed over the past: {told}", hint=left[0].hint)
+    reasons = "; ".join(f"{each.stage} ({', '.join(each.columns)}): {each.why}" for each in left)
+    return Refused(f"nothing of {app} can be computed over the past: {reasons}", hint=left[0].hint)

@@ -217,35 +217,35 @@ def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[st
             raise NotFound("Kafka topic", topic, (), hint=hint)
 
 
-def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
+def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | None:
     """This very clone's identity if an earlier call began it, and perhaps finished it; None if the name is free."""
     try:
-        found = apps.read_app(target, wanted.name)
+        found = apps.read_app(target, planned.name)
     except NotFound:
-        if history.list_stages(target, wanted.name):
+        if history.list_stages(target, planned.name):
             raise Refused(
-                f"{target.url} has stages of an app {wanted.name!r} that has no identity",
+                f"{target.url} has stages of an app {planned.name!r} that has no identity",
                 hint="choose another name, or remove what is left of that app",
             ) from None
         return None
     hint = "choose another name"
-    if found.origin is None or wanted.origin is None:
-        raise Refused(f"app {wanted.name!r} exists already under {target.url}", hint=hint)
+    if found.origin is None or planned.origin is None:
+        raise Refused(f"app {planned.name!r} exists already under {target.url}", hint=hint)
     made_from = f"{found.origin.app}@{found.origin.snapshot} in {found.origin.root}"
     # `app@now` was another moment when the clone was begun; a fixed moment must be the same.
-    ours = structs.replace(wanted.origin, snapshot="", cut=found.origin.cut if ref.moves else wanted.origin.cut)
+    ours = structs.replace(planned.origin, snapshot="", cut=found.origin.cut if ref.moves else planned.origin.cut)
     is_same = ours == structs.replace(found.origin, snapshot="")
     if not (missing := unfinished(target, found)):
         # A moment that moves only goes on: an earlier one is another. And who asks for the present of an app, and finds
         # a clone that runs, means another clone.
-        is_same = is_same and all(wanted.origin.cut.get(stage, 0) >= at for stage, at in found.origin.cut.items())
+        is_same = is_same and all(planned.origin.cut.get(stage, 0) >= at for stage, at in found.origin.cut.items())
         pinned = find_snapshot(store, found.origin.app, found.origin.snapshot)
         if is_same and not (ref.moves and has_run(target, found)) and pinned is not None:
             return found
-        raise Refused(f"app {wanted.name!r} exists already under {target.url}, a clone of {made_from}", hint=hint)
+        raise Refused(f"app {planned.name!r} exists already under {target.url}, a clone of {made_from}", hint=hint)
     if not is_same:
         raise Refused(
-            f"app {wanted.name!r} is an unfinished clone of {made_from}; {', '.join(missing)} are missing, "
+            f"app {planned.name!r} is an unfinished clone of {made_from}; {', '.join(missing)} are missing, "
             "and this call is for another moment or other topics",
             hint="finish it with the arguments it was begun with, or choose another name",
         )

@@ -234,10 +234,10 @@ def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo
     if not listed:
         return
     # In this order: a request goes when its snapshot is written, and is seen there then.
-    asked = {request.name for request in open_requests(store, app)}
+    requested = {request.name for request in open_requests(store, app)}
     kept = {key for each in list_snapshots(store, app) for key in each.object_keys}
     for name, infos in groupby(listed, key=lambda info: info.key.removeprefix(prefix).split("/", 1)[0]):
         group = tuple(infos)
         idle = max(info.modified_ms for info in group) <= inventory.known.now_ms - margin_ms
-        if idle and name not in asked:
+        if idle and name not in requested:
             yield from (info for info in group if info.key not in kept)

@@ -157,26 +157,26 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
     """From where on each stage's history stays whole; receivers first, because senders wait for them."""
     stages = found.known.stages
     heads = {stage: known.head for stage, known in stages.items()}
-    wanted: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
+    needed: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
     for stage, head in heads.items():
-        wanted[stage] += _needed_whole(found.known, stage, retention, read)
+        needed[stage] += _needed_whole(found.known, stage, retention, read)
         for spans in head.captured.values():
             for name, span in spans.items():
                 sender = head.inputs[name].upstream if name in head.inputs else ""
-                if sender in wanted:
-                    wanted[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
+                if sender in needed:
+                    needed[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
     # A head does not say what was read before a migration: who is found to be needed from earlier on comes again.
     waiting = [*reversed(order(heads))]
     for receiver in waiting:
         first, last = stages[receiver].first, heads[receiver].version
-        found.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in wanted[receiver])
+        found.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in needed[receiver])
         if heads[receiver].retired:
             continue
         start = found.first(receiver)
         for source in read(receiver, start).inputs.values():
-            if source.upstream in wanted:
+            if source.upstream in needed:
                 detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
-                wanted[source.upstream].append((source.version, Reason("unread", detail, receiver)))
+                needed[source.upstream].append((source.version, Reason("unread", detail, receiver)))
                 at = max(source.version, stages[source.upstream].first)
                 if source.upstream in found.wholes and at < found.first(source.upstream):
                     waiting.append(source.upstream)

@@ -130,8 +130,8 @@ def _again(
     loaded = Loading(None, (head.app, head.stage), first.table, head.clock_ms, on_progress).load(source)
     if [(sst.checksum, sst.rows) for sst in loaded.ssts] != [(sst.checksum, sst.rows) for sst in head.ssts]:
         raise _taken(head.app, head.stage, f"{made}, with other rows")
-    if (there := _offsets(head)) != (asked := _offsets(first)):
-        raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {asked}")
+    if (there := _offsets(head)) != (expected := _offsets(first)):
+        raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {expected}")
     return _done(store, head, already=True, dry_run=dry_run)
 
 

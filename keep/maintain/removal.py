@@ -30,7 +30,7 @@ from .stages import commit_retired
 _ALIVE_MS = 60_000
 """A stage that committed within this time has a runner, as far as one can tell."""
 _BATCH = 1_000
-"""Objects that are deleted between two looks at the note."""
+"""Objects that are deleted between two checks of the note."""
 
 
 class Removal(Struct, frozen=True):

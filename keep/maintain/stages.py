@@ -142,7 +142,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     if stage not in heads:
         raise NotFound(f"stage of app {app!r}", stage, heads)
     head = heads[stage]
-    asked = tuple(request.name for request in open_requests(store, app))
+    requests = tuple(request.name for request in open_requests(store, app))
     if head.retired:
         if not dry_run:
             _record_retirement(store, app, head, by)
@@ -169,7 +169,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
         retired = commit_retired(store, head, by=by, now_ms=now_ms)
         version = retired.version
         _record_retirement(store, app, retired, by)
-    return Retired(app, stage, version, False, head.time_ms, head.by, len(head.ssts), unread, asked)
+    return Retired(app, stage, version, False, head.time_ms, head.by, len(head.ssts), unread, requests)
 
 
 def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) -> Manifest:

@@ -99,13 +99,13 @@ def migrate(
     """
     if not found.changes:
         return Migrated(found, 0, "", {})
-    asked = open_requests(store, found.app)
+    requests = open_requests(store, found.app)
     steps = {old: replace(step, inputs=dict(starts.get(step.called or old, {}))) for old, step in found.steps.items()}
-    if asked and any(step.answers_otherwise for step in steps.values()):
+    if requests and any(step.answers_otherwise for step in steps.values()):
         raise Refused(
-            f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other "
+            f"snapshot {requests[0].name} of {found.app} is under way, and waits for stages that would read other "
             "inputs or have other names",
-            hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {asked[0].name}",
+            hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {requests[0].name}",
         )
     number = found.after + 1
     cut = newest_cut(store, found.app, stages_of(store, found.app))
@@ -169,9 +169,9 @@ def of_column(change: ColumnChange) -> str:
     """One change of a column."""
     match change.kind:
         case "added":
-            told = f" = {change.meaning}, from here on" if change.meaning else ""
+            meaning = f" = {change.meaning}, from here on" if change.meaning else ""
             before = "null" if change.default is None else change.default
-            return f"+ {change.column} {change.type}{told}; rows from before have {before}"
+            return f"+ {change.column} {change.type}{meaning}; rows from before have {before}"
         case "removed":
             return f"- {change.column} {change.type}"
         case "renamed":

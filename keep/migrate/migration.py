@@ -64,11 +64,11 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
             if made.changed:
                 versions[stage] = made.manifest.version
     if any(step.answers_otherwise for step in migration.stages.values()):
-        for asked in open_requests(store, migration.app):
-            if asked.migration < migration.number:
+        for request in open_requests(store, migration.app):
+            if request.migration < migration.number:
                 why = "the app was migrated while it was under way: take it again"
-                record(store, migration.app, "snapshot failed", f"{asked.name}: {why}", migration.by)
-                cancel(store, migration.app, asked)
+                record(store, migration.app, "snapshot failed", f"{request.name}: {why}", migration.by)
+                cancel(store, migration.app, request)
     return versions
 
 

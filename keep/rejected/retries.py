@@ -55,7 +55,7 @@ class Retry(Struct, frozen=True):
     by: fits.Line
 
 
-RETRIES = Notes(Retry, keys.retries, lambda asked: asked.id)
+RETRIES = Notes(Retry, keys.retries, lambda request: request.id)
 """Those that are not done yet, oldest first."""
 
 
@@ -76,8 +76,8 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
     """
     if not waiting(store, app, stage):
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
-    asked = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)
-    if asked is None:
-        asked = RETRIES.add(store, Retry(str(ULID()), stage, now_ms, by), app)
+    request = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)
+    if request is None:
+        request = RETRIES.add(store, Retry(str(ULID()), stage, now_ms, by), app)
     notify(store, app)
-    return asked
+    return request

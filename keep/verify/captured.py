@@ -102,7 +102,7 @@ def check_captured(
 def recount(
     store: ObjectStore, captured: Captured, markers: tuple[int, ...]
 ) -> tuple[tuple[int, ...] | None, tuple[Checked, ...]]:
-    """Read every object of a captured channel and look at each record's address.
+    """Read every object of a captured channel and check each record's address.
 
     `markers` has the offset of the snapshot's marker in each partition, and is empty where there is none. Returns the
     records by partition, None when an object cannot be read, and a check of each object. Raises only `Unavailable`.
@@ -215,7 +215,7 @@ def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Checked]:
 
 
 def reread_markers(snapshot: Snapshot, cut: Cut, reader: Rereader | None, not_reread: list[str]) -> Iterator[Checked]:
-    """Look at each marker in Kafka. Channels whose markers are not there any more are told to `not_reread`."""
+    """Check each marker in Kafka. Channels whose markers are not there any more are added to `not_reread`."""
     for name, sender in sorted({(channel.name, channel.sender) for channel in channels(cut)}):
         topic = cut.stages[sender].outputs[name].topic
         for partition, offset in enumerate(markers_of(snapshot, cut, name, sender)):

@@ -1,4 +1,4 @@
-"""What verifying finds: how many things of each kind were looked at, and what is not as it must be. Values only."""
+"""What verifying finds: how many things of each kind were checked, and what is not as it must be. Values only."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ CHECKS: dict[Check, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Something that was looked at; `wrong` has a sentence for everything that is not as it must be."""
+    """Something that was checked; `wrong` has a sentence for everything that is not as it must be."""
 
     check: Check
     subject: str
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many things one kind of check looked at."""
+    """How many things one kind of check was made of."""
 
     check: Check
     checked: int

@@ -88,7 +88,7 @@ def check_entries(manifest: Manifest) -> Checked:
 
 
 def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
-    """Read a whole SST and look at every row.
+    """Read a whole SST and check every row.
 
     `partitions` has the numbers of state partitions that the stage had while the SST may have been written; it is empty
     when nobody knows. Raises only `Unavailable`.
