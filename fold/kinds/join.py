@@ -116,7 +116,7 @@ class Join(Kind, frozen=True, tag="join"):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class JoinSide:
     """One of the two streams."""
 
     name: str
@@ -127,7 +127,7 @@ class Side:
     """The one that is its rows' time."""
 
 
-def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
+def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSide:
     times = dict(map(input_of, rows))
     if name not in times:
         raise NotFound("input", name, times, hint="join(...) names the two inputs of its stage")
@@ -144,7 +144,7 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
         )
     # As the table has them: what is inside may always be null.
     columns = [pa.field(one.name, to_arrow(from_arrow(one.type))) for one in rows[part] if one.name not in key]
-    return Side(name, part, pa.schema(columns), time)
+    return JoinSide(name, part, pa.schema(columns), time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +249,8 @@ class BoundJoin(Bound):
     key: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]
     """The schemas of the function's DataFrames, in their order."""
-    left: Side
-    right: Side
+    left: JoinSide
+    right: JoinSide
     within_ms: int
     outer: bool
     """Whether rows of the left are emitted that met none."""

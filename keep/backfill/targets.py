@@ -23,7 +23,7 @@ from ...store.sst.evolution import default_of
 from ...store.versions import history
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Column, Manifest, Table
-from .windows import Channel, beginnings, channel, positions, read_through
+from .windows import ChannelRange, beginnings, channel, positions, read_through
 
 _LONGEST_NAME = 63
 _WITHOUT_PAST = (
@@ -52,7 +52,7 @@ class Target:
     """Up to these, which the stage had reached with that version."""
     begins: bool
     """Whether the stage itself began at `starts`, with nothing."""
-    channels: Mapping[str, Channel] = field(default_factory=dict)
+    channels: Mapping[str, ChannelRange] = field(default_factory=dict)
     """Of what is read, the repartition topics of stages with state."""
 
     @property

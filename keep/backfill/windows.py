@@ -139,7 +139,7 @@ _ATTEMPTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class ChannelRange:
     """What is read once more of a repartition topic: what its reader had consumed between two places."""
 
     start: Input
@@ -151,23 +151,23 @@ class Channel:
         return sum(self.end.passed) - sum(self.start.passed)
 
 
-def channel(store: ObjectStore, app: str, name: str, begun: Input | None, end: Input) -> tuple[Channel, bool]:
+def channel(store: ObjectStore, app: str, name: str, begun: Input | None, end: Input) -> tuple[ChannelRange, bool]:
     """What can be read of a channel up to `end`, by those manifests of its writer that are left.
 
     With it, whether it begins where its reader began, or is to begin: `begun`, None where nobody knows.
     """
     first = history.first_version(store, app, end.upstream)
     if not 0 < first <= end.version:
-        return Channel(end, end), False
+        return ChannelRange(end, end), False
     end = _with_counts(store, app, name, end)
     if begun is not None and begun.upstream == end.upstream and first <= begun.version:
-        return Channel(_with_counts(store, app, name, begun), end), True
+        return ChannelRange(_with_counts(store, app, name, begun), end), True
     # As a stage without versions begins: behind the first that there is. That of a whole history sent nothing.
     output = history.read(store, app, end.upstream, first).outputs.get(name)
     if output is None:
-        return Channel(end, end), False
+        return ChannelRange(end, end), False
     begins_there = begun is not None and not begun.version and not output.rows and first == 1
-    return Channel(records.behind(output, end.upstream, first), end), begins_there
+    return ChannelRange(records.behind(output, end.upstream, first), end), begins_there
 
 
 def _with_counts(store: ObjectStore, app: str, name: str, at: Input) -> Input:
@@ -177,7 +177,7 @@ def _with_counts(store: ObjectStore, app: str, name: str, at: Input) -> Input:
     return structs.replace(at, consumed=output.sent, lost=()) if output is not None else at
 
 
-def left_in(store: ObjectStore, app: str, name: str, one: Channel, earliest: tuple[int, ...]) -> Channel:
+def left_in(store: ObjectStore, app: str, name: str, one: ChannelRange, earliest: tuple[int, ...]) -> ChannelRange:
     """What is left of it in Kafka, which has these offsets and later ones: whole versions of its writer."""
     gap = in_flight.find_gap(name, one.start, _versions(store, app, one), earliest[: len(one.start.offsets)])
     if gap is None:
@@ -186,7 +186,7 @@ def left_in(store: ObjectStore, app: str, name: str, one: Channel, earliest: tup
     return replace(one, start=behind)
 
 
-def tell(store: ObjectStore, app: str, name: str, one: Channel, scratch: str, writer: str, now_ms: int) -> None:
+def tell(store: ObjectStore, app: str, name: str, one: ChannelRange, scratch: str, writer: str, now_ms: int) -> None:
     """Have `scratch`, which computes a backfill of an app, know which attempts of a channel count of what it reads.
 
     By versions of a stage of its own, `writer`, which stands for the channel's writer. Raises `Unavailable`; the same
@@ -210,13 +210,13 @@ def tell(store: ObjectStore, app: str, name: str, one: Channel, scratch: str, wr
         head = committed(head, "batch", output)
 
 
-def is_told(store: ObjectStore, name: str, one: Channel, scratch: str, writer: str) -> bool:
+def is_told(store: ObjectStore, name: str, one: ChannelRange, scratch: str, writer: str) -> bool:
     """Whether what an app was told of a channel begins where that is read from."""
     first = history.find(store, scratch, writer, 1)
     return first is not None and first.outputs[name].ends == one.start.offsets
 
 
-def _told(store: ObjectStore, app: str, name: str, one: Channel, known: int) -> Iterator[Output]:
+def _told(store: ObjectStore, app: str, name: str, one: ChannelRange, known: int) -> Iterator[Output]:
     """What the writer's versions wrote, several in one, but for the first `known` rows."""
     attempts: list[str] = []
     rows = 0
@@ -237,6 +237,6 @@ def _told(store: ObjectStore, app: str, name: str, one: Channel, known: int) -> 
         yield last
 
 
-def _versions(store: ObjectStore, app: str, one: Channel) -> Iterator[Manifest]:
+def _versions(store: ObjectStore, app: str, one: ChannelRange) -> Iterator[Manifest]:
     after = history.after(store, app, one.end.upstream, one.start.version)
     return takewhile(lambda each: each.version <= one.end.version, after)

@@ -21,7 +21,7 @@ from ...store.versions.commit import lost_to
 from ...store.versions.manifest import AppInfo, Manifest, Output
 from ..clone.first_versions import check_finished
 from .load import Loading, OnProgress, discard
-from .source import Source
+from .source import RowSource
 
 Channels = Callable[[], Mapping[str, Output]]
 """Makes the channels that the stage writes, where there are none, and says where they end."""
@@ -47,7 +47,7 @@ class Initialised:
 def initialise(
     store: ObjectStore,
     first: Manifest,
-    source: Source,
+    source: RowSource,
     *,
     info: AppInfo | None = None,
     channels: Channels = dict,
@@ -121,7 +121,7 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
 
 
 def _again(
-    store: ObjectStore, first: Manifest, head: Manifest, source: Source, *, dry_run: bool, on_progress: OnProgress
+    store: ObjectStore, first: Manifest, head: Manifest, source: RowSource, *, dry_run: bool, on_progress: OnProgress
 ) -> Initialised:
     """What there is, if it is what this call would do. Costs what loading the rows costs, but for the puts."""
     made = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"

@@ -24,7 +24,7 @@ from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_k
 from ...store.sst.types import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
 from ...store.sst.writer import SstWriter
 from ...store.versions.manifest import Sst, Table
-from .source import EXAMPLES, Source, check, examples, fit, reading
+from .source import EXAMPLES, RowSource, check, examples, fit, reading
 
 MEMORY = "512 MiB"
 """What sorting may take; beyond that, DuckDB goes to disk."""
@@ -136,7 +136,7 @@ class Loading:
         """Names of the table's key columns."""
         return tuple(column.name for column in self.table.key)
 
-    def load(self, source: Source) -> Loaded:
+    def load(self, source: RowSource) -> Loaded:
         """Read, sort and write all rows.
 
         Raises `Refused` where the source cannot be read or does not fit the table, a key is null, or rows have the same

@@ -25,7 +25,7 @@ _BATCH_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RowSource:
     """Where rows come from: one of both, else it raises `Usage`."""
 
     file: str = ""
@@ -45,7 +45,7 @@ class Source:
 
 
 @contextmanager
-def reading(source: Source) -> Iterator[pa.RecordBatchReader]:
+def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
     """The rows, read once, a batch at a time. Times are in UTC where the source does not say.
 
     Raises `Refused` where DuckDB cannot read it, or what is read is no table.

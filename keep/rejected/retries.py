@@ -46,7 +46,7 @@ message's; of a channel's row, `value` is an Arrow stream of that row. `error` i
 `version` the one that left the record out, `attempts` how often it failed, `retried` the version that took it."""
 
 
-class Retry(Struct, frozen=True):
+class RetryRequest(Struct, frozen=True):
     """What asks for the rejected records of one stage to be put through again."""
 
     id: fits.Ulid
@@ -55,7 +55,7 @@ class Retry(Struct, frozen=True):
     by: fits.Line
 
 
-RETRIES = Notes(Retry, keys.retries, lambda request: request.id)
+RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)
 """Those that are not done yet, oldest first."""
 
 
@@ -69,7 +69,7 @@ def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
     return {name: count for name, head in heads.items() if (count := rejected_of(head).waiting)}
 
 
-def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Retry:
+def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> RetryRequest:
     """Ask for what waits of a stage; a request that is open already is the same one.
 
     Raises `NotFound` where there is no such app or stage, `Refused` where nothing waits.
@@ -78,6 +78,6 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
     request = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)
     if request is None:
-        request = RETRIES.add(store, Retry(str(ULID()), stage, now_ms, by), app)
+        request = RETRIES.add(store, RetryRequest(str(ULID()), stage, now_ms, by), app)
     notify(store, app)
     return request

@@ -15,7 +15,7 @@ from ...moments.cut.stored import ADDRESS, Captured, CapturedObject, Snapshot
 from ...moments.take.capture import ChannelReader, read_object
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
-from .report import Checked, as_sentence, noted
+from .report import Verified, as_sentence, noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ _PLACE = ("sender", "topic", "starts", "ends", "after", "up_to", "schema")
 
 def check_captured(
     snapshot: Snapshot, captured: Mapping[tuple[str, str], Captured], states: Iterable[ChannelState]
-) -> Iterator[Checked]:
+) -> Iterator[Verified]:
     """Whether the snapshot says that it keeps exactly what is in flight: `captured`, by channel and receiver.
 
     One that was taken by markers keeps all of it. One that was pinned keeps all or nothing.
@@ -96,12 +96,12 @@ def check_captured(
                 if said != due_here:
                     what = name.replace("_", " ")
                     wrong.append(f"it keeps records with {what} {said}; the cut has {due_here} in flight")
-        yield Checked("kept", where, tuple(f"snapshot {snapshot.name!r}, {where}: {each}" for each in wrong))
+        yield Verified("kept", where, tuple(f"snapshot {snapshot.name!r}, {where}: {each}" for each in wrong))
 
 
 def recount(
     store: ObjectStore, captured: Captured, markers: tuple[int, ...]
-) -> tuple[tuple[int, ...] | None, tuple[Checked, ...]]:
+) -> tuple[tuple[int, ...] | None, tuple[Verified, ...]]:
     """Read every object of a captured channel and check each record's address.
 
     `markers` has the offset of the snapshot's marker in each partition, and is empty where there is none. Returns the
@@ -110,7 +110,7 @@ def recount(
     begin, end = len(captured.starts), len(captured.ends)
     if not begin == end == len(markers or captured.ends):
         where = f"{captured.channel} to {captured.receiver}"
-        return None, (Checked("kept", where, (f"{where}: it is kept of {begin} or {end} partitions",), 0),)
+        return None, (Verified("kept", where, (f"{where}: it is kept of {begin} or {end} partitions",), 0),)
     counts = np.zeros(end, np.int64)
     last = np.full((1, len(ADDRESS)), -1)
     checked = []
@@ -126,7 +126,7 @@ def recount(
             wrong += (f"{each.key} {fault}" for fault in _faults(rows, last, each, captured, markers))
             counts += np.bincount(rows[:, 0], minlength=len(counts))
             last = rows[-1:] if len(rows) else last
-        checked.append(Checked("objects", each.key, tuple(wrong)))
+        checked.append(Verified("objects", each.key, tuple(wrong)))
     return tuple(counts.tolist()) if readable else None, tuple(checked)
 
 
@@ -181,7 +181,7 @@ def markers_of(snapshot: Snapshot | None, cut: Cut, channel: str, sender: str) -
     return found if len(found) == len(output.ends) else ()
 
 
-def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Checked]:
+def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Verified]:
     """What the manifests say: every sender's version names the marker, and no reader in the cut has passed it."""
     seen = set()
     for channel in channels(cut):
@@ -211,10 +211,10 @@ def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Checked]:
                 for partition, (end, offset) in enumerate(zip(ends, channel.input.offsets, strict=False))
                 if offset > end
             )
-        yield Checked("markers", f"{channel.name} from {channel.sender}", tuple(wrong), count)
+        yield Verified("markers", f"{channel.name} from {channel.sender}", tuple(wrong), count)
 
 
-def reread_markers(snapshot: Snapshot, cut: Cut, reader: Rereader | None, not_reread: list[str]) -> Iterator[Checked]:
+def reread_markers(snapshot: Snapshot, cut: Cut, reader: Rereader | None, not_reread: list[str]) -> Iterator[Verified]:
     """Check each marker in Kafka. Channels whose markers are not there any more are added to `not_reread`."""
     for name, sender in sorted({(channel.name, channel.sender) for channel in channels(cut)}):
         topic = cut.stages[sender].outputs[name].topic
@@ -231,4 +231,4 @@ def reread_markers(snapshot: Snapshot, cut: Cut, reader: Rereader | None, not_re
                 break
             if found != snapshot.id:
                 what = f"the marker of {found}" if found else "no marker"
-                yield Checked("markers", place, (f"{place} holds {what}; expected that of {snapshot.id}",), 0)
+                yield Verified("markers", place, (f"{place} holds {what}; expected that of {snapshot.id}",), 0)

@@ -16,7 +16,9 @@ from ...moments.cut.graph import Cut
 from ...moments.cut.stored import Captured
 from ...moments.take.capture import ChannelReader, count_by_partition
 from .captured import ChannelState
-from .report import Checked, as_sentence
+from .report import Verified, as_sentence
+
+Counts = tuple[int, ...]  # by partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """A line of the books: one channel and one receiver. Counts are of records since the channel began."""
 
     channel: str
@@ -85,7 +87,7 @@ def entries(
     reader: ChannelReader | None,
     *,
     deep: bool,
-) -> Iterator[Entry]:
+) -> Iterator[LedgerEntry]:
     """The books, senders upstream first. What damage does to them is in `Counted.wrong`.
 
     By channel and receiver, `captured` is what the cut's snapshot keeps, and `recounts` what was counted of that in the
@@ -105,7 +107,7 @@ def entries(
             counted = Counted(None, (), "", not_reread="an object cannot be read", wrong=state.wrong)
         else:
             counted = Counted(sum(recounted), recounted, "kept records", wrong=state.wrong)
-        yield Entry(
+        yield LedgerEntry(
             channel=channel.name,
             sender=channel.sender,
             sender_version=cut.stages[channel.sender].version,
@@ -142,7 +144,7 @@ def _count_in_flight(state: ChannelState, reader: ChannelReader | None, *, deep:
     return Counted(in_flight.rows, (), "manifests", not_reread)
 
 
-def balance(entry: Entry) -> Checked:
+def balance(entry: LedgerEntry) -> Verified:
     """Whether the line adds up, as the protocol defines it. What is not known is not checked."""
     counted = entry.in_flight
     wrong: tuple[str, ...] = ()
@@ -159,12 +161,10 @@ def balance(entry: Entry) -> Checked:
             # It is not partition 0 that differs.
             wrong = tuple(entry.channel + each.removeprefix(f"{entry.channel}[0]") for each in sums)
     where = f"{entry.channel} from {entry.sender} to {entry.receiver}"
-    return Checked("channels", where, (*counted.wrong, *wrong))
+    return Verified("channels", where, (*counted.wrong, *wrong))
 
 
-def _violations(
-    entry: Entry, sent: tuple[int, ...], consumed: tuple[int, ...], lost: tuple[int, ...], in_flight: tuple[int, ...]
-) -> tuple[str, ...]:
+def _violations(entry: LedgerEntry, sent: Counts, consumed: Counts, lost: Counts, in_flight: Counts) -> tuple[str, ...]:
     versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
     try:
         channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)

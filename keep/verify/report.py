@@ -22,7 +22,7 @@ CHECKS: dict[Check, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class Verified:
     """Something that was checked; `wrong` has a sentence for everything that is not as it must be."""
 
     check: Check
@@ -34,7 +34,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Finding:
     """One way in which the cut is not what it claims to be."""
 
     check: Check
@@ -51,13 +51,13 @@ class Tally:
     differences: int
 
 
-def tally(found: Iterable[Checked]) -> tuple[tuple[Tally, ...], tuple[Difference, ...]]:
+def tally(found: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Finding, ...]]:
     """Counts of each kind that was made at all, and every difference, in the order of `CHECKS`."""
     found = tuple(found)
     tallies, differences = [], []
     for check in CHECKS:
         of_kind = [one for one in found if one.check == check]
-        wrong = [Difference(check, one.subject, message) for one in of_kind for message in one.wrong]
+        wrong = [Finding(check, one.subject, message) for one in of_kind for message in one.wrong]
         if of_kind:
             tallies.append(Tally(check, sum(one.count for one in of_kind), len(wrong)))
         differences += wrong

@@ -20,13 +20,13 @@ from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.parquet_pages import MALFORMED
 from ...store.sst.types import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table
-from .report import Checked, noted
+from .report import Verified, noted
 
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
 
 
-def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Checked]:
+def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Verified]:
     """Whether each object is there and has the bytes it should have.
 
     A listing of their folders while that is cheaper than asking for each by itself: one request for each 1,000 objects
@@ -39,7 +39,7 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Che
             check_key(key)
             folders.setdefault(key.rpartition("/")[0] + "/", []).append(key)
         if wrong:
-            yield Checked("objects", key, tuple(wrong))
+            yield Verified("objects", key, tuple(wrong))
     for folder, names in folders.items():
         found: dict[str, int] = {}
         # A listing begins after the key it is given.
@@ -53,7 +53,7 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Che
                 fault = _wrong_size(store, key, expected[key])
             else:
                 fault = "" if found[key] == expected[key] else f"has {found[key]} bytes; expected {expected[key]}"
-            yield Checked("objects", key, (f"object {key} {fault}",) if fault else ())
+            yield Verified("objects", key, (f"object {key} {fault}",) if fault else ())
 
 
 def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
@@ -65,7 +65,7 @@ def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
     return "" if len(last) == 1 else f"has {'more' if last else 'fewer'} than {expected} bytes"
 
 
-def check_entries(manifest: Manifest) -> Checked:
+def check_entries(manifest: Manifest) -> Verified:
     """What is wrong with what a manifest says of its SSTs."""
     at = f"{manifest.app}/{manifest.stage} v{manifest.version}"
     # What each entry may say by itself, whoever reads the manifest has seen to (`store.versions.checks`).
@@ -84,10 +84,10 @@ def check_entries(manifest: Manifest) -> Checked:
         for one, other in ((ssts[first], ssts[second]) for first, second in sorted(pairs))
         if one.seq_min <= other.seq_max and other.seq_min <= one.seq_max
     )
-    return Checked("objects", at, tuple(wrong), 0)
+    return Verified("objects", at, tuple(wrong), 0)
 
 
-def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
+def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Verified]:
     """Read a whole SST and check every row.
 
     `partitions` has the numbers of state partitions that the stage had while the SST may have been written; it is empty
@@ -108,8 +108,9 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
         if not placed(sst, counts):
             said = " or ".join(map(str, sorted(counts)))
             faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} are of several of {said} state partitions")
-    yield Checked("objects", sst.object, tuple(wrong))
-    yield Checked("rows", sst.object, tuple(f"SST {sst.object}: {fault}" for fault in faults), 0 if wrong else sst.rows)
+    yield Verified("objects", sst.object, tuple(wrong))
+    found = tuple(f"SST {sst.object}: {fault}" for fault in faults)
+    yield Verified("rows", sst.object, found, 0 if wrong else sst.rows)
 
 
 def placed(sst: Sst, partitions: frozenset[int]) -> bool:

@@ -23,13 +23,13 @@ from ...store.versions import history, keys
 from ...store.versions.aside import all_ssts, beside, tables_of
 from ...store.versions.manifest import Manifest
 from .captured import Rereader, channel_states, check_captured, check_markers, markers_of, recount, reread_markers
-from .ledger import Entry, balance, entries
-from .report import Checked, Difference, Tally, as_sentence, noted, tally
+from .ledger import LedgerEntry, balance, entries
+from .report import Finding, Tally, Verified, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
 from .version_chain import last_step, whole_history
 
 
-class _Patient:
+class _PatientReader:
     """Kafka, which is waited for once: after that it is away for as long as verifying lasts."""
 
     def __init__(self, reader: Rereader) -> None:
@@ -67,10 +67,10 @@ class Report:
     snapshot: str
     """The snapshot that names the cut, or empty."""
     deep: bool
-    ledger: tuple[Entry, ...]
+    ledger: tuple[LedgerEntry, ...]
     """Every channel, once for each stage that reads it."""
     checks: tuple[Tally, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[Finding, ...]
     """Empty for a cut that is what it claims to be."""
     not_reread: tuple[str, ...]
     """What was to be read again and is not there any more, or not within reach. No difference."""
@@ -104,8 +104,8 @@ def verify(
     """
     # A store object of its own, so that what this process has read of the store before does not count.
     counting = CountingStore(store)
-    reader = _Patient(reader) if reader is not None else None
-    found: list[Checked] = []
+    reader = _PatientReader(reader) if reader is not None else None
+    found: list[Verified] = []
     not_reread: list[str] = []
     recounts: dict[tuple[str, str], tuple[int, ...] | None] = {}
     cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, found)
@@ -153,7 +153,7 @@ def verify(
     )
 
 
-def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
+def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Verified]) -> tuple[Cut, Snapshot | None]:
     """The cut, as far as it can be read, and the snapshot that names it; what cannot be read is added to `found`."""
     snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
@@ -179,16 +179,16 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[
                 key = keys.manifest(at.app, stage, version)
                 missing = isinstance(error, NotFound)
                 wrong = f"{key} is missing: {error.message}" if missing else as_sentence(error)
-                found.append(Checked("versions", key, (wrong,)))
+                found.append(Verified("versions", key, (wrong,)))
     except Corruption as error:
-        found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
+        found.append(Verified("versions", error.object_key, (as_sentence(error),), 0))
     cut = Cut(at.app, stages, name if snapshot else "", thinned=thinned)
     if len(stages) == len(versions or stages):
-        found.append(Checked("versions", cut.ref, violations(stages), len(stages)))
+        found.append(Verified("versions", cut.ref, violations(stages), len(stages)))
     return cut, snapshot
 
 
-def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
+def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
     """Whether every reader stands exactly where the version of the sender that it consumed last ended."""
     for channel in channels(cut):
         # Not known where the reader began in the middle, nor of versions that are not kept.
@@ -205,10 +205,10 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
             for what, here, there in (offsets, ("counts", channel.input.passed, output.sent)):
                 if here != there:
                     wrong.append(f"{at} stands on {channel.name!r} at {what} {here}; {ended} ended at {there}")
-        yield Checked("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
+        yield Verified("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
 
 
-def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[Checked]:
+def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[Verified]:
     for stage, manifest in sorted(cut.stages.items()):
         checked, first, partitions = whole_history(store, cut.app, stage, on_progress)
         yield checked
@@ -221,7 +221,7 @@ def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], No
                 yield from reread_sst(store, sst, at.table, known)
 
 
-def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Checked]:
+def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Verified]:
     wanted: dict[ObjectStore, dict[str, int]] = {}
     for manifest in cut.stages.values():
         for sst in all_ssts(manifest):
@@ -229,7 +229,7 @@ def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Ite
             with noted(wrong):
                 wanted.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes
             if wrong:
-                yield Checked("objects", sst.object, tuple(wrong))
+                yield Verified("objects", sst.object, tuple(wrong))
     for captured in snapshot.channels if snapshot else ():
         for each in captured.objects:
             wanted.setdefault(store, {})[each.key] = each.bytes

@@ -9,7 +9,7 @@ from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Input, Lost, Manifest, Output, Sink
-from .report import Checked, noted
+from .report import Verified, noted
 
 _RESTARTS = frozenset({"claim", "rescale", "migration"})
 """Kinds by which a runner begins anew: its program may have changed, and what was lost may be passed over."""
@@ -19,7 +19,7 @@ T = TypeVar("T")
 Compare = Callable[[str, T, T], Iterable[str]]
 
 
-def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
+def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Verified]:
     """Whether a version follows from the one before, if that is kept. At most two requests."""
     wrong: list[str] = []
     earlier = None
@@ -28,12 +28,12 @@ def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
     if earlier is not None:
         wrong += differences(earlier, manifest)
     if earlier is not None or wrong:
-        yield Checked("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
+        yield Verified("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
 
 
 def whole_history(
     store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]
-) -> tuple[Checked, int, frozenset[int]]:
+) -> tuple[Verified, int, frozenset[int]]:
     """Whether each kept version of a stage follows from the one before. One request each. Raises only `Unavailable`.
 
     With it, the version from which on the history is whole, 0 when there is none, and every number of state partitions
@@ -54,7 +54,7 @@ def whole_history(
         earlier = manifest
         if number % 100 == 0:
             on_progress(f"history of {stage}: v{version} of v{versions[-1]}")
-    return Checked("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions)
+    return Verified("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions)
 
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
