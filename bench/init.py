@@ -65,13 +65,13 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 def _ours(source: Path, folder: Path) -> None:
     from slackwater.keep.init.initialise import initialise
-    from slackwater.keep.init.source import Source
+    from slackwater.keep.init.source import RowSource
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions.manifest import Input, Manifest
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as store:
         first = Manifest("bench", "legs", 1, 1, "bench", 1, "init", {"legs": Input("legs", (0,))}, table=TABLE)
-        initialise(open_store(store), first, Source(str(source)))
+        initialise(open_store(store), first, RowSource(str(source)))
 
 
 def _duckdb(source: Path, folder: Path) -> None:

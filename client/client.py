@@ -116,11 +116,11 @@ class Client(Connection, Shown):
         """As `init`, with `offsets` in the words of the command line; and what the version is besides its rows."""
         # Spark's Python side takes a second or two.
         from ..keep.init.initialise import initialise
-        from ..keep.init.source import Source
+        from ..keep.init.source import RowSource
         from ..pipeline.migrate.first_version import first_version_of
 
         app, name = names_of_stage(stage)
-        source, kafka = Source(file, sql), self.known_channels("from which the app goes on").kafka
+        source, kafka = RowSource(file, sql), self.known_channels("from which the app goes on").kafka
         first = first_version_of(code, app, name, self.store, kafka, offsets=offsets, at=at, by=self.by)
         done = initialise(
             self.store,

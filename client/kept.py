@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any, Self
 from .. import instants
 from ..durations import format_ms
 from ..errors import Refused, Unavailable, Usage
+from ..keep.clone.clone import ClonePlan
 from ..keep.clone.clone import clone as make_clone
 from ..keep.clone.first_versions import has_run
-from ..keep.clone.plan import ClonePlan
-from ..keep.gc.collect import MARGIN_MS, collect
-from ..keep.gc.explain import explain
-from ..keep.maintain.compact import AppCompactor, merged_last, plan
+from ..keep.gc.collect import MARGIN_MS, collect, explain
+from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.removal import Removal, remove_app
-from ..keep.maintain.rescale import rescale
-from ..keep.maintain.retire import retire
-from ..keep.maintain.stage_compactor import Compacted
+from ..keep.maintain.stages import rescale, retire
 from ..pipeline.kafka.channels import group_of
 from ..results import kept, snapshots
 from ..results.formats import store_flag

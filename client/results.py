@@ -6,7 +6,7 @@ from itertools import islice
 
 import duckdb
 
-from ..keep.verify.report import Difference as Finding
+from ..keep.verify.report import Finding
 from ..keep.verify.verify import Report
 from ..moments.cut.graph import Cut
 from ..moments.diff import key_history as history

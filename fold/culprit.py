@@ -29,22 +29,22 @@ class TooMany(Exception):
 def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
     """The items to leave out of `count` that fail together: without them the rest passes, and none can be given back.
 
+    They are numbered from 0, and at least one. Found are at most `most`, ascending; none where what failed once passes
+    now. Raises `TooMany` where they are more.
+
     For p items that fail by themselves at most 2 * p * log2(count) + 1 groups are tried, the logarithm rounded up, and
     never more than 2 * `most` at once; each item that fails only with others takes log2(count) + 2 more.
-
-    Args:
-        count: How many there are, numbered from 0; at least 1.
-        fails: Tries groups of them.
-        most: How many may be found.
-
-    Returns:
-        Ascending; none where what failed once passes now.
-
-    Raises:
-        TooMany: They are more than `most`.
     """
     items = np.arange(count, dtype=np.int64)
-    alone = _alone(items, fails, most)
+    # Those that fail by themselves: all groups that fail are halved, and their halves are tried at once.
+    alone: list[int] = []
+    failing = [items]
+    while failing:
+        alone += [int(group[0]) for group in failing if group.size == 1]
+        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
+        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
+        if len(alone) + len(failing) > most:
+            raise TooMany([*alone, *(int(group[-1]) for group in failing)])
     rest = np.setdiff1d(items, alone)
     together: list[int] = []
     while rest.size and fails([rest])[0]:
@@ -63,29 +63,11 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
     return tuple(sorted([*alone, *together]))
 
 
-def _alone(items: Items, fails: Fails, most: int) -> list[int]:
-    """Those that fail by themselves: all groups that fail are halved, and their halves are tried at once."""
-    found: list[int] = []
-    failing = [items]
-    while failing:
-        found += [int(group[0]) for group in failing if group.size == 1]
-        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
-        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
-        if len(found) + len(failing) > most:
-            raise TooMany([*found, *(int(group[-1]) for group in failing)])
-    return found
-
-
 def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
-    """The number of an item with which a sequence of `count` turns bad: up to it, it is bad, and without it, not.
+    """The number, from 0, of an item with which a sequence of `count` turns bad: up to it, it is bad, and without not.
 
-    Args:
-        count: How many items there are, at least 1.
-        is_bad: Whether the first so many items are bad. It holds for all, and not for none: neither is asked.
-
-    Returns:
-        From 0. It is the only such place if what is bad stays bad; otherwise one of them. `is_bad` was asked at most
-        log2(count), rounded up, times.
+    `is_bad` says whether the first so many items are. It holds for all, at least one, and not for none: neither is
+    asked. It is asked at most log2(count), rounded up, times. Where what is bad does not stay so, it is one such place.
     """
     good, bad = 0, count
     while bad - good > 1:
@@ -98,17 +80,12 @@ def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
 
 
 def smallest(items: Sequence[int], is_bad: Callable[[Sequence[int]], bool], *, most: int) -> tuple[Sequence[int], bool]:
-    """Some of the items that are bad together, of which none can be left out: delta debugging.
+    """Some of the items, which are bad together, of which none can be left out: delta debugging.
 
-    Args:
-        items: They are bad together.
-        is_bad: Whether a choice of them, in their order, is.
-        most: How often `is_bad` may be asked.
-
-    Returns:
-        The items that are left; and whether it is known that each of them is needed, false when `most` did not suffice.
+    `is_bad` says whether a choice of them, in their order, is; it may be asked so often (`most`). With the items
+    returns whether it is known that each of them is needed: not when `most` did not suffice.
     """
-    asked, parts = 0, 2
+    tries, parts = 0, 2
     while len(items) > 1:
         size = -(-len(items) // parts)
         chunks = [items[at : at + size] for at in range(0, len(items), size)]
@@ -116,9 +93,9 @@ def smallest(items: Sequence[int], is_bad: Callable[[Sequence[int]], bool], *, m
         # Of two parts, each is the other's rest.
         candidates = [*chunks, *(rests if len(chunks) > 2 else ())]
         for number, candidate in enumerate(candidates):
-            if asked == most:
+            if tries == most:
                 return items, False
-            asked += 1
+            tries += 1
             if is_bad(candidate):
                 items, parts = candidate, 2 if number < len(chunks) else max(len(chunks) - 1, 2)
                 break

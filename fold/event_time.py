@@ -6,11 +6,8 @@ falls, and all are in the manifest: a restart, a clone and a replay go on from t
 
 A row is late, as Spark has it for `groupBy(window)` and for joins, when its window had ended, or its own time had
 passed, by the watermark that the version before left. And version N + 1 lets those rows fall due whose time lies after
-what N says (`EventTime.due_ms`) and up to the watermark that N left; by the clock, up to the batch's own. So what is
-late and what falls due follows from versions alone.
+what N says (`EventTime.due_ms`) and up to the watermark that N left; by the clock, up to the batch's own.
 """
-
-from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,19 +33,15 @@ AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A watermark as a batch has it.
-
-    Attributes:
-        columns: Of the batch's rows, tagged as they are (`multi_input`), those that are an event time.
-        delay_ms: How much later than the newest rows others may come.
-        inputs: Those whose rows these are.
-        part: The number of the DataFrame whose rows alone count, where others have the column, too; None elsewhere.
-    """
+    """A watermark as a batch has it."""
 
     columns: tuple[str, ...]
+    """Of the batch's rows, tagged as they are (`multi_input`), those that are an event time."""
     delay_ms: int
+    """How much later than the newest rows others may come."""
     inputs: tuple[str, ...]
     part: int | None = None
+    """The number of the DataFrame whose rows alone count, where others have the column, too; None elsewhere."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -62,15 +55,11 @@ class Seen(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a task looks for.
-
-    Attributes:
-        watermarks: Those that its rows may move.
-        bound_ms: What is later is too far ahead of the clock.
-    """
+    """The event times that a task searches its rows for."""
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
+    """What is later is too far ahead of the clock."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,25 +69,20 @@ class Times:
 
     def seen(self, rows: pa.Table) -> Seen:
         """What these rows show."""
-        wanted = [[(name, one.part) for name in one.columns] for one in self.watermarks]
-        each = {one: self._column(_column_of(rows, *one)) for one in dict.fromkeys(chain.from_iterable(wanted))}
-        latest = (max((at for one in ones if (at := each[one][0]) is not None), default=None) for ones in wanted)
-        ahead = sum(ahead for _, ahead in each.values())
-        return Seen(tuple(latest), ahead + (pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0))
-
-    def _column(self, column: pa.ChunkedArray) -> tuple[int | None, int]:
-        """The largest event time within the bound, and how many are beyond."""
-        times = event_ms(column)
-        latest: int | None = pc.max(times).as_py()
-        if latest is None or latest <= self.bound_ms:
-            return latest, 0
-        within = times.filter(pc.less_equal(times, self.bound_ms))
-        return pc.max(within).as_py(), len(times) - times.null_count - len(within)
-
-
-def _column_of(rows: pa.Table, name: str, part: int | None) -> pa.ChunkedArray:
-    """A column of these rows, or of those of one of the tagged DataFrames."""
-    return rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part))
+        columns = [[(name, one.part) for name in one.columns] for one in self.watermarks]
+        ahead = pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0
+        each: dict[tuple[str, int | None], int | None] = {}
+        for name, part in dict.fromkeys(chain.from_iterable(columns)):
+            # Rows of one of the tagged DataFrames, where others have the column, too.
+            times = event_ms(rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part)))
+            newest = pc.max(times).as_py()
+            if newest is not None and newest > self.bound_ms:
+                within = times.filter(pc.less_equal(times, self.bound_ms))
+                newest = pc.max(within).as_py()
+                ahead += len(times) - times.null_count - len(within)
+            each[name, part] = newest
+        latest = (max((at for one in ones if (at := each[one]) is not None), default=None) for ones in columns)
+        return Seen(tuple(latest), ahead)
 
 
 def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:
@@ -127,14 +111,10 @@ def later(before_ms: int | None, now_ms: int | None) -> int | None:
 def after(
     before: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
 ) -> EventTime | None:
-    """What a version says, with this watermark; None where there never was any.
+    """What a version says with the watermark `at_ms`, from what the one before says; None where there never was any.
 
-    Args:
-        before: What the version before says.
-        at_ms: Its watermark.
-        seen: What its tasks saw.
-        late: Rows that were left out of the table.
-        bound_ms: Later times were too far ahead of the clock; None where it read no rows.
+    `seen` is what its tasks saw, and `late` counts rows that were left out of the table. Times after `bound_ms` were
+    too far ahead of the clock; None where it read no rows.
     """
     ahead = sum(one.ahead for one in seen)
     if before is None and at_ms is None and not ahead and not late:
@@ -143,7 +123,7 @@ def after(
     return EventTime(at_ms, ahead, known.ahead_total + ahead, late, known.late_total + late, bound_ms)
 
 
-def due_after(base: EventTime | None, by: DueBy, clock_ms: int | None) -> Due:
+def due_after(base: EventTime | None, by: DueBy, clock_ms: int | None) -> "Due":
     """What falls due with the batch after a version that says this; `clock_ms` is that of the batch."""
     known = base or EventTime()
     until_ms = later(known.due_ms, clock_ms if by == "clock" else known.watermark_ms)
@@ -151,50 +131,16 @@ def due_after(base: EventTime | None, by: DueBy, clock_ms: int | None) -> Due:
     return Due(known.due_ms, until_ms, pending)
 
 
-def with_due(
-    now: EventTime | None,
-    base: EventTime | None,
-    by: DueBy,
-    fell: Due,
-    next_due: Iterable[int | None],
-    behind_ms: int = 0,
-) -> EventTime:
-    """What a version says, from the rest of that.
-
-    Args:
-        now: The rest.
-        base: What the version before said.
-        by: What passes the time of rows.
-        fell: What fell due.
-        next_due: When rows fall due next, as each task found it.
-        behind_ms: How much earlier than the watermark the times may be of what is emitted.
-    """
-    known = now or EventTime()
-    times = [at for at in next_due if at is not None]
-    if not fell.pending and base is not None and base.next_due_ms is not None:
-        # Nobody looked at the table.
-        times.append(base.next_due_ms)
-    next_ms = min(times, default=None)
-    made = replace(known, due_ms=fell.until_ms, next_due_ms=next_ms, by_clock=by == "clock", behind_ms=behind_ms)
-    if by == "clock" or made.owed:
-        return made
-    # Nothing falls due up to the new watermark, so that is how far it has come already.
-    return replace(made, due_ms=later(fell.until_ms, made.watermark_ms))
-
-
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What falls due with a batch.
-
-    Attributes:
-        after_ms: Up to when rows have fallen due before; None for never.
-        until_ms: Up to when they do now; None where nobody knows yet how late it is.
-        pending: Whether a row may fall due in between.
-    """
+    """What falls due with a batch."""
 
     after_ms: int | None
+    """Up to when rows have fallen due before; None for never."""
     until_ms: int | None
+    """Up to when they do now; None where nobody knows yet how late it is."""
     pending: bool
+    """Whether a row may fall due in between."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -205,17 +151,14 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """The times that one batch goes by.
-
-    Attributes:
-        clock_ms: By which rows expire.
-        bound_ms: Events that are later are too far ahead of the clock.
-        due: Up to when rows fall due; None where none ever does.
-    """
+    """The times that one batch goes by."""
 
     clock_ms: int
+    """By which rows expire."""
     bound_ms: int = 0
+    """Events that are later are too far ahead of the clock."""
     due: Due | None = None
+    """Up to when rows fall due; None where none ever does."""
 
     @property
     def pending(self) -> bool:
@@ -225,45 +168,40 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class TimeRules:
-    """How a stage keeps event time.
-
-    Attributes:
-        watermarks: Those of its own.
-        timed: The inputs that have one, so or from the stage that writes them.
-        due_by: What passes the time at which rows of its table fall due; None where they never do.
-        behind_ms: How much earlier than the watermark the times may be of what is emitted.
-    """
+    """How a stage keeps event time."""
 
     watermarks: Sequence[Watermark] = ()
     timed: Collection[str] = ()
+    """The inputs that have one, so or from the stage that writes them."""
     due_by: DueBy | None = None
+    """What passes the time at which rows of its table fall due; None where they never do."""
     behind_ms: int = 0
+    """How much earlier than the watermark the times may be of what is emitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Which rows have no place in a table any more, or not yet.
-
-    Attributes:
-        columns: Those of the rows by which they are late: windows of time (structs of `start` and `end`), or times.
-        watermark_ms: What ends by then is over; None where no watermark is known yet.
-        bound_ms: What begins later is too far ahead of the clock.
-    """
+    """Which rows have no place in a table any more, or not yet."""
 
     columns: tuple[str, ...]
+    """Those of the rows by which they are late: windows of time (structs of `start` and `end`), or times."""
     watermark_ms: int | None
+    """What ends by then is over; None where no watermark is known yet."""
     bound_ms: int
+    """What begins later is too far ahead of the clock."""
 
     def mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """bool[rows]: whether each is left out. Rows without a window or time are not."""
-        return np.asarray(np.logical_or.reduce([self._mask(rows[name]) for name in self.columns]))
-
-    def _mask(self, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-        spans = pa.types.is_struct(column.type)
-        start, end = (
-            (pc.struct_field(column, name) if spans else column).cast(pa.int64()) for name in ("start", "end")
-        )
-        out = pc.greater(start, self.bound_ms * 1000)
-        if self.watermark_ms is not None:
-            out = pc.or_(out, pc.less_equal(end, self.watermark_ms * 1000))
-        return np.asarray(pc.fill_null(out, False))
+        masks = []
+        for column in (rows[name] for name in self.columns):
+            edges = (
+                [pc.struct_field(column, name) for name in ("start", "end")]
+                if pa.types.is_struct(column.type)
+                else [column] * 2
+            )
+            start, end = (edge.cast(pa.int64()) for edge in edges)
+            out = pc.greater(start, self.bound_ms * 1000)
+            if self.watermark_ms is not None:
+                out = pc.or_(out, pc.less_equal(end, self.watermark_ms * 1000))
+            masks.append(np.asarray(pc.fill_null(out, False)))
+        return np.asarray(np.logical_or.reduce(masks))

@@ -1,9 +1,8 @@
-"""What a user's function fails for: searched for where it runs, among the rows that are there, and told."""
-
-from __future__ import annotations
+"""The keys or records that a user's function fails for: searched for where it runs, among the rows that are there."""
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -32,17 +31,13 @@ Attempts = Callable[[Sequence[Items]], Sequence[Failure | None]]
 
 
 class StateFailure(msgspec.Struct, frozen=True):
-    """What a task says of a state's function that failed in it.
-
-    Attributes:
-        why: Its error.
-        keys: The `_hash` of keys for which it fails.
-        records: Where rows have their records' numbers, those for which it fails instead, and why.
-    """
+    """What a task says of a state's function that failed in it."""
 
     why: Failure
     keys: tuple[int, ...] = ()
+    """The `_hash` of keys for which it fails."""
     records: dict[int, Failure] = {}
+    """Where rows have their records' numbers, those for which it fails instead, and why."""
 
 
 class NoItems(Exception):
@@ -57,12 +52,11 @@ class StateFailed(Exception):
         self.told = told
 
     @classmethod
-    def of(cls, told: Sequence[StateFailure]) -> StateFailed:
+    def of(cls, told: Sequence[StateFailure]) -> Self:
         """What several tasks told, as one: what all failed for, and why the first did."""
         keys = tuple(key for each in told for key in each.keys)
-        return cls(
-            StateFailure(told[0].why, keys, {number: why for each in told for number, why in each.records.items()})
-        )
+        records = {number: why for each in told for number, why in each.records.items()}
+        return cls(StateFailure(told[0].why, keys, records))
 
 
 def described(error: BaseException) -> Failure:
@@ -72,12 +66,9 @@ def described(error: BaseException) -> Failure:
 
 
 def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
-    """Of items that fail together those to leave out, and why each fails; none where they pass when tried again.
+    """Of `count` items that fail together those to leave out, and why each fails; none where they pass now.
 
-    Args:
-        count: How many there are, numbered from 0; at least 1.
-        attempts: Tries groups of them.
-        most: How many may be found. Where there are more, one more at least is returned, and not all.
+    They are numbered from 0. Where more than `most` fail, one more at least is returned, and not all.
     """
     why: dict[int, Failure] = {}
 
@@ -126,17 +117,9 @@ def merge_or_tell(
 ) -> Merged:
     """`state.merge`; where the user's part of it fails, `StateFailed` with what it fails for.
 
-    A state asks no store and no server: whatever is raised here is of the rows and of the function.
-
-    Args:
-        state: What merges.
-        rows: Those of the batch, by key.
-        groups: Which of them belong to which key.
-        keys: One row a key.
-        old: What is stored of each.
-        hashes: The `_hash` of each key.
-        records: The number of each row's record: these are told; None for telling keys.
-        most: How many keys or records may be told. Where there are more, one more at least is told, and not all.
+    A state asks no store and no server: whatever is raised here is of the rows and of the function. `hashes` has the
+    `_hash` of each key, and `records` the number of each row's record: with it records are named, else keys. Where more
+    than `most` fail, one more at least is named, and not all.
     """
     try:
         return state.merge(rows, groups, keys, old)
@@ -144,51 +127,37 @@ def merge_or_tell(
         raise
     except Exception as error:
         why = described(error)
-        trial = _Trial(state, rows, groups, keys, old)
-        found = failing(groups.num, one_by_one(trial.of_keys), most)
-        if records is None:
-            # None, where it passes when it is tried again.
-            told = StateFailure(why, tuple(hashes[list(found)].tolist()))
-        else:
-            told = StateFailure(why, (), trial.records(found, records, most))
-        raise StateFailed(told) from None
+    ends = np.append(groups.starts, rows.num_rows)
 
+    def rows_of(key: int) -> npt.NDArray[np.int64]:
+        return np.arange(ends[key], ends[key + 1])
 
-class _Trial:
-    """Merges parts of what a state's function failed for."""
-
-    def __init__(self, state: Bound, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
-        self._state, self._rows, self._keys, self._old = state, rows, keys, old
-        self._ids = groups.ids
-        self._ends = np.append(groups.starts, rows.num_rows)
-
-    def of_keys(self, chosen: Items) -> None:
-        """All rows of some keys."""
-        self._merge(np.concatenate([np.arange(self._ends[key], self._ends[key + 1]) for key in chosen]), chosen)
-
-    def records(self, keys: Mapping[int, Failure], records: npt.NDArray[np.int64], most: int) -> dict[int, Failure]:
-        """Of keys that fail, the records that do, and why: a key with one record has that of the key."""
-        found: dict[int, Failure] = {}
-        for key, why in keys.items():
-            places = np.arange(self._ends[key], self._ends[key + 1])
-            each = np.unique(records[places])
-            if len(each) == 1:
-                found.setdefault(int(each[0]), why)
-            elif len(found) <= most:
-                found |= self._records_of(key, places, records[places], each, most)
-        return found
-
-    def _records_of(
-        self, key: int, places: npt.NDArray[np.int64], records: npt.NDArray[np.int64], each: Items, most: int
-    ) -> dict[int, Failure]:
-        def attempt(chosen: Items) -> None:
-            self._merge(places[np.isin(records, each[chosen])], np.array([key]))
-
-        return {int(each[item]): why for item, why in failing(len(each), one_by_one(attempt), most).items()}
-
-    def _merge(self, places: npt.NDArray[np.int64], chosen: Items) -> None:
-        ids = self._ids[places]
+    def merge(places: npt.NDArray[np.int64], chosen: Items) -> None:
+        ids = groups.ids[places]
         begins = np.append(True, ids[1:] != ids[:-1])
-        groups = Groups((np.cumsum(begins) - 1).astype(np.int32), np.flatnonzero(begins))
-        keys = pa.array(chosen)
-        self._state.merge(self._rows.take(pa.array(places)), groups, self._keys.take(keys), self._old.take(keys))
+        some = Groups((np.cumsum(begins) - 1).astype(np.int32), np.flatnonzero(begins))
+        state.merge(rows.take(pa.array(places)), some, keys.take(pa.array(chosen)), old.take(pa.array(chosen)))
+
+    def merge_keys(chosen: Items) -> None:
+        merge(np.concatenate([rows_of(key) for key in chosen]), chosen)
+
+    # None, where it passes when it is tried again.
+    found = failing(groups.num, one_by_one(merge_keys), most)
+    if records is None:
+        raise StateFailed(StateFailure(why, tuple(hashes[list(found)].tolist())))
+    by_record: dict[int, Failure] = {}
+    for key, failure in found.items():
+        mine = records[rows_of(key)]
+        numbers = np.unique(mine)
+        if len(numbers) == 1:
+            by_record.setdefault(int(numbers[0]), failure)
+        elif len(by_record) <= most:
+
+            def merge_records(
+                chosen: Items, key: int = key, mine: npt.NDArray[np.int64] = mine, numbers: Items = numbers
+            ) -> None:
+                merge(rows_of(key)[np.isin(mine, numbers[chosen])], np.array([key]))
+
+            each = failing(len(numbers), one_by_one(merge_records), most)
+            by_record |= {int(numbers[item]): one for item, one in each.items()}
+    raise StateFailed(StateFailure(why, (), by_record))

@@ -6,8 +6,6 @@ are named `_<position>_<column>`, and those of the others are null. Only the key
 for themselves. A single DataFrame stays as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,9 +19,7 @@ def columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
     """The columns that `tag` makes of rows of these schemas, the key left out."""
     if len(rows) == 1:
         return tuple(name for name in rows[0].names if name not in key)
-    named = (
-        name_of(position, name) for position, schema in enumerate(rows) for name in schema.names if name not in key
-    )
+    named = (name_of(at, name) for at, schema in enumerate(rows) for name in schema.names if name not in key)
     return (TAG, *named)
 
 

@@ -1,7 +1,5 @@
 """The manifest that a batch commits, from the version it was built on and what its tasks report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -38,7 +36,6 @@ class Result(msgspec.Struct, frozen=True):
     sent: dict[str, dict[int, SentTo]] = {}
     """What this attempt wrote, by channel and Kafka partition."""
     stats: Stats = Stats()
-    """What it took of the store."""
     ranged: tuple[str, ...] = ()
     """SST objects of which the worker reads byte ranges, as its machine does not have them."""
     event_ms: int | None = None
@@ -58,35 +55,28 @@ class Result(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the protocol wants of one commit.
-
-    Attributes:
-        markers: Snapshot and channel of each marker to write behind the batch's rows, in this order.
-        recorded, awaited, captured: As in the manifest to commit.
-        changed: Whether the commit is wanted even if the batch has no rows.
-    """
+    """What the protocol has one commit do: `recorded`, `awaited` and `captured` as in the manifest to commit."""
 
     markers: tuple[tuple[str, str], ...]
+    """Snapshot and channel of each marker to write behind the batch's rows, in this order."""
     recorded: dict[str, int]
     awaited: dict[str, tuple[str, ...]]
     captured: dict[str, dict[str, Span]]
     changed: bool
+    """Whether it commits even if the batch has no rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a batch wrote.
-
-    Attributes:
-        results: One for each task that had rows.
-        markers: The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and
-            channel, in the order in which they were written.
-        aside: Tables beside the stage's own that the batch changed.
-    """
+    """What a batch wrote."""
 
     results: Sequence[Result] = ()
+    """One for each task that had rows."""
     markers: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
+    """The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and channel, in
+    the order in which they were written."""
     aside: Mapping[str, Aside] = field(default_factory=dict)
+    """Tables beside the stage's own that the batch changed."""
 
 
 def next_version(
@@ -102,22 +92,13 @@ def next_version(
     now_ms: int,
     duration_ms: int,
 ) -> Manifest:
-    """The version after `base`: what the batch read, wrote and sent.
+    """The version after `base`, on which the batch was computed: what it read, wrote and sent.
 
-    Args:
-        base: The version that the batch was computed on.
-        positions: Where the batch ends on each input, by declared name; none where nothing was read.
-        outcome: What the batch means to snapshots under way.
-        written: What it wrote.
-        merges: Finished compactions, to be put in the place of their inputs; those that do not fit are left out.
-        rules: How the stage keeps event time.
-        times: Those that the tasks went by.
-        with_rows: Whether it read any.
-        now_ms: The wall clock, in ms since 1970.
-        duration_ms: From the batch's start until now.
+    `positions` says where it ends on each input, by declared name; empty where nothing was read. Finished `merges` are
+    put in the place of their inputs; those that do not fit are left out. The tasks went by `times`, and `with_rows`
+    says whether they read any. `now_ms` is the wall clock, in ms since 1970, `duration_ms` the time since it began.
 
-    Raises:
-        Refused: The stage is retired.
+    Raises `Refused` where the stage is retired.
     """
     draft = commit.successor(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
@@ -155,8 +136,17 @@ def _event_time(
     found = progress.after(base.event_time, at_ms, seen, late=late, bound_ms=bound_ms)
     if rules.due_by is None or times.due is None:
         return found
-    next_due = (result.next_due_ms for result in results)
-    return progress.with_due(found, base.event_time, rules.due_by, times.due, next_due, rules.behind_ms)
+    due_times = [at for result in results if (at := result.next_due_ms) is not None]
+    if not times.due.pending and base.event_time is not None and base.event_time.next_due_ms is not None:
+        # Nobody searched the table.
+        due_times.append(base.event_time.next_due_ms)
+    until_ms, next_ms, by_clock = times.due.until_ms, min(due_times, default=None), rules.due_by == "clock"
+    known = found or EventTime()
+    made = replace(known, due_ms=until_ms, next_due_ms=next_ms, by_clock=by_clock, behind_ms=rules.behind_ms)
+    if by_clock or made.owed:
+        return made
+    # Nothing falls due up to the new watermark, so that is how far it has come already.
+    return replace(made, due_ms=progress.later(until_ms, made.watermark_ms))
 
 
 def has_rows(at: Input, end: Position) -> bool:
@@ -164,26 +154,24 @@ def has_rows(at: Input, end: Position) -> bool:
     if at.upstream and at.passed:
         # A marker has an offset too, and no row.
         return sum(end.consumed) > sum(at.passed)
-    return _count(at.offsets, end.offsets) > 0
+    return sum(end.offsets) > sum(at.offsets)
 
 
 def _read(at: Input, end: Position, *, own: bool) -> Input:
     """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count."""
     if not at.upstream:
-        return replace(at, offsets=end.offsets, rows=_count(at.offsets, end.offsets))
+        # Partitions that the topic got since begin at 0.
+        return replace(at, offsets=end.offsets, rows=sum(end.offsets) - sum(at.offsets))
     # Where the reader began in the middle of the channel, nobody knows what was before.
-    rows = _count(at.passed, end.consumed) if at.passed else 0
+    rows = sum(end.consumed) - sum(at.passed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
-    watermark_ms = at.watermark_ms if own else progress.later(at.watermark_ms, end.watermark_ms)
-    return replace(
-        at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=watermark_ms
-    )
+    at_ms = at.watermark_ms if own else progress.later(at.watermark_ms, end.watermark_ms)
+    return replace(at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=at_ms)
 
 
 def _sent(
     name: str, before: Output, results: Sequence[Result], markers: Mapping[tuple[str, str], Sequence[int]]
 ) -> Output:
-    """The output with the rows that the tasks sent, and the markers behind them."""
     ends, sent = list(before.ends), list(before.sent)
     for result in results:
         for partition, written in result.sent.get(name, {}).items():
@@ -203,7 +191,6 @@ def _sent(
 
 
 def _put_out(name: str, before: Sink, results: Sequence[Result]) -> Sink:
-    """The sink with the rows that the tasks wrote for it."""
     mine = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
     rows = sum(part.rows for _, part in mine)
     return replace(
@@ -213,8 +200,3 @@ def _put_out(name: str, before: Sink, results: Sequence[Result]) -> Sink:
         rows=rows,
         sent=before.sent + rows,
     )
-
-
-def _count(before: Sequence[int], after: Sequence[int]) -> int:
-    """What lies between; partitions that the topic got since begin at 0."""
-    return sum(after) - sum(before)

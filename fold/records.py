@@ -3,8 +3,6 @@
 All of it is in manifests: which attempts count, which offsets they lie between, and how many rows there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -16,14 +14,10 @@ from ..store.versions.manifest import Input, Manifest, Output
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What versions of a stage sent on one channel.
-
-    Attributes:
-        attempts: The task attempts whose messages count, each with its version.
-        rows: How many rows these sent.
-    """
+    """What versions of a stage sent on one channel."""
 
     attempts: dict[str, int]
+    """The task attempts whose messages count, each with its version."""
     rows: int
 
 
@@ -51,29 +45,26 @@ def unread(output: Output, at: Input) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far an input has been read: Spark's offset of the source.
-
-    Attributes:
-        input: The input's declared name. A stage has several, and Spark tells them apart by their order alone.
-        offsets: The next offset to read, by Kafka partition.
-        version: For a channel, the upstream version read up to and with.
-        consumed: For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims
-            passed over, because they were gone, count as well (`Input.passed`).
-        snapshots: Ids of the snapshots for which the batch that ended here ended.
-        watermark_ms: For a channel, the watermark that this upstream version hands on; None where it has none.
-        woken: The newest version after which a batch was asked for, whatever there is to read (`pipeline.source.wake`).
-    """
+    """How far an input has been read: Spark's offset of the source."""
 
     input: str
+    """The input's declared name. A stage has several, and Spark tells them apart by their order alone."""
     offsets: tuple[int, ...]
+    """The next offset to read, by Kafka partition."""
     version: int = 0
+    """For a channel, the upstream version read up to and with."""
     consumed: tuple[int, ...] = ()
+    """For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims passed over,
+    because they were gone, count as well (`Input.passed`)."""
     snapshots: tuple[str, ...] = ()
+    """Ids of the snapshots for which the batch that ended here ended."""
     watermark_ms: int | None = None
+    """For a channel, the watermark that this upstream version hands on; None where it has none."""
     woken: int = 0
+    """The newest version after which a batch was asked for, whatever there is to read (`pipeline.source.wake`)."""
 
     @classmethod
-    def of(cls, value: Mapping[str, object]) -> Position:
+    def of(cls, value: Mapping[str, object]) -> "Position":
         """From Spark's JSON object."""
         return msgspec.convert(value, cls)
 
@@ -95,13 +86,9 @@ class Range:
 def ranges(
     starts: Sequence[int], ends: Sequence[int], passed: Sequence[int] = (), sent: Sequence[int] = ()
 ) -> Iterator[Range]:
-    """What is to be read between two places, by Kafka partition; one that a topic got since is read from 0.
+    """What is to be read from the offsets `starts` to before `ends`, by Kafka partition; a new partition from 0 on.
 
-    Args:
-        starts: The first offset of each partition.
-        ends: The offset after the last.
-        passed: Of a channel, rows sent before the first place; empty where nobody counted.
-        sent: Those sent before the other.
+    Of a channel, `passed` are the rows sent before the first place, `sent` those before the other; empty if not known.
     """
     rows = difference(passed, sent)
     for partition, (first, last) in enumerate(zip_longest(starts, ends, fillvalue=0)):

@@ -3,18 +3,15 @@
 A task asks for the rows of its state partition, a replay for those of a whole batch of history.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.read.table_rows import DueRows
+from ..store.read.table_rows import DueRows, TableRows
 from ..store.sst import expiry
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.sorted_runs import bounds
@@ -28,58 +25,36 @@ EVERY_HASH = bounds(0, 1)
 _PREVIOUS = "_prev_seq"
 
 
-class Rows(Protocol):
-    """The rows of a table before the batch: `store.read.table_rows.TableRows`."""
-
-    def of_keys(
-        self, hashes: npt.NDArray[np.int64], keys: pa.Table, /
-    ) -> tuple[pa.Table, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """The value columns of each key, whether it has a row, and that row's `_seq`, 0 for none."""
-        ...
-
-    def due(self, span: tuple[int, int], hashes: tuple[int, int], /) -> DueRows:
-        """The rows that fall due between two times, with hashes between two others."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a batch makes of a table, or of a part of it.
-
-    Attributes:
-        new: `_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed; by `_hash` but for those that
-            fell due, which come first. Without columns where there is nothing.
-        emitted: What the state emits: one table for all outputs, or one for each, or nothing.
-        next_ms: When the next row falls due at the earliest, as far as was looked at; None for never.
-    """
+    """What a batch makes of a table, or of a part of it."""
 
     new: pa.Table
+    """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed; by `_hash` but for those that fell
+    due, which come first. Without columns where there is nothing."""
     emitted: tuple[pa.Table, ...] = ()
+    """What the state emits: one table for all outputs, or one for each, or nothing."""
     next_ms: int | None = None
+    """When the next row falls due at the earliest, as far as was looked at; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What decides what a batch makes of rows.
-
-    Attributes:
-        table: The table's columns.
-        state: How rows are merged.
-        seq: `_seq` of the rows that are made.
-        clock_ms: By which rows of the table are expired.
-        lateness: Which rows are late; None where none can be.
-        due: Up to when rows fall due; None for a table whose rows never do.
-        tells: How many keys an error of the user's function may be told with, as `StateFailed`; None for raising it as
-            it is. Where rows have their records' numbers, it is told with records.
-    """
+    """What decides what a batch makes of rows."""
 
     table: Table
     state: Bound
     seq: int
+    """`_seq` of the rows that are made."""
     clock_ms: int
+    """By which rows of the table are expired."""
     lateness: Lateness | None = None
+    """Which rows are late; None where none can be."""
     due: Due | None = None
+    """Up to when rows fall due; None for a table whose rows never do."""
     tells: int | None = None
+    """How many keys an error of the user's function may be told with, as `StateFailed`; None for raising it as it is.
+    Where rows have their records' numbers, it is told with records."""
 
     def apart(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """The rows that are in time, and those that are late."""
@@ -87,19 +62,15 @@ class Step:
             return rows, rows.slice(0, 0)
         return rows.filter(pa.array(~late)), rows.filter(pa.array(late))
 
-    def made(self, rows: pa.Table, stored: Rows, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
+    def made(self, rows: pa.Table, stored: TableRows, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
         """Merge rows that are in time, none perhaps, and then let the other rows fall due whose time has come.
 
         A key of the batch never falls due with it: its row is written with a time after `due.until_ms`, so it does next
         time. A row that falls due and keeps a time that has passed does not fall due again.
 
-        Args:
-            rows: `_hash`, the key and the columns that the state needs, in any order.
-            stored: The rows before.
-            hashes: The lowest and the highest hash of the rows that may fall due; None for none of them.
-
-        Raises:
-            StateFailed: See `tells`. Others as the user's function and `stored` raise.
+        `rows` has `_hash`, the key and the columns that the state needs, in any order; `hashes` the lowest and the
+        highest hash of the rows that may fall due, None for none of them. Raises `StateFailed` (see `tells`), and as
+        the user's function and `stored` do.
         """
         if self.due is None:
             return Made(*self._merged(rows, stored)) if rows.num_rows else Made(pa.table({}))
@@ -110,7 +81,8 @@ class Step:
             times.append(found.next_ms)
             other = _others(found.keys, rows, self._key)
             if other.any():
-                made.append(self._fallen_due(found, other, rows.schema))
+                new, emitted = self._fallen_due(found, other, rows.schema)
+                made.append((_timed(new, self.due.until_ms, again=False), emitted))
         if rows.num_rows:
             new, emitted = self._merged(rows, stored)
             made.append((_timed(new, self.due.until_ms, again=True), emitted))
@@ -136,35 +108,32 @@ class Step:
     def _key(self) -> list[str]:
         return [column.name for column in self.table.key]
 
-    def _merged(self, rows: pa.Table, stored: Rows) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    def _merged(self, rows: pa.Table, stored: TableRows) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         rows, groups = group(rows, self._key)
         starts = pa.array(groups.starts)
         hashes = rows[HASH].take(starts).combine_chunks()
         keys = rows.select(self._key).take(starts)
-        old, found, before = stored.of_keys(hashes.to_numpy(), keys)
-        wanted = rows.select([*self._key, *self.state.needs])
+        numbers = hashes.to_numpy()
+        old, found, before = stored.of_keys(numbers, keys)
+        needed = rows.select([*self._key, *self.state.needs])
         if self.tells is None:
-            merged = self.bound.merge(wanted, groups, keys, old)
+            merged = self.bound.merge(needed, groups, keys, old)
         else:
             records = rows[RECORD].to_numpy() if RECORD in rows.column_names else None
-            merged = merge_or_tell(
-                self.bound, wanted, groups, keys, old, hashes.to_numpy(), records=records, most=self.tells
-            )
+            merged = merge_or_tell(self.bound, needed, groups, keys, old, numbers, records=records, most=self.tells)
         return self._new(hashes, keys, merged, found, before), merged.emitted
 
     def _fallen_due(
         self, found: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
     ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """What the state makes of some of the rows that fall due, without records."""
-        assert self.due is not None  # noqa: S101  nothing falls due else
         mine, nothing = pa.array(chosen), schema.empty_table()
         keys = found.keys.filter(mine).select(self._key).cast(nothing.select(self._key).schema)
         groups = Groups(np.empty(0, np.int32), np.zeros(keys.num_rows, np.int64))
-        wanted = nothing.select([*self._key, *self.state.needs])
-        merged = self.bound.merge(wanted, groups, keys, found.values.filter(mine))
+        needed = nothing.select([*self._key, *self.state.needs])
+        merged = self.bound.merge(needed, groups, keys, found.values.filter(mine))
         there, hashes = np.ones(keys.num_rows, bool), found.keys[HASH].filter(mine)
-        new = self._new(hashes, keys, merged, there, found.seqs[chosen])
-        return _timed(new, self.due.until_ms, again=False), merged.emitted
+        return self._new(hashes, keys, merged, there, found.seqs[chosen]), merged.emitted
 
     def _new(
         self,
@@ -174,7 +143,7 @@ class Step:
         found: npt.NDArray[np.bool_],
         before: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """The rows that the table gets of what the state made of these keys; `found` and `before` as `Rows` says."""
+        """The rows that the table gets of what the state made of these keys; `found` and `before` as of `of_keys`."""
         count = keys.num_rows
         deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
         # Nothing to remember of a key that was not there and is deleted.
@@ -200,23 +169,19 @@ def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
     order = np.argsort(hashes, kind="stable")
     rows = rows.take(pa.array(order)).combine_chunks()
     hashes = hashes[order]
-    same_hash = hashes[1:] == hashes[:-1]
-    same_key = _same_as_before(rows, key, np.flatnonzero(same_hash) + 1)
-    if not same_key.all():
+    # Rows of one hash, but for the first of them; nearly always they are of one key.
+    following = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+    begins = np.ones(rows.num_rows, bool)
+    begins[following] = False
+    if not _same_as_before(rows, key, following).all():
         # Two keys share a hash somewhere: rare enough to sort all rows again, by the key too.
         rows = rows.take(pa.array(sort_keys(hashes, rows.select(list(key)))[0]))
-        candidates = np.flatnonzero(same_hash) + 1
-        same_key = _same_as_before(rows, key, candidates)
-        begins = np.ones(rows.num_rows, bool)
-        begins[candidates[same_key]] = False
-    else:
-        begins = np.concatenate(([True], ~same_hash))
+        begins[following[~_same_as_before(rows, key, following)]] = True
     ids = (np.cumsum(begins) - 1).astype(np.int32)
     return rows, Groups(ids, np.flatnonzero(begins))
 
 
 def _same_as_before(rows: pa.Table, key: Sequence[str], at: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Whether the rows at these positions have the key of the row before."""
     keys = rows.select(list(key))
     return same_keys(keys.take(pa.array(at)), keys.take(pa.array(at - 1)), key)
 

@@ -1,7 +1,5 @@
 """What changes or guards what is stored, beside the batches: clone, init, maintain, migrate, backfill, gc, verify.
 
 It uses `moments` and what is below that. Not here: Spark and Kafka, which come in through small Protocols
-(`clone.first_versions.Channels`, `verify.markers.Rereader`), or what a batch means (`fold`).
+(`clone.first_versions.Channels`, `verify.captured.Rereader`), or what a batch means (`fold`).
 """
-
-__all__ = ["backfill", "clone", "gc", "init", "maintain", "migrate", "rejected", "verify"]

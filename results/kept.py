@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from .. import instants
-from ..keep.gc.collect import Collected
-from ..keep.gc.explain import Explanation
-from ..keep.maintain.compact import Merge
+from ..keep.gc.collect import Collected, Explanation
+from ..keep.maintain.compact import Compacted, Merge
 from ..keep.maintain.removal import Removed
-from ..keep.maintain.rescale import Rescaled
-from ..keep.maintain.retire import Retired
-from ..keep.maintain.stage_compactor import Compacted
+from ..keep.maintain.stages import Rescaled, Retired
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from . import formats

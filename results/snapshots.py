@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from .. import instants
-from ..keep.clone.plan import ClonePlan
-from ..keep.verify.ledger import Entry
+from ..keep.clone.clone import ClonePlan
+from ..keep.verify.ledger import LedgerEntry
 from ..keep.verify.report import CHECKS
 from ..keep.verify.verify import Report
 from ..moments.cut.graph import Cut
@@ -62,7 +62,7 @@ def verified(report: Report) -> Iterator[Block]:
         yield f"and {formats.plural(more, 'more difference')}; --json has them all"
 
 
-def _entry(entry: Entry, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
+def _entry(entry: LedgerEntry, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
     """One line for the channel, and one for each partition where it does not add up."""
     counted = entry.in_flight
     place = (entry.channel, f"{entry.sender}@v{entry.sender_version}", f"{entry.receiver}@v{entry.receiver_version}")

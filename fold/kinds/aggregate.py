@@ -3,20 +3,57 @@
 Nulls count as SQL says: `count("x")`, `sum`, `min`, `max` and `mean` pass them over; a key without any value is null.
 NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide and an overflow is an error; sums of
 decimals keep their scale.
-"""
 
-from __future__ import annotations
+A batch's rows may stand for several of a key: Spark added them up before they were brought to their state partition.
+Such a row has the key, how many rows it stands for (`ROWS`), in which tasks these were read (`TASKS`), and of each
+aggregate the columns of `part`.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from ...errors import Usage
 from .kind import Bound, Columns, Groups, Kind, Merged, check_value_names, field_of, only
-from .per_key import Aggregate, Array, of_batch, per_key
+
+Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
+Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray alike
+
+
+class Aggregate(Struct, frozen=True, omit_defaults=True):
+    """One aggregate of one column; `by` orders `first` and `last`."""
+
+    function: Function
+    column: str | None = None
+    by: str | None = None
+
+    def __str__(self) -> str:
+        inside = ", ".join(part for part in (self.column, self.by and f"by={self.by}") if part)
+        return f"{self.function}({inside})"
+
+
+_LOW = (1 << 32) - 1
+ROWS = "_slackwater_rows"
+"""A column of rows that stand for several of a key each: how many. They have the columns of `part` besides."""
+
+
+def part(what: str, name: str) -> str:
+    """The column with a part of what the aggregate `name` keeps of several rows, in the one that stands for them.
+
+    `what` is `count`, `sum` (of integers of 64 bits that of their upper halves, and `low` that of the lower ones),
+    `value` (of min, max, first and last) or `by` (of first and last).
+    """
+    return f"_{what}:{name}"
+
+
+TASKS = "_slackwater_tasks"
+"""An int64 whose bit n says whether task n, modulo `MOST_TASKS`, had one of the rows."""
+MOST_TASKS = 63
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -54,13 +91,12 @@ def last(column: str, *, by: str) -> Aggregate:
     return Aggregate("last", column, by)
 
 
-def aggregate(**columns: Aggregate) -> Aggregates:
+def aggregate(**columns: Aggregate) -> "Aggregates":
     """Declare a table with one row per key and these aggregates as its columns.
 
     A stage with outputs emits the key and the columns of every key that a batch touched, as they are after it.
 
-    Raises:
-        Usage: No column is given, or one is not an aggregate.
+    Raises `Usage` where no column is given, or one is not an aggregate.
     """
     if not columns:
         raise Usage("aggregate() needs at least one column, such as rows=slackwater.count()")
@@ -83,25 +119,25 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
     def columns(self) -> dict[str, str]:
         return {name: str(made) for name, made in self.made}
 
-    def narrowed(self, columns: Collection[str]) -> Aggregates:
+    def narrowed(self, columns: Collection[str]) -> "Aggregates":
         return Aggregates(tuple(each for each in self.made if each[0] in columns))
 
-    def renamed(self, names: Mapping[str, str]) -> Aggregates:
+    def renamed(self, names: Mapping[str, str]) -> "Aggregates":
         return Aggregates(tuple((names.get(name, name), made) for name, made in self.made))
 
     def internal(self, names: Mapping[str, str]) -> dict[str, str]:
-        """As of any kind: `_delay_sum` goes with `delay`."""
+        """Internal columns go with the visible one: `_delay_sum` with `delay`."""
         return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
 
     def goes_on_as(self, now: Kind) -> bool:
-        """As of any kind: each aggregate is a column with a meaning of its own."""
+        """Each aggregate is a column with a meaning of its own."""
         return self.tag == now.tag
 
     def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
         return merged(dict(self.made)[name].function, name, earlier, later)
 
     def is_neutral(self, name: str, default: object) -> bool:
-        """As of any kind: what a mean, a first and a last begin with, is kept in internal columns."""
+        """What a mean, a first and a last begin with, is kept in internal columns."""
         function = dict(self.made)[name].function
         return function in ("mean", "first", "last") or (function in ("count", "sum") and default == 0)
 
@@ -127,7 +163,14 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
         return [pa.field(name, pa.int64())]
     assert source is not None  # noqa: S101  every other function takes a column
     if made.function in ("sum", "mean"):
-        total = _sum_type(name, made, source)
+        if pa.types.is_integer(source):
+            total = pa.int64()
+        elif pa.types.is_floating(source):
+            total = pa.float64()
+        elif pa.types.is_decimal(source):
+            total = pa.decimal128(38, source.scale)
+        else:
+            raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a number")
         if made.function == "sum":
             return [pa.field(name, total)]
         return [pa.field(name, pa.float64()), pa.field(f"_{name}_sum", total), pa.field(f"_{name}_count", pa.int64())]
@@ -138,14 +181,90 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
     return [pa.field(name, source), pa.field(f"_{name}_by", by)]
 
 
-def _sum_type(name: str, made: Aggregate, source: pa.DataType) -> pa.DataType:
-    if pa.types.is_integer(source):
-        return pa.int64()
-    if pa.types.is_floating(source):
-        return pa.float64()
-    if pa.types.is_decimal(source):
-        return pa.decimal128(38, source.scale)
-    raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a number")
+class PerKey:
+    """Aggregates of a batch alone, one value per key, in the keys' order."""
+
+    def __init__(self, rows: pa.Table, groups: Groups) -> None:
+        self._rows, self._groups = rows, groups
+        self._ids = pa.array(groups.ids)
+        self._parts = ROWS in rows.column_names
+
+    def kept(self, name: str, made: Aggregate, schema: pa.Schema) -> dict[str, Array]:
+        """What the aggregate keeps, in columns of this schema. Raises `ArrowInvalid` where a sum has no room."""
+        kind = schema.field(name).type
+        match made.function:
+            case "count":
+                return {name: self._count(name, made)}
+            case "sum":
+                return {name: self._total(name, made, kind)}
+            case "mean":
+                total = self._total(name, made, schema.field(f"_{name}_sum").type)
+                # Of the mean itself, merging makes nothing.
+                return {name: total, f"_{name}_sum": total, f"_{name}_count": self._count(name, made)}
+            case "min" | "max":
+                column = self._column("value", name, made.column)
+                if not self._parts and pa.types.is_floating(kind):
+                    column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+                return {name: self._reduce(column, made.function)}
+        values, bys = self._column("value", name, made.column), self._column("by", name, made.by)
+        value, by = self._pick(values, bys, largest=made.function == "last")
+        return {name: value, f"_{name}_by": by}
+
+    def _column(self, what: str, name: str, column: str | None) -> Array:
+        """A column of the rows, or the part of it that rows have that stand for several."""
+        return self._rows[part(what, name) if self._parts else column]
+
+    def _count(self, name: str, made: Aggregate) -> Array:
+        if made.column is None and not self._parts:
+            return pa.array(np.diff(self._groups.starts, append=self._rows.num_rows))
+        return self._reduce(self._column("count", name, made.column), "sum" if self._parts else "count")
+
+    def _total(self, name: str, made: Aggregate, kind: pa.DataType) -> Array:
+        if (low := part("low", name)) in self._rows.column_names:
+            return self._whole(self._rows[part("sum", name)], self._rows[low])
+        values = self._column("sum", name, made.column).cast(kind)
+        if not self._parts and pa.types.is_integer(kind):
+            least, most = (each.as_py() or 0 for each in pc.min_max(values).values())
+            if any(edge * len(values) >= 1 << 63 for edge in (-least, most)):
+                # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
+                return self._whole(pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW))
+        return self._reduce(values, "sum").cast(kind)
+
+    def _reduce(self, values: Array, function: str) -> Array:
+        # Ids ascend, so Arrow's groups come out in the keys' order, and none is missing.
+        grouped = pa.table({"id": self._ids, "v": values}).group_by("id", use_threads=False)
+        return grouped.aggregate([("v", function)])[f"v_{function}"]
+
+    def _whole(self, high: Array, low: Array) -> Array:
+        """Sums of integers whose upper and lower halves these are. Raises `ArrowInvalid` where one has no room."""
+        high, low = self._reduce(high, "sum"), self._reduce(low, "sum")
+        high = pc.add(high, pc.shift_right(low, 32))
+        return pc.add(pc.multiply_checked(high, 1 << 32), pc.bit_wise_and(low, _LOW))
+
+    def _pick(self, values: Array, bys: Array, *, largest: bool) -> tuple[Array, Array]:
+        """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
+        edge = self._reduce(bys, "max" if largest else "min")
+        at_edge = pc.equal(bys, edge.take(self._ids))
+        ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
+        ids, values = self._ids.take(ties), values.take(ties)
+        # Equal rows arrive in no fixed order; the largest value makes a replay give the same.
+        order = pc.sort_indices(pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")])
+        ids_sorted = ids.take(order).to_numpy()
+        firsts = np.flatnonzero(np.diff(ids_sorted, prepend=-1))
+        picked = np.full(self._groups.num, -1, np.int64)
+        picked[ids_sorted[firsts]] = order.to_numpy()[firsts]
+        return values.take(pa.array(picked, mask=picked < 0)), edge
+
+
+def num_rows(rows: pa.Table) -> int:
+    """How many rows these are, or stand for."""
+    return int(pc.sum(rows[ROWS]).as_py() or 0) if ROWS in rows.column_names else int(rows.num_rows)
+
+
+def num_partials(rows: pa.Table) -> int:
+    """How many rows of several each task of Spark's made at most, before those of a key were made one; else 0."""
+    tasks = pc.fill_null(rows[TASKS], 0).to_numpy() if TASKS in rows.column_names else np.empty(0, np.int64)
+    return int(np.unpackbits(tasks.view(np.uint8)).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +291,8 @@ class BoundAggregates(Bound):
 
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
         """The value columns of `old`, one row a group, with each group's rows in them, or what was made of them."""
-        batch = per_key(rows, groups)
-        return self._table(old, lambda name, made: of_batch(name, made, batch, self.values))
+        batch = PerKey(rows, groups)
+        return self._table(old, lambda name, made: batch.kept(name, made, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
         """The value columns of keys whose records are in two parts, from those of the parts, row by row."""
@@ -189,9 +308,8 @@ class BoundAggregates(Bound):
 def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
     """The stored columns of the aggregate `name` over both parts; null is of no records.
 
-    `function` is one of count, sum, min, max, mean, first and last. Both parts have the columns that the aggregate
-    keeps: `name`, and of a mean `_name_sum` and `_name_count`, of first and last `_name_by`. Raises `ArrowInvalid`
-    where a sum has no room.
+    Both parts have the columns that it keeps: `name`, and of a mean `_name_sum` and `_name_count`, of first and last
+    `_name_by`. Raises `ArrowInvalid` where a sum has no room.
     """
     old, new = earlier[name], later[name]
     match function:
@@ -204,11 +322,8 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
             number = pc.add(pc.fill_null(earlier[f"_{name}_count"], 0), pc.fill_null(later[f"_{name}_count"], 0))
             divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
             # Of sums beyond 2^53 a double is the nearest.
-            return {
-                name: pc.divide(total.cast(pa.float64(), safe=False), divisor),
-                f"_{name}_sum": total,
-                f"_{name}_count": number,
-            }
+            average = pc.divide(total.cast(pa.float64(), safe=False), divisor)
+            return {name: average, f"_{name}_sum": total, f"_{name}_count": number}
         case "min" | "max":
             # By comparison, as Arrow's min_element_wise knows neither times with a zone nor strings.
             better = pc.less(new, old) if function == "min" else pc.greater(new, old)

@@ -4,49 +4,84 @@ Around `update` (`due="deadline"`) the user's function is; around `aggregate` an
 (`event_time(emits="final")`) what is emitted is the row, once, when its window has ended.
 """
 
-from __future__ import annotations
-
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import force_setattr
 
-from ...errors import NotFound, Usage
+from ...errors import Usage
 from ...store.sst.expiry import event_ms
 from ...store.sst.types import DUE
-from .kind import Bound, DueBy, Groups, Merged
+from .kind import Bound, DueBy, Groups, Kind, Merged, as_kind, field_of
+from .session import Sessions
 
 
-def check_time(column: str, values: pa.Schema) -> None:
-    """See that rows can fall due by a value column. Raises `NotFound` or `Usage`."""
-    if column not in values.names:
-        raise NotFound("value column", column, values.names, hint="due= is one of them")
-    kind = values.field(column).type
-    if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
-        raise Usage(f"due={column!r} is {kind}; expected a timestamp or a date")
+class Final(Kind, frozen=True, tag="final"):
+    """A state over windows that emits each row once, when the watermark has passed the end of its window."""
+
+    state: Any
+    once: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "state", as_kind(self.state))
+
+    def __str__(self) -> str:
+        return f"final({self.state})"
+
+    @property
+    def core(self) -> Kind:
+        kind: Kind = self.state
+        return kind
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return self.core.columns
+
+    @property
+    def declaration(self) -> Kind:
+        return Final(self.core.declaration)
+
+    def narrowed(self, columns: Collection[str]) -> Kind:
+        return Final(self.core.narrowed(columns))
+
+    def renamed(self, names: Mapping[str, str]) -> Kind:
+        return Final(self.core.renamed(names))
+
+    def goes_on_as(self, now: Kind) -> bool:
+        return self.tag == now.tag and self.core.goes_on_as(now.core)
+
+    def may_become(self, now: Kind) -> bool:
+        return self.tag == now.tag and self.core.may_become(now.core)
+
+    def by_session(self, column: str) -> Kind:
+        return Sessions(self, column)
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """Fix the columns. Raises as well `Usage` where the key has no window, or the state says what it emits."""
+        bound = self.core.bind(rows, key)
+        why, hint = self.core.not_final
+        if why:
+            raise Usage(f'event_time(emits="final") of state={why}', hint=hint)
+        window = window_of(pa.schema([field_of(rows[0], name) for name in key]))
+        if window is None:
+            raise Usage('event_time(emits="final") of a stage without a window (F.window) in its key: nothing ends')
+        return BoundDue(bound, window, "watermark", final=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDue(Bound):
-    """A state that stores in `_due_at` when each row falls due; called without records, it gets rows that do.
-
-    Attributes:
-        inner: What makes the other columns.
-        column: The value column with the time; of a `final` one, the key column with the window.
-        by: What passes that time.
-        final: Whether rows are emitted when they fall due, as they are, and at no other time.
-    """
+    """A state that stores in `_due_at` when each row falls due; called without records, it gets rows that do."""
 
     inner: Bound
     column: str
-    by: DueBy
+    """The value column with the time; of a `final` one, the key column with the window."""
+    due_by: DueBy
     final: bool = False
-
-    @property
-    def due_by(self) -> DueBy:
-        return self.by
+    """Whether rows are emitted when they fall due, as they are, and at no other time."""
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
@@ -68,7 +103,7 @@ class BoundDue(Bound):
         return self.inner.emits
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """As of any state; with rows for none of the groups, these are rows that fall due."""
+        """With rows for none of the groups, these are rows that fall due."""
         if self.final and not rows.num_rows:
             known = dict(zip([*keys.column_names, *old.column_names], [*keys.columns, *old.columns], strict=True))
             (schema,) = self.emits
@@ -76,27 +111,21 @@ class BoundDue(Bound):
             return Merged(old, changed=np.zeros(groups.num, bool), emitted=(emitted,))
         merged = self.inner.merge(rows, groups, keys, old.select(self.inner.values.names))
         times = pc.struct_field(keys[self.column], "end") if self.final else merged.values[self.column]
-        values = merged.values.append_column(pa.field(DUE, pa.int64()), _ms(times))
+        # The first millisecond since 1970 UTC that is not before each of these times.
+        due_ms = event_ms(times)
+        if not pa.types.is_date32(times.type):
+            later = pc.greater(times.cast(pa.int64()), pc.multiply(due_ms, 1000))
+            due_ms = pc.add(due_ms, later.cast(pa.int64()))
+        values = merged.values.append_column(pa.field(DUE, pa.int64()), due_ms)
         emitted_now = tuple(schema.empty_table() for schema in self.emits) if self.final else merged.emitted
         return replace(merged, values=values, emitted=emitted_now)
 
 
-def _ms(times: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The first millisecond since 1970 UTC that is not before each of these times."""
-    whole = event_ms(times)
-    if pa.types.is_date32(times.type):
-        return whole
-    return pc.add(whole, pc.greater(times.cast(pa.int64()), pc.multiply(whole, 1000)).cast(pa.int64()))
-
-
 def window_of(key: pa.Schema) -> str | None:
     """The first column of a key that is a window of time, as `F.window` makes them."""
-    return next((field.name for field in key if _is_window(field.type)), None)
-
-
-def _is_window(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_struct(kind)
-        and [field.name for field in kind] == ["start", "end"]
-        and all(pa.types.is_timestamp(field.type) for field in kind)
-    )
+    for column in key:
+        fields = list(column.type) if pa.types.is_struct(column.type) else []
+        times = [field.name for field in fields if pa.types.is_timestamp(field.type)]
+        if len(fields) == 2 and times == ["start", "end"]:
+            return str(column.name)
+    return None

@@ -1,6 +1,7 @@
-"""State as a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`."""
+"""State as a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`.
 
-from __future__ import annotations
+The table keeps rows of each side that wait for the other side's; which of them meet is found by key and time at once.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,25 +9,31 @@ from functools import reduce
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...durations import format_ms, parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
+from ...store.sst.hashing import digests
 from ...store.sst.types import DUE
 from ...store.versions.limits import MAX_TTL_MS
 from .. import multi_input
-from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of, time_of
-from .waiting import Flags, Numbers, Waiting, by_key, gathered, pairs
+from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, input_of
 
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+_FAR_US = 1 << 61
+"""Times beyond are as late as this: what is added to a time fits."""
 How: TypeAlias = Literal["inner", "left"]
 _MATCHED = "_matched"
 """Of a left outer join, for each row that waits on the left whether it has met one."""
 _NEVER = np.iinfo(np.int64)
 
 
-def join(left: str, right: str, *, within: str, how: How = "inner") -> Join:
+def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
     """Declare a join of a stage's two inputs, by its key and within a span of time.
 
     The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`, and says
@@ -87,7 +94,7 @@ class Join(Kind, frozen=True, tag="join"):
         return f"join({self.left}, {self.right}, within={format_ms(self.within_ms)}, how={self.how})"
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """As of any kind. Raises as well `Refused` where a side has no time of its own, or columns have one name."""
+        """Fix the table's columns. Raises as well `Refused` where a side has no time, or columns have one name."""
         if len(rows) != 2:
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrame{'s' * (len(rows) != 1)}, and join(...) takes two",
@@ -104,35 +111,28 @@ class Join(Kind, frozen=True, tag="join"):
             )
         check_value_names([self.left, self.right, *left, *right], key)
         emits = pa.schema([*(field_of(rows[0], name) for name in key), *sides[0].columns, *sides[1].columns])
-        return BoundJoin(
-            key, tuple(rows), sides[0], sides[1], self.within_ms, self.how == "left", emits.remove_metadata()
-        )
+        outer, emitted = self.how == "left", emits.remove_metadata()
+        return BoundJoin(key, tuple(rows), sides[0], sides[1], self.within_ms, outer, emitted)
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two streams.
-
-    Attributes:
-        name: Of the input.
-        part: Which of the function's DataFrames it is.
-        columns: Its columns but for the key.
-        time: The one that is its rows' time.
-    """
+class JoinSide:
+    """One of the two streams."""
 
     name: str
     part: int
     columns: pa.Schema
+    """Its columns but for the key."""
     time: str
+    """The one that is its rows' time."""
 
 
-def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
-    inputs = [input_of(schema) for schema in rows]
-    if name not in inputs:
-        raise NotFound("input", name, inputs, hint="join(...) names the two inputs of its stage")
-    part = inputs.index(name)
-    time = time_of(rows[part])
-    if time is None:
+def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSide:
+    times = dict(map(input_of, rows))
+    if name not in times:
+        raise NotFound("input", name, times, hint="join(...) names the two inputs of its stage")
+    part, time = list(times).index(name), times[name]
+    if not time:
         raise Refused(
             f"join: the rows of {name!r} have no watermark, which says their time and how long others wait for them",
             hint=f'say .withWatermark("at", "10 minutes") of the DataFrame that is returned for {name!r}',
@@ -144,31 +144,119 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Side:
         )
     # As the table has them: what is inside may always be null.
     columns = [pa.field(one.name, to_arrow(from_arrow(one.type))) for one in rows[part] if one.name not in key]
-    return Side(name, part, pa.schema(columns), time)
+    return JoinSide(name, part, pa.schema(columns), time)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Rows of one side, by key and time; of the same time, those that were stored come first."""
+
+    rows: pa.Table
+    """Their columns, in an order of their own."""
+    place: Numbers
+    """int64[n], where each is in `rows`."""
+    keys: Numbers
+    """int64[n], the position of its key; ascending."""
+    at_us: Numbers
+    """int64[n], its time, microseconds since 1970 UTC; ascending within a key."""
+    new: Flags
+    """bool[n], whether it came with this batch."""
+    alone: Flags
+    """bool[n], whether it can match nothing, as its key or its time is null."""
+
+    def due_ms(self, within_ms: int) -> Numbers:
+        """int64[n]: the first millisecond since 1970 that a watermark has with which each row matches nothing more."""
+        return np.asarray(-(-self.at_us // 1000) + within_ms + 1)
+
+    def lists(self, stays: Flags, num: int) -> pa.ListArray:
+        """The rows that stay as a list of structs for each of so many keys."""
+        kept = np.flatnonzero(stays)
+        columns = self.rows.take(pa.array(self.place[kept])).columns
+        structs = pa.StructArray.from_arrays([one.combine_chunks() for one in columns], fields=list(self.rows.schema))
+        return by_key(structs, self.keys[kept], num)
+
+
+def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: str, keyless: Flags) -> Waiting:
+    """One side's rows, those that the table has (`stored`) and those of the batch (`came`).
+
+    `stored` has for each key a list of structs, ordered by time, null for none; `came` the key's position as `_key`.
+    `schema` has the columns that are stored, of which `time` is one; `keyless` is bool[keys], whether a column of each
+    key is null.
+    """
+    lists = stored.combine_chunks()
+    old = pa.Table.from_arrays(pc.list_flatten(lists).flatten(), schema=schema)
+    sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    new = came.select(schema.names).cast(schema)
+    rows = pa.concat_tables([old, new]).combine_chunks()
+    keys = np.concatenate((np.repeat(np.arange(len(sizes)), sizes), came["_key"].to_numpy())).astype(np.int64)
+    at_us = np.clip(pc.fill_null(rows[time].cast(pa.int64()), 0).to_numpy(), -_FAR_US, _FAR_US)
+    count = old.num_rows
+    new_keys, new_us = keys[count:], at_us[count:]
+    order = np.lexsort((new_us, new_keys))
+    equal = np.flatnonzero((np.diff(new_keys[order]) == 0) & (np.diff(new_us[order]) == 0))
+    if equal.size:
+        # Rows arrive in no fixed order: the rest of them decides among equals.
+        tied = order[np.union1d(equal, equal + 1)]
+        digest = np.zeros(len(order), np.uint64)
+        digest[tied] = digests(new.take(pa.array(tied)).to_struct_array())
+        order = np.lexsort((digest, new_us, new_keys))
+    age = np.arange(rows.num_rows)
+    age[count + order] = np.arange(count, rows.num_rows)
+    place = np.lexsort((age, at_us, keys))
+    is_new = place >= count
+    alone = is_new & (keyless[keys] | np.asarray(rows[time].is_null()))[place]
+    return Waiting(rows, place, keys[place], at_us[place], is_new, alone)
+
+
+def by_key(values: pa.Array, keys: Numbers, num: int) -> pa.ListArray:
+    """Values as a list for each of so many keys; `keys` says the key of each, and ascends."""
+    offsets = np.searchsorted(keys, np.arange(num + 1)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def pairs(left: Waiting, right: Waiting, within_us: int) -> tuple[Numbers, Numbers]:
+    """The rows that meet, by their numbers on each side: of one key, with times so near, and one of the two is new.
+
+    They come in the order of the left side, and then of the right.
+    """
+    every, fresh = np.flatnonzero(~right.alone), np.flatnonzero(right.new & ~right.alone)
+    coming, stored = np.flatnonzero(left.new & ~left.alone), np.flatnonzero(~left.new)
+    found = [_near(left, coming, right, every, within_us), _near(left, stored, right, fresh, within_us)]
+    lefts, rights = (np.concatenate(side) for side in zip(*found, strict=True))
+    order = np.argsort(lefts, kind="stable")
+    return lefts[order], rights[order]
+
+
+def _near(left: Waiting, lefts: Numbers, right: Waiting, rights: Numbers, within_us: int) -> tuple[Numbers, Numbers]:
+    """Of some rows of each side those that meet."""
+    # With ranks in the place of times, key and time are one number that ascends.
+    times = np.unique(right.at_us[rights])
+    ranks = len(times) + 1
+    places = right.keys[rights] * ranks + np.searchsorted(times, right.at_us[rights])
+    keys, at_us = left.keys[lefts] * ranks, left.at_us[lefts]
+    first = np.searchsorted(places, keys + np.searchsorted(times, at_us - within_us))
+    counts = np.searchsorted(places, keys + np.searchsorted(times, at_us + within_us, side="right")) - first
+    before = np.cumsum(counts) - counts
+    nth = np.arange(counts.sum()) - np.repeat(before, counts)
+    return np.repeat(lefts, counts), rights[np.repeat(first, counts) + nth]
 
 
 @dataclass(frozen=True, slots=True)
 class BoundJoin(Bound):
-    """A join that knows its rows' schemas.
+    """A join that knows its rows' schemas."""
 
-    Attributes:
-        key: The key columns.
-        inputs: The schemas of the function's DataFrames, in their order.
-        left, right: The two sides.
-        within_ms: How far apart the times of a pair may be.
-        outer: Whether rows of the left are emitted that met none.
-        emitted: The columns of a pair.
-        until_ms: The watermark by which rows are forgotten; None where there is none yet.
-    """
-
+    due_by = "watermark"
     key: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]
-    left: Side
-    right: Side
+    """The schemas of the function's DataFrames, in their order."""
+    left: JoinSide
+    right: JoinSide
     within_ms: int
     outer: bool
+    """Whether rows of the left are emitted that met none."""
     emitted: pa.Schema
     until_ms: int | None = None
+    """The watermark by which rows are forgotten; None where there is none yet."""
 
     @property
     def values(self) -> pa.Schema:
@@ -185,37 +273,25 @@ class BoundJoin(Bound):
         return (self.emitted,)
 
     @property
-    def due_by(self) -> DueBy:
-        return "watermark"
-
-    @property
     def behind_ms(self) -> int:
         return self.within_ms + 1
 
-    @property
-    def times(self) -> tuple[str, ...]:
-        """What a batch's rows call the columns by which they are late, the left side's first."""
-        return tuple(multi_input.name_of(side.part, side.time) for side in (self.left, self.right))
-
     def late_by(self, _window: str | None) -> tuple[str, ...]:
-        return self.times
+        return tuple(multi_input.name_of(side.part, side.time) for side in (self.left, self.right))
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
-        """As of any state: rows of either side, with what a pair has of it."""
-        sides = {
-            multi_input.name_of(side.part, name): name
-            for side in (self.left, self.right)
-            for name in side.columns.names
-        }
-        return self.emitted, {name: name for name in self.key} | sides
+        """Rows of either side, with what a pair has of it."""
+        columns = {name: name for name in self.key}
+        for side in (self.left, self.right):
+            columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}
+        return self.emitted, columns
 
     def until(self, until_ms: int | None) -> Bound:
-        """As of any state: rows are forgotten up to then."""
         return replace(self, until_ms=until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """As of any state: pairs first, and then what no row that comes later could match is forgotten."""
+        """Pairs first; then what no row that comes later could match is forgotten."""
         came = multi_input.untag(rows, self.inputs, self.key, groups.ids)
         keyless = reduce(np.logical_or, (np.asarray(keys[name].is_null()) for name in self.key))
         left, right = (
@@ -223,10 +299,28 @@ class BoundJoin(Bound):
             for side in (self.left, self.right)
         )
         lefts, rights = pairs(left, right, self.within_ms * 1000)
-        matched = self._matched(left, lefts, old)
-        stays, stays_right = self._stays(left), self._stays(right)
+        matched = np.zeros(len(left.keys), bool)
+        if self.outer:
+            # The rows that were stored are the first in `rows`.
+            before = pc.list_flatten(old[_MATCHED].combine_chunks()).to_numpy(zero_copy_only=False)
+            matched = np.append(before, matched[len(before) :]).astype(bool)[left.place]
+        matched[lefts] = True
+        due_left, due_right = left.due_ms(self.within_ms), right.due_ms(self.within_ms)
+        # Those that may still match one that comes.
+        stays = ~left.alone & (self.until_ms is None or due_left > self.until_ms)
+        stays_right = ~right.alone & (self.until_ms is None or due_right > self.until_ms)
         gone = np.flatnonzero(~stays & ~matched) if self.outer else np.empty(0, np.int64)
-        due = self._due(groups.num, (left, stays), (right, stays_right), matched)
+        # int64[num]: when something is to be done for each key though no row comes; the least number where none waits.
+        # A key's rows are forgotten together, by the last of them or when others come; but what is to be emitted has
+        # its own time.
+        due = np.full(groups.num, _NEVER.min)
+        np.maximum.at(due, left.keys[stays], due_left[stays])
+        np.maximum.at(due, right.keys[stays_right], due_right[stays_right])
+        if self.outer:
+            first = np.full(groups.num, _NEVER.max)
+            open_ = stays & ~matched
+            np.minimum.at(first, left.keys[open_], due_left[open_])
+            due = np.where(first < _NEVER.max, first, due)
         deleted = due == _NEVER.min
         columns = [
             left.lists(stays, groups.num),
@@ -236,38 +330,6 @@ class BoundJoin(Bound):
         ]
         emitted = self._emitted(keys, left, right, lefts, rights, gone)
         return Merged(pa.table(columns, schema=self.values), deleted, emitted=(emitted,))
-
-    def _matched(self, left: Waiting, lefts: Numbers, old: pa.Table) -> Flags:
-        """bool[n]: whether each row of the left has met one by now."""
-        matched = np.zeros(len(left.keys), bool)
-        if self.outer:
-            # The rows that were stored are the first in `rows`.
-            before = pc.list_flatten(old[_MATCHED].combine_chunks()).to_numpy(zero_copy_only=False)
-            matched = np.append(before, matched[len(before) :]).astype(bool)[left.place]
-        matched[lefts] = True
-        return matched
-
-    def _stays(self, side: Waiting) -> Flags:
-        """bool[n]: whether each row may still match one that comes."""
-        if self.until_ms is None:
-            return ~side.alone
-        return ~side.alone & (side.due_ms(self.within_ms) > self.until_ms)
-
-    def _due(self, num: int, left: tuple[Waiting, Flags], right: tuple[Waiting, Flags], matched: Flags) -> Numbers:
-        """int64[num]: when something is to be done for each key though no row comes; the least number where none waits.
-
-        A key's rows are forgotten together, by the last of them or when others come; but what is to be emitted has its
-        own time.
-        """
-        due = np.full(num, _NEVER.min)
-        for side, stays in (left, right):
-            np.maximum.at(due, side.keys[stays], side.due_ms(self.within_ms)[stays])
-        if self.outer:
-            first = np.full(num, _NEVER.max)
-            open_ = left[1] & ~matched
-            np.minimum.at(first, left[0].keys[open_], left[0].due_ms(self.within_ms)[open_])
-            due = np.where(first < _NEVER.max, first, due)
-        return due
 
     def _emitted(
         self, keys: pa.Table, left: Waiting, right: Waiting, lefts: Numbers, rights: Numbers, gone: Numbers

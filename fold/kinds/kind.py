@@ -26,15 +26,12 @@ Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A batch's rows by key: rows are sorted so that each key's rows are neighbours.
-
-    Attributes:
-        ids: int32[rows], the key's position, 0 to num - 1, ascending.
-        starts: int64[num], each key's first row.
-    """
+    """A batch's rows by key: rows are sorted so that each key's rows are neighbours."""
 
     ids: npt.NDArray[np.int32]
+    """int32[rows], the key's position, 0 to num - 1, ascending."""
     starts: npt.NDArray[np.int64]
+    """int64[num], each key's first row."""
 
     @property
     def num(self) -> int:
@@ -44,25 +41,24 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a batch makes of the state.
-
-    Attributes:
-        values: One row per key of the batch, the table's value columns.
-        deleted: bool[num], keys to remove; None for none.
-        changed: bool[num], keys whose row must be written; None for all.
-        emitted: Rows for the stage's outputs: one table for all of them, or one for each; empty when it emits none.
-    """
+    """What a batch makes of the state."""
 
     values: pa.Table
+    """One row per key of the batch, the table's value columns."""
     deleted: npt.NDArray[np.bool_] | None = None
+    """bool[num], keys to remove; None for none."""
     changed: npt.NDArray[np.bool_] | None = None
+    """bool[num], keys whose row must be written; None for all."""
     emitted: tuple[pa.Table, ...] = ()
+    """Rows for the stage's outputs: one table for all of them, or one for each; empty when it emits none."""
 
 
 class Bound:
     """A state that knows its rows' schema. Crosses to workers by pickle."""
 
     __slots__ = ()
+    due_by: DueBy | None = None
+    """What passes the time in `_due_at` at which rows fall due; None where they never do."""
     if TYPE_CHECKING:  # fields of some, properties of others
 
         @property
@@ -80,18 +76,10 @@ class Bound:
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """Merge a batch's rows into the rows of its keys; of a state whose rows fall due, none with rows that do.
 
-        Args:
-            rows: The batch's rows (key and needed columns), sorted by key as `groups` says.
-            groups: Which row belongs to which key.
-            keys: The key columns, one row per key.
-            old: The value columns, one row per key; nulls where the key is new.
+        `rows` are the batch's (key and needed columns), sorted by key as `groups` says; `keys` has the key columns, one
+        row per key, and `old` the value columns, one row per key, with nulls where the key is new.
         """
         raise NotImplementedError
-
-    @property
-    def due_by(self) -> DueBy | None:
-        """What passes the time in `_due_at` at which rows fall due; None where they never do."""
-        return None
 
     @property
     def behind_ms(self) -> int:
@@ -113,7 +101,7 @@ class Bound:
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
-        """The aggregates (`per_key.Aggregate`), by column, whose rows Spark may add up before; none of other states."""
+        """The aggregates (`Aggregate`), by column, whose rows Spark may add up before; none of other states."""
         return ()
 
     def over_partials(self, _columns: tuple[str, ...]) -> Bound:
@@ -128,6 +116,8 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     """Whether each row is emitted once, when its window has ended."""
     migrates: ClassVar[bool] = True
     """Whether a migration can make another of the same kind of it, as far as its columns go."""
+    key_column: ClassVar[bool] = False
+    """Whether one column of the stage's key is among the table's values: that of sessions, which grow."""
     waiting: ClassVar[str] = ""
     """In words, what its rows hold that waits for others, in lists; empty for nothing."""
     past: ClassVar[Literal["", "rows", "parts", "function"]] = ""
@@ -144,9 +134,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """Fix the table's columns for rows of these schemas, one for each DataFrame that the stage's function gives.
 
-        Raises:
-            NotFound: It names a column that there is not.
-            Usage: It cannot be kept over such rows.
+        Raises `NotFound` where it names a column that there is not, and `Usage` where it cannot be kept of such rows.
         """
         raise NotImplementedError
 
@@ -202,11 +190,6 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def by_session(self, _column: str) -> Kind | None:
         """What is kept where this column of the key is a session window; None where that cannot be."""
         return None
-
-    @property
-    def key_column(self) -> bool:
-        """Whether one column of the stage's key is among the table's values: that of sessions, which grow."""
-        return False
 
     # What a migration may do.
 
@@ -295,14 +278,10 @@ def of_input(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
     return rows.with_metadata({_INPUT: name.encode()} | ({_TIME: time.encode()} if time else {}))
 
 
-def input_of(rows: pa.Schema) -> str:
-    """The input that `of_input` marked a schema with."""
-    return str((rows.metadata or {}).get(_INPUT, b""), "utf-8")
-
-
-def time_of(rows: pa.Schema) -> str | None:
-    """The column with the time of these rows, by their watermark; None where they have none."""
-    return str((rows.metadata or {}).get(_TIME, b""), "utf-8") or None
+def input_of(rows: pa.Schema) -> tuple[str, str]:
+    """The input that `of_input` marked a schema with, and the column with its time; empty where it has no watermark."""
+    known = rows.metadata or {}
+    return known.get(_INPUT, b"").decode(), known.get(_TIME, b"").decode()
 
 
 def only(rows: Sequence[pa.Schema], state: str) -> pa.Schema:

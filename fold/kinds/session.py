@@ -2,23 +2,23 @@
 
 Each row comes with a session of its own, from its time to a gap after it; those of a key that overlap or touch are one,
 as in Spark. So a session is no part of what identifies a row of the table: that is the rest of the key, and its row has
-a list of the open sessions, by their start. When the watermark has passed the end of one, it is emitted and leaves the
-list. What a batch costs follows its rows and the open sessions of their keys.
+a list of the open sessions. When the watermark has passed the end of one, it is emitted and leaves the list.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import force_setattr
 
-from ...errors import Refused
+from ...errors import Refused, Usage
 from ...store.sst.types import DUE
 from .aggregate import BoundAggregates
-from .kind import Bound, DueBy, Groups, Merged
+from .kind import Bound, Groups, Kind, Merged, as_kind
 
 Numbers = npt.NDArray[np.int64]
 TIMES = ("start", "end")
@@ -26,22 +26,53 @@ _PARTIALS = "_partials"
 """The internal column with what aggregates keep of sessions besides; it stays when the session gets another name."""
 
 
+class Sessions(Kind, frozen=True, tag="sessions"):
+    """Aggregates that are emitted once a session, where `column` of the key is the session."""
+
+    state: Any
+    """`Final`, of what is kept of each session."""
+    column: str = ""
+    """Not stored: it may get another name."""
+    migrates: ClassVar[bool] = False
+    key_column: ClassVar[bool] = True
+    waiting: ClassVar[str] = "sessions that are open"
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "state", as_kind(self.state))
+
+    def __str__(self) -> str:
+        return f"sessions({self.state})"
+
+    @property
+    def declaration(self) -> Kind:
+        return Sessions(self.state.declaration)
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """Fix the columns; `key` has the session. Raises as well `Usage` for a state that is no `aggregate(...)`."""
+        inner = self.state.core.bind(rows, key)
+        if not isinstance(inner, BoundAggregates):
+            raise Usage(
+                f"sessions ({self.column!r} of the key) are of state=aggregate(...), not of {self.state}",
+                hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
+            )
+        if taken := sorted({*TIMES} & {*inner.values.names}):
+            raise Usage(f"column {taken[0]!r} of a session is its time already; give the aggregate another name")
+        return BoundSessions(inner, self.column)
+
+
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Sessions of several keys, by key and start; those of a key neither overlap nor touch.
-
-    Attributes:
-        ids: int64[sessions], the position of each one's key.
-        start, end: int64[sessions], in microseconds.
-        parts: What the aggregates keep of each.
-    """
+    """Sessions of several keys, by key and start; those of a key neither overlap nor touch."""
 
     ids: Numbers
+    """int64[sessions], the position of each one's key."""
     start: Numbers
+    """int64[sessions], in microseconds, as is `end`."""
     end: Numbers
     parts: pa.Table
+    """What the aggregates keep of each."""
 
-    def filter(self, mask: npt.NDArray[np.bool_]) -> _Spans:
+    def filter(self, mask: npt.NDArray[np.bool_]) -> "_Spans":
         return _Spans(self.ids[mask], self.start[mask], self.end[mask], self.parts.filter(pa.array(mask)))
 
 
@@ -51,20 +82,14 @@ class BoundSessions(Bound):
 
     The table's value columns are the sessions with what users see of their aggregates, a list named as the key column;
     `_partials`, where aggregates keep more, a list as long with the rest; and `_due_at`, when the first session ends.
-
-    Attributes:
-        inner: The aggregates, with the session in their key.
-        column: The session's name.
-        until_ms: The watermark: sessions that end by then are over. None where none is known yet.
     """
 
+    due_by = "watermark"
     inner: BoundAggregates
+    """The aggregates, with the session in their key."""
     column: str
     until_ms: int | None = None
-
-    @property
-    def due_by(self) -> DueBy:
-        return "watermark"
+    """The watermark: sessions that end by then are over. None where none is known yet."""
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
         return (self.column,)
@@ -80,7 +105,7 @@ class BoundSessions(Bound):
 
     @property
     def emits(self) -> tuple[pa.Schema, ...]:
-        """As of any state. The session that is emitted is a window as any other: it does not grow any more."""
+        """A session that is emitted is a window as any other: it does not grow any more."""
         (schema,) = self.inner.emits
         at = schema.get_field_index(self.column)
         return (schema.set(at, schema.field(at).remove_metadata()),)
@@ -89,18 +114,22 @@ class BoundSessions(Bound):
         return replace(self, until_ms=watermark_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """As of any state; with rows for none of the groups, sessions end and nothing else."""
+        """With rows for none of the groups, sessions end and nothing else."""
         known = self._known(old)
         over = _whole_ms(known.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(known.end), bool)
         sessions = self._joined(rows, groups, known.filter(~over))
         counts = np.bincount(sessions.ids, minlength=groups.num)
-        return Merged(
-            self._values(sessions, counts), deleted=counts == 0, emitted=(self._row(keys, known.filter(over)),)
-        )
+        ended = known.filter(over)
+        columns: dict[str, pa.Array | pa.ChunkedArray] = dict(self._columns(ended))
+        of = keys.take(pa.array(ended.ids))
+        times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
+        columns |= {name: of[name] for name in of.column_names} | {self.column: times}
+        (schema,) = self.emits
+        emitted = pa.table([columns[name] for name in schema.names], schema=schema)
+        return Merged(self._values(sessions, counts), deleted=counts == 0, emitted=(emitted,))
 
     @property
     def _lists(self) -> dict[str, list[pa.Field]]:
-        """The fields of the sessions that each list has."""
         times = [pa.field(name, self._kind.field(name).type) for name in TIMES]
         visible = [field for field in self.inner.values if not field.name.startswith("_")]
         inside = [field for field in self.inner.values if field.name.startswith("_")]
@@ -111,7 +140,6 @@ class BoundSessions(Bound):
         return self.inner.emits[0].field(self.column).type
 
     def _known(self, old: pa.Table) -> _Spans:
-        """The sessions that are stored of the keys."""
         columns: dict[str, pa.Array] = {}
         for name in self._lists:
             flat = pc.list_flatten(old[name].combine_chunks())
@@ -125,8 +153,8 @@ class BoundSessions(Bound):
         """The sessions with a batch's rows in them: many of these may be in one, and one may make several one."""
         if not rows.num_rows:
             return known
-        given = rows[self.column].combine_chunks()
-        starts, ends = (pc.struct_field(given, name) for name in TIMES)
+        spans = rows[self.column].combine_chunks()
+        starts, ends = (pc.struct_field(spans, name) for name in TIMES)
         if starts.null_count or ends.null_count:
             raise Refused(
                 f"a row has no session in {self.column!r}",
@@ -154,29 +182,17 @@ class BoundSessions(Bound):
         """The table's value columns: each key's sessions in one row."""
         offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
         columns = self._columns(sessions)
-        lists = [
-            pa.ListArray.from_arrays(
-                offsets, pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields)
-            )
-            for fields in self._lists.values()
-        ]
+        lists = []
+        for fields in self._lists.values():
+            structs = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
+            lists.append(pa.ListArray.from_arrays(offsets, structs))
         some = np.flatnonzero(counts)
         due = np.zeros(len(counts), np.int64)
         if some.size:
             due[some] = np.minimum.reduceat(_whole_ms(sessions.end), (np.cumsum(counts) - counts)[some])
         return pa.table([*lists, pa.array(due, mask=counts == 0)], schema=self.values)
 
-    def _row(self, keys: pa.Table, sessions: _Spans) -> pa.Table:
-        """The sessions as rows that are emitted."""
-        columns = self._columns(sessions)
-        times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
-        known = keys.take(pa.array(sessions.ids))
-        columns |= {name: known[name] for name in known.column_names} | {self.column: times}
-        (schema,) = self.emits
-        return pa.table([columns[name] for name in schema.names], schema=schema)
-
     def _columns(self, sessions: _Spans) -> dict[str, pa.Array]:
-        """Their times and what the aggregates keep, by name."""
         each = {"start": sessions.start, "end": sessions.end}
         times = {name: pa.array(at).cast(self._kind.field(name).type) for name, at in each.items()}
         return times | {name: sessions.parts[name].combine_chunks() for name in sessions.parts.column_names}
@@ -185,14 +201,8 @@ class BoundSessions(Bound):
 def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Which spans of time are one session: those of one key that overlap or touch, and those that these do.
 
-    Args:
-        ids: The position of each span's key.
-        start: Any unit.
-        end: The same.
-
-    Returns:
-        The order of the spans by key and start, where in it each session begins, and the number of each span's session,
-        by key and start.
+    `ids` has the position of each span's key. Returns the order of the spans by key and start, where in it each session
+    begins, and the number of each span's session, by key and start.
     """
     order = np.lexsort((start, ids))
     ids, start, end = ids[order], start[order], end[order]

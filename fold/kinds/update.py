@@ -1,7 +1,5 @@
 """State as a vectorised function of the user's own: whole Arrow tables in, whole Arrow tables out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -11,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from ...errors import Refused
+from ...errors import NotFound, Refused, Usage
 from .. import multi_input
-from .due import BoundDue, check_time
+from .due import BoundDue
 from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of
 
 Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
@@ -22,18 +20,13 @@ Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What is not stored of an update: a new function over the same columns is a release, not a break.
-
-    Attributes:
-        function: The user's.
-        state: The table's value columns. Asked for when it is bound: who says them as text needs Spark to read it.
-        emits: The columns of emitted rows, likewise.
-        order_by: Columns that sort a key's rows.
-    """
+    """What is not stored of an update: a new function over the same columns is a release, not a break."""
 
     function: Function
     state: Callable[[], pa.Schema]
+    """The table's value columns. Asked for when it is bound: who says them as text needs Spark to read it."""
     emits: tuple[Callable[[], pa.Schema], ...] = ()
+    """The columns of emitted rows, likewise."""
     order_by: tuple[str, ...] = ()
 
 
@@ -55,7 +48,7 @@ class Update(Kind, frozen=True, tag="update"):
         return f"update({self.due_text})" if self.due else "update"
 
     @property
-    def declaration(self) -> Update:
+    def declaration(self) -> "Update":
         return Update(self.due, self.due_by)
 
     @property
@@ -66,15 +59,15 @@ class Update(Kind, frozen=True, tag="update"):
     def due_text(self) -> str:
         return f"due={self.due}{', due_by=clock' if self.due_by == 'clock' else ''}" if self.due else ""
 
-    def renamed(self, names: Mapping[str, str]) -> Update:
+    def renamed(self, names: Mapping[str, str]) -> "Update":
         return replace(self, due=names.get(self.due, self.due))
 
     def goes_on_as(self, now: Kind) -> bool:
-        """As of any kind: rows may fall due by another column from then on."""
+        """Rows may fall due by another column from then on."""
         return self.tag == now.tag
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """As of any kind. Raises as well `NotFound` and `Usage` where `due` is no column, or no time."""
+        """Fix the table's columns. Raises as well `NotFound` and `Usage` where `due` is no column, or no time."""
         values = self.code.state()
         check_value_names(values.names, key)
         for schema in rows:
@@ -85,7 +78,11 @@ class Update(Kind, frozen=True, tag="update"):
         bound = _BoundUpdate(self.code.function, key, tuple(rows), values, needs, emits, self.code.order_by)
         if not self.due:
             return bound
-        check_time(self.due, values)
+        if self.due not in values.names:
+            raise NotFound("value column", self.due, values.names, hint="due= is one of them")
+        kind = values.field(self.due).type
+        if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
+            raise Usage(f"due={self.due!r} is {kind}; expected a timestamp or a date")
         return BoundDue(bound, self.due, self.due_by)
 
 
@@ -101,10 +98,23 @@ class _BoundUpdate(Bound):
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         tables = multi_input.untag(rows, self.inputs, self.key, groups.ids)
+        if self.order_by:
+            order = [(name, "ascending") for name in ("_key", *self.order_by)]
+            tables = tuple(table.take(pc.sort_indices(table, order)) for table in tables)
         before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
-        returned = self.function(*map(self._sorted, tables), before)
+        returned = self.function(*tables, before)
         after, *emitted = returned if isinstance(returned, tuple) else (returned,)
-        self._check(after, *emitted)
+        declared = [schema for schema in self.emits if len(schema)]
+        if declared and not emitted:
+            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
+        if declared and len(emitted) != len(declared):
+            raise Refused(
+                f"the update function returned {1 + len(emitted)} tables; expected {1 + len(declared)}: "
+                f"the state, and rows for each of the {len(declared)} that emits= declares"
+            )
+        for table in (after, *emitted):
+            if not isinstance(table, pa.Table):
+                raise Refused(f"the update function returned {type(table).__name__}; expected an Arrow table")
         if after.num_rows != groups.num:
             raise Refused(
                 f"the update function returned {after.num_rows} state rows; expected {groups.num}, "
@@ -118,26 +128,6 @@ class _BoundUpdate(Bound):
             deleted,
             emitted=tuple(_conform("emitted", *each) for each in zip(emitted, self.emits, strict=False)),
         )
-
-    def _check(self, *returned: object) -> None:
-        """See that the function returned the state and rows for each of `emits`, all of them Arrow tables."""
-        declared = [schema for schema in self.emits if len(schema)]
-        if len(returned) == 1 and declared:
-            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
-        if declared and len(returned) != 1 + len(declared):
-            raise Refused(
-                f"the update function returned {len(returned)} tables; expected {1 + len(declared)}: "
-                f"the state, and rows for each of the {len(declared)} that emits= declares"
-            )
-        for table in returned:
-            if not isinstance(table, pa.Table):
-                raise Refused(f"the update function returned {type(table).__name__}; expected an Arrow table")
-
-    def _sorted(self, rows: pa.Table) -> pa.Table:
-        if not self.order_by:
-            return rows
-        order = [("_key", "ascending"), *((column, "ascending") for column in self.order_by)]
-        return rows.take(pc.sort_indices(rows, order))
 
 
 def _conform(what: str, table: pa.Table, schema: pa.Schema) -> pa.Table:

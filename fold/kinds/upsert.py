@@ -1,13 +1,10 @@
 """State as the latest row of each key: `upsert(by="updated_at", delete_when="cancelled")`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,7 +13,7 @@ from ...store.sst.hashing import digests
 from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
 
 
-def upsert(*, by: str, delete_when: str | None = None) -> Upsert:
+def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
     """Declare a table that holds, for each key, the row with the largest `by`.
 
     A row that comes late (its `by` is smaller than the stored one) or has no `by` changes nothing. A stage with
@@ -37,7 +34,7 @@ class Upsert(Kind, frozen=True, tag="upsert"):
     delete_when: str | None = None
     past: ClassVar[Literal["rows"]] = "rows"
 
-    def renamed(self, names: Mapping[str, str]) -> Upsert:
+    def renamed(self, names: Mapping[str, str]) -> "Upsert":
         return Upsert(names.get(self.by, self.by), self.delete_when)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
@@ -63,21 +60,8 @@ class _BoundUpsert(Bound):
     emits: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        latest = rows.take(pa.array(self._latest_row(rows, groups)))
-        new_by, old_by = latest[self.by], old[self.by]
-        changed = _mask(pc.fill_null(pc.greater_equal(new_by, old_by), pc.is_valid(new_by)))
-        deletes = _mask(latest[self.delete_when]) if self.delete_when else np.zeros(groups.num, bool)
-        deleted = changed & deletes
-        values = latest.select(self.values.names).cast(self.values)
-        out = pa.array(changed & ~deleted)
-        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(out)
-        return Merged(values, deleted, changed, (emitted,))
-
-    def _latest_row(self, rows: pa.Table, groups: Groups) -> npt.NDArray[np.int64]:
-        """Row number of each key's row with the largest `by`.
-
-        Rows of equal `by` arrive in no fixed order; the other columns decide, so that a replay gives the same.
-        """
+        # Each key's row with the largest `by`. Equal rows arrive in no fixed order; the other columns decide, so that a
+        # replay gives the same.
         sortable = [name for name in self.needs if name != self.by]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
         for name in sortable:
@@ -87,9 +71,12 @@ class _BoundUpsert(Bound):
         order = pc.sort_indices(
             table, [("_group", "ascending"), (self.by, "descending"), *((name, "descending") for name in sortable)]
         ).to_numpy()
-        return np.asarray(order[groups.starts], np.int64)
-
-
-def _mask(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
-    filled = pc.fill_null(values, False)
-    return np.asarray(filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy())
+        latest = rows.take(pa.array(order[groups.starts]))
+        new_by, old_by = latest[self.by], old[self.by]
+        changed = np.asarray(pc.fill_null(pc.greater_equal(new_by, old_by), pc.is_valid(new_by)))
+        deleted = np.zeros(groups.num, bool)
+        if self.delete_when:
+            deleted = changed & np.asarray(pc.fill_null(latest[self.delete_when], False))
+        values = latest.select(self.values.names).cast(self.values)
+        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(pa.array(changed & ~deleted))
+        return Merged(values, deleted, changed, (emitted,))

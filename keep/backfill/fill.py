@@ -8,31 +8,39 @@ and nothing that it read later. So a row's value is found from the row and from 
   backfill's row is of the same record, all columns that both have are equal, and its value is that record's.
 
 The rule holds for every stored row of a key, whichever hides another, so an SST is filled by itself: the rows stay, and
-their order, and their `_seq`.
+their order, and their `_seq`. One commit puts all filled SSTs in the place of those that were. Who loses the race for a
+number fills what the new head has more, and tries again; a batch that is committed later fills its own SSTs.
 """
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from ...errors import Refused
-from ...fold.kinds.kind import Kind, kind_of
-from ...store.objects.protocol import ObjectStore
+from ...fold.kinds.kind import kind_of
+from ...moments.status.lag import beats, runner_of
+from ...store.objects.counting import CountingStore
+from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import digests, same_keys
 from ...store.sst.sorted_runs import overlapping
 from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, completed, sst_schema
 from ...store.sst.writer import ROW_GROUP_ROWS, SstWriter
-from ...store.versions import history
+from ...store.versions import history, keys
+from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Backfill, Manifest, Sst, Table
+from ..gc.inventory import do_all
 
 _SLICE_ROWS = ROW_GROUP_ROWS
 """Rows filled at once: bounds memory."""
@@ -68,13 +76,17 @@ class Fill:
         values, found = multi_get(self.store, self.cache, ssts, self.source.table, hashes, rows.select(key))
         takes = found & (rows.column(OP).to_numpy() == PUT)
         if self.parts:
-            kind = kind_of(self.table.state)
+            kind = kind_of(self.table.state).core
             later = rows.select(self.names).cast(values.select(self.names).schema)
-            made = {
-                column: filled
-                for name in self.parts
-                for column, filled in self._joined(kind, name, values, later).items()
-            }
+            made: dict[str, Any] = {}
+            for name in self.parts:
+                try:
+                    made |= kind.join_parts(name, values, later)
+                except pa.ArrowInvalid as error:
+                    raise Refused(
+                        f"{name} of {self.source.stage} cannot be computed over the past: {error}",
+                        hint="no sum of this type has room for all records; sum a decimal, under another name",
+                    ) from error
         else:
             made = {name: values.column(name) for name in self.names}
             takes &= (rows.column(SEQ).to_numpy() < self.since) & self._same_record(rows, values)
@@ -83,15 +95,6 @@ class Fill:
             field = rows.schema.field(at)
             rows = rows.set_column(at, field, pc.if_else(pa.array(takes), filled.cast(field.type), rows.column(at)))
         return rows
-
-    def _joined(self, kind: Kind, name: str, values: pa.Table, later: pa.Table) -> dict[str, Any]:
-        try:
-            return kind.join_parts(name, values, later)
-        except pa.ArrowInvalid as error:
-            raise Refused(
-                f"{name} of {self.source.stage} cannot be computed over the past: {error}",
-                hint="no sum of this type has room for all records; sum a decimal, under another name",
-            ) from error
 
     def _same_record(self, rows: pa.Table, values: pa.Table) -> npt.NDArray[np.bool_]:
         both = [column.name for column in self.table.values if column.name not in self.names]
@@ -130,7 +133,23 @@ def fill_ssts(
 
     def one(sst: Sst) -> Sst:
         due = [fill for fill in fills if fill.parts or sst.seq_min < fill.since]
-        return _filled(store, cache, names, due, sst) if due else sst
+        if not due:
+            return sst
+        table, schema = due[0].table, sst_schema(due[0].table)
+        writer = SstWriter(table)
+        for block in cache.open(store, sst, table).blocks:
+            # Those from before the table got a ttl lack a column.
+            stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
+            for start in range(0, block.stored.num_rows, _SLICE_ROWS):
+                count = min(_SLICE_ROWS, block.stored.num_rows - start)
+                rows = completed(pa.Table.from_batches([block.rows(stored, start, count)]), schema)
+                for fill in due:
+                    rows = fill.rows(rows)
+                writer.append(rows.cast(schema))
+        made, data = writer.finish(app=names[0], stage=names[1], partition=sst.partition, level=sst.level)
+        store.put(made.object, data)
+        cache.add_encoded(made, table, data)
+        return made
 
     with ThreadPoolExecutor(_WORKERS, "fill") as pool:
         return tuple(pool.map(one, ssts))
@@ -145,21 +164,126 @@ def fill_changes(
     return fill_ssts(store, cache, (head.app, head.stage), fills, ssts)
 
 
-def _filled(store: ObjectStore, cache: SstCache, names: tuple[str, str], fills: Sequence[Fill], sst: Sst) -> Sst:
-    table = fills[0].table
-    schema = sst_schema(table)
-    writer = SstWriter(table)
-    for block in cache.open(store, sst, table).blocks:
-        # Those from before the table got a ttl lack a column.
-        stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
-        for start in range(0, block.stored.num_rows, _SLICE_ROWS):
-            count = min(_SLICE_ROWS, block.stored.num_rows - start)
-            rows = completed(pa.Table.from_batches([block.rows(stored, start, count)]), schema)
-            for fill in fills:
-                rows = fill.rows(rows)
-            writer.append(rows.cast(schema))
+_LONGEST_S = 1800.0
+"""As a merge: garbage collection takes what a batch has not named an hour after it was written for litter."""
+_AT_ONCE = 16
+"""SSTs that are filled between two words on how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """A backfill that was brought in."""
+
+    manifest: Manifest
+    ssts: int
+    """Objects that were filled for it."""
+    bytes: int
+
+
+def swap_in(
+    store: ObjectStore,
+    cache: SstCache,
+    names: tuple[str, str],
+    backfill: Backfill,
+    *,
+    writer: str,
+    by: str,
+    now_ms: Callable[[], int],
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Swapped:
+    """Commit a version of a stage (`names`: its app and itself) whose columns have the backfill's values.
+
+    It takes the stage from nobody. After a lost race, what is new is filled, too. The backfill's `version` does not
+    count. `on_progress` is told how many SSTs are filled, and of how many.
+
+    Raises `CommitConflict` where others kept winning the race for the next version, `Refused` where the table is gone
+    or was changed meanwhile, a sum has no room, or it took more than half an hour, `Corruption` where an SST is missing
+    or damaged, and `Unavailable`: the version may have been committed then.
+    """
     app, stage = names
-    made, data = writer.finish(app=app, stage=stage, partition=sst.partition, level=sst.level)
-    store.put(made.object, data)
-    cache.add_encoded(made, table, data)
-    return made
+    store = counting = CountingStore(store)
+    began_s = time.monotonic()
+    filled: dict[str, Sst] = {}
+    """By its object before."""
+
+    def fits(head: Manifest) -> bool:
+        """Whether it is still to be brought in behind this version, all of whose SSTs are filled then."""
+        if head.table is None or head.retired:
+            raise Refused(
+                f"stage {app}/{stage} has no table any more that could be backfilled",
+                hint="a program that has the stage brings it back; the same command goes on then",
+            )
+        if any((one.since, one.columns) == (backfill.since, backfill.columns) for one in head.backfills):
+            return False
+        if missing := set(backfill.columns) - set(head.table.ids):
+            raise Refused(
+                f"stage {app}/{stage} was migrated meanwhile: {len(missing)} of the columns are gone",
+                hint="run the same command with the program that the app was migrated to",
+            )
+        fill = fill_of(store, cache, head.table, backfill, stage)
+        todo = [sst for sst in head.ssts if sst.object not in filled]
+        for start in range(0, len(todo), _AT_ONCE):
+            if time.monotonic() - began_s > _LONGEST_S:
+                raise Refused(
+                    f"bringing values into the {len(head.ssts)} SSTs of {app}/{stage} takes more than "
+                    f"{_LONGEST_S / 60:.0f} minutes, so garbage collection could take the first of them for litter "
+                    "before they are committed",
+                    hint="do it on a machine that is nearer to the store; what was computed is kept for the same "
+                    "command",
+                )
+            some = todo[start : start + _AT_ONCE]
+            made = fill_ssts(store, cache, names, [fill], some)
+            filled.update(zip((sst.object for sst in some), made, strict=True))
+            on_progress(len(head.ssts) - len(todo) + start + len(some), len(head.ssts))
+        return True
+
+    def update(draft: Manifest) -> Manifest:
+        table, done = draft.table, replace(backfill, version=draft.version)
+        assert table is not None  # noqa: S101  it fits no other
+        if done.whole:
+            # Nothing of the columns' past is missing: they are as if the table had been born with them.
+            new = {column for column, number in zip(table.columns, table.ids, strict=True) if number in done.columns}
+            table = replace(table, values=tuple(replace(one, since=0) if one in new else one for one in table.values))
+        ssts = tuple(filled[sst.object] for sst in draft.ssts)
+        return replace(draft, ssts=ssts, table=table, backfills=(*draft.backfills, done))
+
+    change = Amendment("backfill", update, requires=fits)
+    committed = amend(store, names, change, by=by, now_ms=now_ms, writer=writer, taken=counting.take)
+    if not committed.changed:
+        return Swapped(committed.manifest, 0, 0)
+    written = [after for before, after in filled.items() if after.object != before]
+    return Swapped(committed.manifest, len(written), sum(sst.bytes for sst in written))
+
+
+def is_needed(store: ObjectStore, head: Manifest, backfill: Backfill, now_ms: int) -> bool:
+    """Whether a batch may be under way that was computed without this backfill, which `head` has, and needs its values.
+
+    Not when a runner has claimed the stage since, or a batch has been built on a version with it: batches are built one
+    on the other. Nor when no runner gives signs of life.
+    """
+    swapped = history.find(store, head.app, head.stage, backfill.version)
+    if swapped is None or head.epoch > swapped.epoch:
+        return False
+    # A batch that was computed before has another number in its rows than it was committed under.
+    since = takewhile(lambda each: each.version > backfill.version, history.backwards(store, head))
+    if any(each.kind == "batch" and not each.seq for each in since):
+        return False
+    return bool(runner_of(head, beats(store, head.app, now_ms)))
+
+
+def discard(store: ObjectStore, name: str) -> None:
+    """Remove the app of a backfill. Killed amidst, the same call goes on."""
+    # First its identity: what is left then is no app.
+    store.delete(keys.app_info(name))
+    do_all(lambda info: store.delete(info.key), list(store.list(f"{name}/")))
+
+
+def sweep(store: ObjectStore, head: Manifest, now_ms: int) -> Iterator[str]:
+    """Remove the apps of backfills that a stage has, unless one may be needed; those that still may."""
+    for each in head.backfills:
+        if not (exists(store, keys.app_info(each.app)) or any(True for _ in store.list_folders(keys.stages(each.app)))):
+            continue
+        if is_needed(store, head, each, now_ms):
+            yield each.app
+        else:
+            discard(store, each.app)

@@ -5,7 +5,7 @@ later. So the past is read up to just there, and both are merged (`fill`). What 
 merged: of that no past is computed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -13,8 +13,7 @@ from typing import NamedTuple
 import xxhash
 
 from ...errors import Refused
-from ...fold.columns import ANOTHER_STAGE
-from ...fold.fits import Declared
+from ...fold.fits import ANOTHER_STAGE, Declared, visible
 from ...fold.kinds.kind import kind_of
 from ...moments.cut.graph import Cut, order
 from ...moments.cut.moments import version_of
@@ -24,8 +23,7 @@ from ...store.sst.evolution import default_of
 from ...store.versions import history
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Column, Manifest, Table
-from .channels import Channel, channel
-from .windows import beginnings, positions, read_through
+from .windows import ChannelRange, beginnings, channel, positions, read_through
 
 _LONGEST_NAME = 63
 _WITHOUT_PAST = (
@@ -54,7 +52,7 @@ class Target:
     """Up to these, which the stage had reached with that version."""
     begins: bool
     """Whether the stage itself began at `starts`, with nothing."""
-    channels: Mapping[str, Channel] = field(default_factory=dict)
+    channels: Mapping[str, ChannelRange] = field(default_factory=dict)
     """Of what is read, the repartition topics of stages with state."""
 
     @property
@@ -116,28 +114,20 @@ def backfillable(
         head = heads[name]
         if head.table is None or head.retired or name not in declared.stages:
             continue
-        for version, columns in _added(head).items():
+        # The columns that have no values of the past, by the version that added them.
+        added: dict[int, list[Column]] = {}
+        done = {number for each in head.backfills for number in each.columns}
+        for column in head.table.values:
+            if column.since and column.id not in done:
+                added.setdefault(column.since, []).append(column)
+        for version, columns in added.items():
             try:
                 _check_table(head.table, columns)
                 _check_event_time(name, heads, declared)
                 targets.append(_target(store, head, version, columns, declared, since))
             except Refused as error:
-                left.append(Left(name, _visible(columns), error.message, error.hint))
+                left.append(Left(name, visible(columns), error.message, error.hint))
     return Backfillable(tuple(targets), tuple(left))
-
-
-def _visible(columns: Iterable[Column]) -> tuple[str, ...]:
-    return tuple(column.name for column in columns if not column.name.startswith("_"))
-
-
-def _added(head: Manifest) -> dict[int, list[Column]]:
-    """The columns that have no values of the past, by the version that added them."""
-    found: dict[int, list[Column]] = {}
-    done = {number for each in head.backfills for number in each.columns}
-    for column in head.table.values if head.table is not None else ():
-        if column.since and column.id not in done:
-            found.setdefault(column.since, []).append(column)
-    return found
 
 
 def _target(
@@ -155,15 +145,11 @@ def _target(
     if since is None:
         begun, begins = beginnings(store, migrated) or ({}, False)
     elif head.stage not in since.stages:
-        raise Refused(
-            f"{since.ref} has no version of {head.stage}",
-            hint="name a later moment, or none, for all that Kafka has",
-        )
+        hint = "name a later moment, or none, for all that Kafka has"
+        raise Refused(f"{since.ref} has no version of {head.stage}", hint=hint)
     else:
         begun, begins = positions(store, since.stages[head.stage]), False
-    found = {
-        name: channel(store, head.app, name, begun.get(name), end) for name, end in read_by.items() if end.upstream
-    }
+    found = {name: channel(store, head.app, name, begun.get(name), at) for name, at in read_by.items() if at.upstream}
     channels = {name: each for name, (each, _) in found.items()}
     ends = {name: each.offsets for name, each in read_by.items()}
     first = begun | {name: each.start for name, each in channels.items()}
@@ -181,7 +167,7 @@ def _target(
         app=head.app,
         stage=head.stage,
         since=version,
-        columns=_visible(columns),
+        columns=visible(columns),
         ids=tuple(column.id for column in columns),
         starts=starts,
         ends=ends,
@@ -192,21 +178,21 @@ def _target(
 
 def _check_table(table: Table, columns: list[Column]) -> None:
     """See that what the past gives can be brought together with what the rows have since."""
-    kind = kind_of(table.state)
+    state = kind_of(table.state)
+    kind = state.core
     if kind.past == "rows":
         return
     if kind.past == "function":
         raise Refused("only a function of the program could tell the values of the past", hint=_WITHOUT_PAST)
     if kind.past != "parts" or not any(column.name in kind.columns for column in columns):
         raise Refused(
-            f"its state is {kind}: what it keeps of earlier records cannot be brought together with what it "
+            f"its state is {state}: what it keeps of earlier records cannot be brought together with what it "
             "keeps of later ones",
             hint=ANOTHER_STAGE,
         )
     if table.ttl is not None:
-        raise Refused(
-            "its rows expire: which records a row that came back has lost, Kafka does not know", hint=ANOTHER_STAGE
-        )
+        why = "its rows expire: which records a row that came back has lost, Kafka does not know"
+        raise Refused(why, hint=ANOTHER_STAGE)
     for column in columns:
         default = default_of(column).as_py()
         if default is None or (column.name in kind.columns and kind.is_neutral(column.name, default)):
@@ -225,10 +211,8 @@ def _check_event_time(stage: str, heads: Mapping[str, Manifest], declared: Decla
             continue
         head = heads.get(name)
         if head is not None and head.event_time is not None:
-            raise Refused(
-                f"{name} knows event time: which rows come too late depends on where batches end",
-                hint=ANOTHER_STAGE,
-            )
+            why = f"{name} knows event time: which rows come too late depends on where batches end"
+            raise Refused(why, hint=ANOTHER_STAGE)
         if name != stage:
             _check_event_time(name, heads, declared)
 
@@ -273,5 +257,5 @@ def nothing(left: Sequence[Left], app: str) -> Refused | None:
     """The error for columns none of which can be computed; None where there are none."""
     if not left:
         return None
-    told = "; ".join(f"{each.stage} ({', '.join(each.columns)}): {each.why}" for each in left)
-    return Refused(f"nothing of {app} can be computed over the past: {told}", hint=left[0].hint)
+    reasons = "; ".join(f"{each.stage} ({', '.join(each.columns)}): {each.why}" for each in left)
+    return Refused(f"nothing of {app} can be computed over the past: {reasons}", hint=left[0].hint)

@@ -1,17 +1,27 @@
-"""What a stage had read at a version of it, and where it began: of users' topics, through the stages before it.
+"""What a stage had read at a version of it, and where it began: of users' topics, and of stages with state before it.
 
-A repartition topic has no offsets of these; its writer has, at the version that was consumed. Only where the writer
-keeps state it is the topic itself that was read: of the same records, a state may send other rows.
+A repartition topic has no offsets of users' topics; its writer has, at the version that was consumed. Only where the
+writer keeps state it is the repartition topic itself that was read, and is read from Kafka once more: of the same
+records, a state may send other rows. Which task attempts count, the app that computes a backfill knows as any reader
+does: from versions of a stage that writes the channel, which is there in name only.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import takewhile, zip_longest
+
+from msgspec import structs
 
 from ...errors import Refused
-from ...fold.columns import ANOTHER_STAGE
+from ...fold import records
+from ...fold.fits import ANOTHER_STAGE
+from ...moments.cut import in_flight
 from ...moments.diff.versions import VersionList
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.manifest import Input, Manifest
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.manifest import Input, Kind, Manifest, Output
+from ..clone.first_versions import channel_topic
 
 Places = dict[str, Input]
 """By user's topic, or repartition topic of a stage with state, as declared."""
@@ -23,11 +33,11 @@ def positions(store: ObjectStore, at: Manifest) -> Places:
     Raises `Refused` where a version on the way was collected, or a topic is read by two ways, each with a position of
     its own, and `Unavailable`.
     """
-
-    def stands(name: str, source: Input) -> Places:
-        return {name: source} if _is_read(store, at, source) else positions(store, _writer(store, at, source))
-
-    return _through(at, stands)
+    found: Places = {}
+    for name, source in sorted(at.inputs.items()):
+        is_read = _is_read(store, at, source)
+        _add(found, {name: source} if is_read else positions(store, _writer(store, at, source)), at)
+    return found
 
 
 def beginnings(store: ObjectStore, at: Manifest) -> tuple[Places, bool] | None:
@@ -38,54 +48,42 @@ def beginnings(store: ObjectStore, at: Manifest) -> tuple[Places, bool] | None:
     With it, whether it began with nothing: a table that began with rows from elsewhere knows more. None where that was
     collected. Raises as `positions`.
     """
-    known: list[bool] = []
-
-    def began(name: str, source: Input) -> Places:
+    found: Places = {}
+    with_nothing = True
+    for name, source in sorted(at.inputs.items()):
         first = _first_with(store, at, name)
         if first is None:
-            raise _CollectedError
-        known.append(first.kind != "init")
+            return None
+        with_nothing &= first.kind != "init"
         begun = first.inputs[name]
         if not begun.upstream:
-            return {name: begun}
-        if _is_read(store, at, source):
-            return {name: begun} if first.app == at.app else {}
-        if begun.version and history.first_version(store, first.app, begun.upstream) < begun.version:
-            return positions(store, _writer(store, first, begun))
-        writer = history.head(store, first.app, source.upstream)
-        found = beginnings(store, writer) if writer is not None else ({}, True)
-        if found is None:
-            raise _CollectedError
-        known.append(found[1])
-        return found[0]
-
-    try:
-        return _through(at, began), all(known)
-    except _CollectedError:
-        return None
+            more = {name: begun}
+        elif _is_read(store, at, source):
+            more = {name: begun} if first.app == at.app else {}
+        elif begun.version and history.first_version(store, first.app, begun.upstream) < begun.version:
+            more = positions(store, _writer(store, first, begun))
+        else:
+            writer = history.head(store, first.app, source.upstream)
+            earlier = beginnings(store, writer) if writer is not None else ({}, True)
+            if earlier is None:
+                return None
+            more = earlier[0]
+            with_nothing &= earlier[1]
+        _add(found, more, at)
+    return found, with_nothing
 
 
-class _CollectedError(Exception):
-    """The version was collected at which a stage began."""
+def _add(found: Places, more: Places, at: Manifest) -> None:
+    if twice := sorted(found.keys() & more.keys()):
+        why = f"topic {twice[0]!r} comes to {at.stage} by two ways, and stands at other offsets on each"
+        raise Refused(why, hint=ANOTHER_STAGE)
+    found |= more
 
 
 def _is_read(store: ObjectStore, at: Manifest, source: Input) -> bool:
     """Whether an input is what is read, and not what its writer had read."""
     writer = history.head(store, at.app, source.upstream) if source.upstream else None
     return not source.upstream or (writer is not None and writer.table is not None)
-
-
-def _through(at: Manifest, of: Callable[[str, Input], Places]) -> Places:
-    found: Places = {}
-    for name, source in sorted(at.inputs.items()):
-        more = of(name, source)
-        if twice := sorted(found.keys() & more.keys()):
-            raise Refused(
-                f"topic {twice[0]!r} comes to {at.stage} by two ways, and stands at other offsets on each",
-                hint=ANOTHER_STAGE,
-            )
-        found |= more
-    return found
 
 
 def read_through(store: ObjectStore, at: Manifest) -> Iterator[Manifest]:
@@ -133,3 +131,112 @@ def _first_with(store: ObjectStore, at: Manifest, name: str) -> Manifest | None:
     source = store.at(info.origin.root)
     origin = history.find(source, info.origin.app, at.stage, first.version)
     return _first_with(source, origin, name) if origin is not None else None
+
+
+_ROWS = 1_000_000
+_ATTEMPTS = 10_000
+"""Of real versions, in one: what is well read at once, and fits into one manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRange:
+    """What is read once more of a repartition topic: what its reader had consumed between two places."""
+
+    start: Input
+    end: Input
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return sum(self.end.passed) - sum(self.start.passed)
+
+
+def channel(store: ObjectStore, app: str, name: str, begun: Input | None, end: Input) -> tuple[ChannelRange, bool]:
+    """What can be read of a channel up to `end`, by those manifests of its writer that are left.
+
+    With it, whether it begins where its reader began, or is to begin: `begun`, None where nobody knows.
+    """
+    first = history.first_version(store, app, end.upstream)
+    if not 0 < first <= end.version:
+        return ChannelRange(end, end), False
+    end = _with_counts(store, app, name, end)
+    if begun is not None and begun.upstream == end.upstream and first <= begun.version:
+        return ChannelRange(_with_counts(store, app, name, begun), end), True
+    # As a stage without versions begins: behind the first that there is. That of a whole history sent nothing.
+    output = history.read(store, app, end.upstream, first).outputs.get(name)
+    if output is None:
+        return ChannelRange(end, end), False
+    begins_there = begun is not None and not begun.version and not output.rows and first == 1
+    return ChannelRange(records.behind(output, end.upstream, first), end), begins_there
+
+
+def _with_counts(store: ObjectStore, app: str, name: str, at: Input) -> Input:
+    """A place in a channel with the rows that were sent before it, as its writer says, whoever has read them."""
+    found = history.find(store, app, at.upstream, at.version) if at.version else None
+    output = found.outputs.get(name) if found is not None else None
+    return structs.replace(at, consumed=output.sent, lost=()) if output is not None else at
+
+
+def left_in(store: ObjectStore, app: str, name: str, one: ChannelRange, earliest: tuple[int, ...]) -> ChannelRange:
+    """What is left of it in Kafka, which has these offsets and later ones: whole versions of its writer."""
+    gap = in_flight.find_gap(name, one.start, _versions(store, app, one), earliest[: len(one.start.offsets)])
+    if gap is None:
+        return one
+    behind = structs.replace(one.start, offsets=gap.ends, version=gap.up_to, consumed=gap.sent, lost=())
+    return replace(one, start=behind)
+
+
+def tell(store: ObjectStore, app: str, name: str, one: ChannelRange, scratch: str, writer: str, now_ms: int) -> None:
+    """Have `scratch`, which computes a backfill of an app, know which attempts of a channel count of what it reads.
+
+    By versions of a stage of its own, `writer`, which stands for the channel's writer. Raises `Unavailable`; the same
+    call goes on.
+    """
+    # In Kafka there is none of this name: whoever removes the app removes nobody's records.
+    topic = channel_topic(scratch, name)
+    begins = Output(topic, one.start.offsets, (0,) * len(one.start.offsets))
+
+    def committed(of: Manifest | tuple[str, str], kind: Kind, output: Output) -> Manifest:
+        change = Amendment(
+            kind,
+            lambda draft: structs.replace(draft, outputs={name: structs.replace(output, topic=topic)}),
+            # Another call of this may have come first.
+            requires=lambda head: sum(head.outputs[name].sent) < sum(output.sent),
+        )
+        return amend(store, of, change, by="", now_ms=now_ms, writer=scratch).manifest
+
+    head = committed((scratch, writer), "claim", begins)
+    for output in _told(store, app, name, one, sum(head.outputs[name].sent)):
+        head = committed(head, "batch", output)
+
+
+def is_told(store: ObjectStore, name: str, one: ChannelRange, scratch: str, writer: str) -> bool:
+    """Whether what an app was told of a channel begins where that is read from."""
+    first = history.find(store, scratch, writer, 1)
+    return first is not None and first.outputs[name].ends == one.start.offsets
+
+
+def _told(store: ObjectStore, app: str, name: str, one: ChannelRange, known: int) -> Iterator[Output]:
+    """What the writer's versions wrote, several in one, but for the first `known` rows."""
+    attempts: list[str] = []
+    rows = 0
+    last: Output | None = None
+    for manifest in _versions(store, app, one):
+        output = manifest.outputs.get(name)
+        if output is None or not output.rows:
+            continue
+        sent = tuple(now - before for now, before in zip_longest(output.sent, one.start.passed, fillvalue=0))
+        if sum(sent) <= known:
+            continue
+        attempts, rows = [*attempts, *output.attempts], rows + output.rows
+        last = structs.replace(output, attempts=tuple(attempts), rows=rows, markers={}, sent=sent)
+        if rows >= _ROWS or len(attempts) >= _ATTEMPTS:
+            yield last
+            attempts, rows, last = [], 0, None
+    if last is not None:
+        yield last
+
+
+def _versions(store: ObjectStore, app: str, one: ChannelRange) -> Iterator[Manifest]:
+    after = history.after(store, app, one.end.upstream, one.start.version)
+    return takewhile(lambda each: each.version <= one.end.version, after)

@@ -15,7 +15,7 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import Refused
-from ...moments.cut.graph import Channel, Cut, channels, order
+from ...moments.cut.graph import Cut, channels, order
 from ...moments.cut.in_flight import InFlight, channel_state
 from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import Snapshot, of_snapshot, read_snapshot
@@ -38,30 +38,24 @@ class Channels(Protocol):
         Raises `NotFound` where there is no such topic, `Refused` where it has another number of partitions, or these
         offsets are outside of what it holds.
         """
-        ...
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
-        ...
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         """Show Kafka's own tools how far a stage has read, by topic. Nothing depends on it: it does not fail."""
-        ...
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """Copy records in flight to the end of `topic`, created with as many partitions if it is missing.
 
-        They are read from Kafka, or given as `kept` (tables as `capture.read` gives them).
-
-        The copies are messages of `app`, version `in_flight.up_to`, under one new attempt. With no attempts
-        in `in_flight` the topic is created and nothing copied.
+        They are read from Kafka, or are `kept` (tables as `capture.read` gives them). The copies are messages of `app`,
+        version `in_flight.up_to`, under one new attempt. With no attempts in `in_flight` nothing is copied.
 
         Gives the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
         where reading the copied records starts.
         """
-        ...
 
 
 class Carried(Struct, frozen=True):
@@ -80,55 +74,45 @@ def channel_topic(app: str, channel: str) -> str:
     return f"{app}-{channel}-repartition"
 
 
-def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot) -> dict[str, Carried]:
-    """Copy every channel of the cut into the topics of `app`, by channel name.
-
-    What `keeper`, a snapshot of this very cut, keeps of it is copied from there; everything else from Kafka.
+def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot) -> dict[str, Carried]:
+    """Copy every channel of the cut into topics of `app`, by channel: from `keeper` what that has, else from Kafka.
 
     May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
-
-    Raises `NotFound` where a manifest or a topic that holds what is in flight is gone, `Refused` where records in
-    flight are gone, and `Unavailable`.
     """
+    copied: dict[str, Carried] = {}
     # Each channel's readers are neighbours.
-    by_name = groupby(channels(cut), attrgetter("name"))
-    return {name: _carry_one(store, cut, app, kafka, list(readers), keeper) for name, readers in by_name}
+    for name, group in groupby(channels(cut), attrgetter("name")):
+        # From where the last receiver is, with a stop where each of the others is. In a clone that has read nothing
+        # yet, readers stand at different offsets before one and the same version.
+        readers = sorted(group, key=lambda one: (one.input.version, one.input.offsets) if one.input else (0,))
+        topic, rows = channel_topic(app, name), 0
+        starts: dict[str, tuple[int, ...]] = {}
+        attempts: list[str] = []
+        ends: tuple[int, ...] = ()
+        for reader, following in zip_longest(readers, readers[1:]):
+            state = channel_state(store, cut, reader, following.input if following else None)
+            captured = keeper.captured(state) if state.attempts else None
+            records = read(store, captured, state) if captured else None
+            ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, records)
+            if state.attempts:
+                attempts.append(attempt)
+                # A clone's first version says how much it copied for all of its readers.
+                rows += sum(state.counts) if state.counts else state.rows
+        copied[name] = Carried(topic, ends, tuple(attempts), rows, starts)
+    return copied
 
 
-def _carry_one(
-    store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers: list[Channel], keeper: Snapshot
-) -> Carried:
-    """Copy one channel from where the last receiver is, with a stop where each of the others is."""
-    # In a clone that has read nothing yet, readers stand at different offsets before one and the same version.
-    readers = sorted(readers, key=lambda reader: (reader.input.version, reader.input.offsets) if reader.input else (0,))
-    topic = channel_topic(app, readers[0].name)
-    starts: dict[str, tuple[int, ...]] = {}
-    attempts: list[str] = []
-    ends: tuple[int, ...] = ()
-    rows = 0
-    for reader, following in zip_longest(readers, readers[1:]):
-        state = channel_state(store, cut, reader, following.input if following else None)
-        captured = keeper.captured(state) if state.attempts else None
-        records = read(store, captured, state) if captured else None
-        ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, records)
-        if state.attempts:
-            attempts.append(attempt)
-            # A clone's first version says how much it copied for all of its readers.
-            rows += sum(state.counts) if state.counts else state.rows
-    return Carried(topic, ends, tuple(attempts), rows, starts)
-
-
-def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, carried: Mapping[str, Carried]) -> Input:
+def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, copied: Mapping[str, Carried]) -> Input:
     """What the clone's first version of a receiver says about the channel `name`.
 
     Of the sender, the clone has nothing but a first version: what is in flight counts as written by that.
     """
-    channel = carried.get(name)
-    if channel is None:
+    if name not in copied:
         # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read nothing.
         none = (0,) * len(source.offsets)
         return Input(channel_topic(app, name), none, source.upstream, consumed=none)
-    starts, sender = channel.starts[receiver], cut.stages[source.upstream]
+    channel, sender = copied[name], cut.stages[source.upstream]
+    starts = channel.starts[receiver]
     # A watermark that was not read yet is in flight, too.
     read_all = starts == channel.ends and source.watermark_ms == sender.handed_on_ms
     at = sender.version if read_all else sender.version - 1
@@ -152,22 +136,22 @@ def finish_clone(
     missing = unfinished(target, info)
     if info.origin is None:
         raise Refused(f"app {info.name!r} is no clone: there is nothing to finish")
-    if not missing:
-        _announce(target, info, channels)
-        return ()
-    pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
-    cut = of_snapshot(store, pinned)
-    key = keys.channels(info.name)
-    noted = notes.find(target, key, _CarriedChannels)
-    if noted is None:
-        # Somebody may finish the same clone at the same time: the note that was first counts.
-        noted = notes.add(target, key, _CarriedChannels(carry(store, cut, info.name, channels, pinned)))
-    # Senders first: nobody may see a receiver whose sender is not there.
-    for stage in order(cut.stages):
-        if stage in missing:
-            first = _first_version(store, target, cut, stage, info, noted.channels)
-            begin(target, replace(first, by=by))
-    _announce(target, info, channels)
+    if missing:
+        pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
+        cut = of_snapshot(store, pinned)
+        key = keys.channels(info.name)
+        noted = notes.find(target, key, _CarriedChannels)
+        if noted is None:
+            # Somebody may finish the same clone at the same time: the note that was first counts.
+            noted = notes.add(target, key, _CarriedChannels(_carry(store, cut, info.name, channels, pinned)))
+        # Senders first: nobody may see a receiver whose sender is not there.
+        for stage in order(cut.stages):
+            if stage in missing:
+                begin(target, replace(_first_version(store, target, cut, stage, info, noted.channels), by=by))
+    # Where the stages begin, for Kafka's own tools; those that run on already show it themselves.
+    for stage, head in heads_of(target, info.name, info.origin.cut).items():
+        if head.version == info.origin.cut[stage]:
+            channels.announce(info.name, stage, {read.topic: read.offsets for read in head.inputs.values()})
     return missing
 
 
@@ -196,14 +180,6 @@ def check_finished(store: ObjectStore, info: AppInfo) -> None:
         )
 
 
-def _announce(target: ObjectStore, info: AppInfo, channels: Channels) -> None:
-    """Tell Kafka's tools where the stages begin; those that run on already tell it themselves."""
-    cut = info.origin.cut if info.origin else {}
-    for stage, head in heads_of(target, info.name, cut).items():
-        if head.version == cut[stage]:
-            channels.announce(info.name, stage, {read.topic: read.offsets for read in head.inputs.values()})
-
-
 def _first_version(
     store: ObjectStore, target: ObjectStore, cut: Cut, stage: str, info: AppInfo, copied: Mapping[str, Carried]
 ) -> Manifest:
@@ -226,7 +202,7 @@ def _first_version(
         time_ms=max(instants.now_ms(), source.time_ms),
         kind="clone",
         inputs={
-            name: carried_input(read, stage, name, info.name, cut, copied)
+            name: _carried_input(read, stage, name, info.name, cut, copied)
             if read.upstream
             else replace(read, topic=topics.get(name, name))
             for name, read in whole.inputs.items()

@@ -9,22 +9,21 @@ The order makes it safe beside a running app, beside everything people do to it,
 3. Delete collectable manifests; then SSTs that no manifest that stays names, so a manifest never names what is gone.
 
 A runner only adds versions above the heads that were seen, made of SSTs that the head names or that are younger than
-its last commit: nothing of that is touched. A clone reads only what its pin keeps. A collection that is killed leaves
-a boundary whose collectable versions, and SSTs that nobody names, are still there: the next one finds both by listing.
-Of two at the same time one fails to write its boundary; what it has deleted by then was given up by a final one.
+its last commit: nothing of that is touched. What a killed collection leaves, the next one finds by listing. Of two at
+the same time one fails to write its boundary; what it has deleted by then was given up by a final one.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from ...errors import Corruption, SlackwaterError
+from ...errors import Corruption, NotFound, SlackwaterError
+from ...moments.cut.stored import list_snapshots
 from ...moments.take.audit_log import record
-from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore
-from ...store.versions import horizon
+from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
+from ...store.versions import horizon, keys
 from ...store.versions.horizon import MIN_AGE_MS
-from .inventory import Inventory, do_all, named, note_end, take_inventory
-from .orphans import abandoned, orphans, unnamed_records
+from .inventory import Inventory, do_all, last_commit_ms, named, note_end, take_inventory, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 
@@ -88,13 +87,7 @@ class Collected:
 
 
 def collect(
-    store: ObjectStore,
-    app: str,
-    retention: Retention,
-    *,
-    by: str,
-    dry_run: bool = False,
-    margin_ms: int = MARGIN_MS,
+    store: ObjectStore, app: str, retention: Retention, *, by: str, dry_run: bool = False, margin_ms: int = MARGIN_MS
 ) -> Collected:
     """Delete what is not reachable. May be called at any time, any number of times, also when one was killed.
 
@@ -102,11 +95,9 @@ def collect(
     and deletes nothing. Objects that nothing names stay for `margin_ms`: beside an app that runs, `MARGIN_MS` or more.
     What went is noted in the app's log of operations.
 
-    Raises:
-        NotFound: there is no such app.
-        Corruption: a manifest that should be there is missing or not readable; nothing was deleted.
-        Refused: another collection of the app went on at the same time.
-        Unavailable: storage did not answer; the next collection goes on where this one ended.
+    Raises `NotFound` where there is no such app, `Corruption` where a manifest that should be there is missing or not
+    readable, with nothing deleted, `Refused` where another collection of the app went on at the same time, and
+    `Unavailable`: the next collection goes on where this one ended.
     """
     seen = take_inventory(store, app, dry_run=dry_run)
     names: set[str] = set()
@@ -121,20 +112,29 @@ def collect(
             # What another collection took that has become final since the inventory is not missing.
             raise horizon.overtaken(app) from None
         raise
-    goes = {stage: _collectable(seen, plan, names, stage, margin_ms) for stage in seen.ssts}
+    goes: dict[str, tuple[_Infos, _Infos]] = {}
+    for stage, infos in seen.ssts.items():
+        stays = set(plan.versions(stage)) if stage in plan.wholes else set()
+        head = seen.known.stages[stage].head.version if stage in plan.wholes else 0
+        listed = seen.manifests.get(stage, {}).items()
+        versions = tuple(info for version, info in listed if version <= head and version not in stays)
+        before_ms = last_commit_ms(seen, stage) - margin_ms
+        goes[stage] = versions, tuple(i for i in infos if i.key not in names and i.modified_ms <= before_ms)
     records = tuple(unnamed_records(seen, margin_ms))
-    writes = tuple(abandoned(seen, margin_ms))
+    old_ms = seen.known.now_ms - margin_ms
+    leftovers = store.leftovers(f"{app}/") if isinstance(store, Leftovers) else ()
+    writes = tuple(each for each in leftovers if each.begun_ms <= old_ms)
     if not dry_run:
         # In this order, and those of one kind in any.
-        for infos in (*zip(*goes.values(), strict=True), (records,)):
-            do_all(lambda info: store.delete(info.key), chain.from_iterable(infos))
+        for of_kind in (*zip(*goes.values(), strict=True), (records,)):
+            do_all(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
         if isinstance(store, Leftovers):
             do_all(store.discard, writes)
     stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
     done = Collected(app, dry_run, retention, stages, len(records), _bytes(records), len(writes), plan.absent)
     if not dry_run:
-        versions = sum(each.versions for each in stages)
-        record(store, app, "gc", f"{versions} versions, {done.objects - versions} other objects", by)
+        count = sum(each.versions for each in stages)
+        record(store, app, "gc", f"{count} versions, {done.objects - count} other objects", by)
         note_end(store, app)
     return done
 
@@ -158,7 +158,7 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
         return plan
     horizon.propose(store, app, proposal)
     try:
-        final = reachable(seen.again(), retention, seen.read)
+        final = reachable(seen.with_later_snapshots(), retention, seen.read)
         _read_names(seen, names, final, plan)
     except SlackwaterError:
         # Nothing is given up by it, and nobody shall find less because of it.
@@ -166,19 +166,6 @@ def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention
         raise
     horizon.settle(store, app, final.boundary(number + 1, by, final=True))
     return final
-
-
-def _collectable(
-    seen: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
-) -> tuple[_Infos, _Infos]:
-    """The manifests and the SSTs that go of one stage."""
-    versions: _Infos = ()
-    if stage in plan.wholes:
-        stays = set(plan.versions(stage))
-        head = seen.known.stages[stage].head.version
-        listed = seen.manifests[stage].items()
-        versions = tuple(info for version, info in listed if version <= head and version not in stays)
-    return versions, tuple(orphans(seen, stage, names, margin_ms))
 
 
 def _counted(
@@ -204,3 +191,90 @@ def _counted(
 
 def _bytes(infos: Iterable[ObjectInfo]) -> int:
     return sum(info.size_bytes for info in infos)
+
+
+_THINNED = {"hourly": "of moments that retention keeps hourly", "daily": "of moments that retention keeps daily"}
+"""There may be hundreds of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is to become of one object."""
+
+    object: str
+    kept: bool
+    reasons: tuple[str, ...]
+    """Why it is kept, or why not; at least one."""
+
+
+def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, margin_ms: int = MARGIN_MS) -> Explanation:
+    """Why a collection with these rules would keep an object, or not. Changes nothing.
+
+    The object's key is that under the store root; the root before it, or the app's name left out, do no harm. Objects
+    that nothing names stay for `margin_ms`. Ages count from this machine's clock.
+
+    Raises `NotFound` where there is no such app or object, `Corruption` where a manifest that should be there is
+    missing or not readable, and `Unavailable`.
+    """
+    seen = take_inventory(store, app, dry_run=True)
+    said = key.removeprefix(f"{store.url}/")
+    key = said if said.startswith(f"{app}/") else f"{app}/{said}"
+    if not exists(store, key):
+        where = f"looked for {key} under {store.url}"
+        raise NotFound(f"object of app {app!r}", said, found=where, hint="give its whole key")
+    plan = reachable(seen.known, retention, seen.read)
+    for stage, ssts in seen.ssts.items():
+        for info in ssts:
+            if info.key == key:
+                return _sst(seen, plan, stage, info, margin_ms)
+        for version, info in seen.manifests.get(stage, {}).items():
+            if info.key == key:
+                if version > plan.known.stages[stage].head.version:
+                    return Explanation(key, True, ("it is newer than the head that was found here",))
+                why = tuple(reason.detail for reason in plan.why(stage, version))
+                return Explanation(key, bool(why), why or ("no rule of retention, no snapshot and no stage needs it",))
+    if key.startswith(keys.snapshots(app)) and not key.endswith(".json"):
+        users = [snapshot.name for snapshot in list_snapshots(store, app) if key in snapshot.object_keys]
+        if users:
+            return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
+        kept = all(info.key != key for info in unnamed_records(seen, margin_ms))
+        no = "no snapshot names it, and none of its name is under way"
+        yes = "no snapshot names it yet, but one of its name is under way, or was just now"
+        return Explanation(key, kept, (yes if kept else no,))
+    what, other = key.removeprefix(f"{app}/"), "it is no object that slackwater writes: collection leaves it alone"
+    return Explanation(key, True, (next((why for name, why in _DOCUMENTS.items() if what.startswith(name)), other),))
+
+
+def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
+    naming: dict[str, list[int]] = {}
+    if stage in plan.wholes:
+        for version, names in named(seen, stage, plan.versions(stage)):
+            if info.key in names:
+                for reason in plan.why(stage, version):
+                    naming.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
+    if naming:
+        reasons = []
+        for why, found in naming.items():
+            several = f"v{found[0]} to v{found[-1]}"
+            if found[-1] - found[0] + 1 != len(found):
+                several += f" ({len(found)} of them)"
+            reasons.append(f"{stage}@{f'v{found[0]} names' if len(found) == 1 else f'{several} name'} it: {why}")
+        return Explanation(info.key, True, tuple(reasons))
+    if info.modified_ms <= last_commit_ms(seen, stage) - margin_ms:
+        why = f"no version that stays names it, and {stage} has committed without it since"
+        return Explanation(info.key, False, (why,))
+    why = f"nothing names it, but the next batch of {stage} may: it has made none since, or only just"
+    return Explanation(info.key, True, (why,))
+
+
+_DOCUMENTS = {
+    **dict.fromkeys(("app.json", "channels.json"), "it says who the app is: kept as long as the app"),
+    **dict.fromkeys(("gc.json", "boundaries/"), "it belongs to garbage collection itself"),
+    "snapshots/": "it is a snapshot: kept until `slackwater snapshot rm` removes it",
+    "requests/": "it asks for a snapshot: kept until that is complete or withdrawn",
+    "notice.json": "it tells runners that something was asked of them: written over each time, kept as long as the app",
+    "retries/": "it asks a runner to put rejected records through again: kept until that is done",
+    "migrations/": "it says what became of each stage when the program was changed: kept as long as the app",
+    "log/": "it is part of the log of operations, all of which is kept",
+}
+"""Why objects beside the versions stay, by what their keys begin with."""

@@ -1,14 +1,19 @@
-"""What a collection finds of an app: its objects by listing, and of its versions what reachability asks for.
+"""What a collection finds of an app: objects, by listing, those that nothing names, and what reachability asks for.
 
 The order matters, because the app may be running. SSTs are listed before manifests, so that one committed in between
-is seen to be named; heads are read before snapshots, because a stage remembers what it recorded until the snapshot is
-written.
+is seen to be named; heads are read before snapshots, as a stage remembers what it recorded until one is written.
+
+An object that nothing names yet may be about to be named. Storage's clock alone says when that is over: an SST is named
+by the next batch of its stage, or never, as batches come one after the other, finished merges go into the next one, and
+after a claim the former writer cannot commit. So it is an orphan once its stage has committed a batch or a claim at
+least the margin after it was written; a stage that has not committed since keeps its SSTs, however old. Versions of
+kind "compaction" prove nothing, as they may come amidst a batch. Of a retired stage nothing is named any more.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
 from typing import TypeVar
 
 from msgspec import Struct
@@ -16,7 +21,7 @@ from msgspec.structs import replace
 
 from ... import instants
 from ...errors import Corruption, ObjectNotFound
-from ...moments.cut.stored import list_snapshots
+from ...moments.cut.stored import list_snapshots, open_requests
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, codec, history, horizon, keys, published
 from ...store.versions import limits as fits
@@ -53,11 +58,11 @@ class Inventory:
             self._read[stage, version] = _there(self.store, self.app, stage, version)
         return self._read[stage, version]
 
-    def again(self) -> Known:
-        """The same with the snapshots that came since.
+    def with_later_snapshots(self) -> Known:
+        """What was known, with the snapshots that came since.
 
         Those that went since count once more: what they pinned was promised to stay by what was proposed, and who pins
-        it again now looks at no more than that.
+        it again now reads no more than that.
         """
         there = {snapshot.id: snapshot for snapshot in (*self.known.snapshots, *list_snapshots(self.store, self.app))}
         return Known(self.known.now_ms, self.known.stages, tuple(there.values()), last=self.known.last)
@@ -133,9 +138,7 @@ def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator
     def read(version: int) -> tuple[int, tuple[str, ...]]:
         key = keys.manifest(app, stage, version)
         try:
-            found = codec.read(
-                store, key, _Names, under=lambda found: keys.manifest(found.app, found.stage, found.version)
-            )
+            found = codec.read(store, key, _Names, under=lambda one: keys.manifest(one.app, one.stage, one.version))
         except ObjectNotFound:
             raise _missing(app, stage, (version,)) from None
         named = (*found.ssts, *(sst for each in found.aside.values() for sst in each.ssts))
@@ -168,8 +171,6 @@ class _Aside(Struct, frozen=True):
 
 
 class _Names(Struct, frozen=True):
-    """Of a manifest, the part that says what must stay."""
-
     app: fits.Name
     stage: fits.Name
     version: fits.Version
@@ -207,3 +208,36 @@ def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
         object_key=keys.manifest(app, stage, gone[0]),
         hint="bring the manifests back (from the bucket's versions or a backup) before collecting anything",
     )
+
+
+def last_commit_ms(inventory: Inventory, stage: str) -> int:
+    """When, by storage's clock, the stage last committed what names all that was finished before; 0: never.
+
+    Of a retired stage now: until it comes back, nothing is named that is not.
+    """
+    there = inventory.known.stages.get(stage)
+    if there is None:
+        return 0
+    if there.head.retired:
+        return inventory.known.now_ms
+    for version in range(there.head.version, there.first - 1, -1):
+        if inventory.read(stage, version).kind in ("batch", "claim"):
+            return inventory.manifests[stage][version].modified_ms
+    return 0
+
+
+def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo]:
+    """Kept records in flight that no snapshot names, nor one under way, with nothing new beside them for the margin."""
+    store, app = inventory.store, inventory.app
+    prefix = keys.snapshots(app)
+    listed = [info for info in store.list(prefix) if "/" in info.key.removeprefix(prefix)]
+    if not listed:
+        return
+    # In this order: a request goes when its snapshot is written, and is seen there then.
+    requested = {request.name for request in open_requests(store, app)}
+    kept = {key for each in list_snapshots(store, app) for key in each.object_keys}
+    for name, infos in groupby(listed, key=lambda info: info.key.removeprefix(prefix).split("/", 1)[0]):
+        group = tuple(infos)
+        idle = max(info.modified_ms for info in group) <= inventory.known.now_ms - margin_ms
+        if idle and name not in requested:
+            yield from (info for info in group if info.key not in kept)

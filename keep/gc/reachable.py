@@ -11,8 +11,7 @@ reasons. Of every stage stays
 A retired stage has the same history, but holds up nobody else's: what it has not read, nobody will read.
 
 With a cut stays what its channels need: the sender's versions between what was consumed and what was sent, and, up
-through all channels, the versions that mark how far each was read. So records in flight, clones and lineage of whatever
-stays can be answered for as long as it stays.
+through all channels, the versions that mark how far each was read: for records in flight, clones and lineage.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -82,11 +81,7 @@ class Reachable:
             return ()
         head = self.known.stages[stage].head.version
         # Of the whole history, the rules that would keep this version by themselves.
-        found = [
-            reason
-            for start, reason in self.wholes[stage]
-            if start <= version and (reason.rule != "head" or version == head)
-        ]
+        found = [each for at, each in self.wholes[stage] if at <= version and (each.rule != "head" or version == head)]
         return tuple(dict.fromkeys((*found, *self.single.get(stage, {}).get(version, ()))))
 
     def versions(self, stage: str) -> Iterator[int]:
@@ -162,26 +157,26 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
     """From where on each stage's history stays whole; receivers first, because senders wait for them."""
     stages = found.known.stages
     heads = {stage: known.head for stage, known in stages.items()}
-    wanted: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
+    needed: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
     for stage, head in heads.items():
-        wanted[stage] += _needed_whole(found.known, stage, retention, read)
+        needed[stage] += _needed_whole(found.known, stage, retention, read)
         for spans in head.captured.values():
             for name, span in spans.items():
                 sender = head.inputs[name].upstream if name in head.inputs else ""
-                if sender in wanted:
-                    wanted[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
+                if sender in needed:
+                    needed[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
     # A head does not say what was read before a migration: who is found to be needed from earlier on comes again.
     waiting = [*reversed(order(heads))]
     for receiver in waiting:
         first, last = stages[receiver].first, heads[receiver].version
-        found.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in wanted[receiver])
+        found.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in needed[receiver])
         if heads[receiver].retired:
             continue
         start = found.first(receiver)
         for source in read(receiver, start).inputs.values():
-            if source.upstream in wanted:
+            if source.upstream in needed:
                 detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
-                wanted[source.upstream].append((source.version, Reason("unread", detail, receiver)))
+                needed[source.upstream].append((source.version, Reason("unread", detail, receiver)))
                 at = max(source.version, stages[source.upstream].first)
                 if source.upstream in found.wholes and at < found.first(source.upstream):
                     waiting.append(source.upstream)
@@ -213,9 +208,7 @@ def _needed_whole(known: Known, stage: str, retention: Retention, read: Read) ->
 def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
     """The stage's version at a time, None when its whole history is later."""
     there = known.stages[stage]
-    return history.newest_where(
-        read, lambda _stage: there.first, there.head, lambda manifest: manifest.time_ms <= time_ms
-    )
+    return history.newest_where(read, lambda _stage: there.first, there.head, lambda at: at.time_ms <= time_ms)
 
 
 def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
@@ -231,8 +224,8 @@ def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
 def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Moment]:
     """Keep what a snapshot pins; gives its moment, if all of it is there."""
     known = found.known
-    if known.has_collected(snapshot):
-        return  # its maker is about to give it up
+    if not all(known.last.allows(stage, version) for stage, version in snapshot.stages.items()):
+        return  # it pins what was collected, or was to be, before: its maker is about to give it up
     there = {stage: version for stage, version in snapshot.stages.items() if known.exists(stage, version)}
     reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or its records in flight and lineage need it")
     if snapshot.kind == "clone":

@@ -32,12 +32,9 @@ class Retention:
     """Within this age, the app as it was at the end of each day (UTC)."""
 
     def __post_init__(self) -> None:
-        for name in ("all_ms", "hourly_ms", "daily_ms"):
-            value = getattr(self, name)
-            if value is not None:
-                whole(f"retention: {name}", value, 0)
-        if self.versions is not None:
-            whole("retention: versions", self.versions, 1)
+        for name, least in (("all_ms", 0), ("hourly_ms", 0), ("daily_ms", 0), ("versions", 1)):
+            if (value := getattr(self, name)) is not None:
+                whole(f"retention: {name}", value, least)
 
     @property
     def keeps_everything(self) -> bool:
@@ -90,7 +87,3 @@ class Known:
         if version >= self.stages[stage].first:
             return True
         return stage in self.last.first and self.last.allows(stage, version)
-
-    def has_collected(self, snapshot: Snapshot) -> bool:
-        """Whether a version that the snapshot pins was collected, or was to be, before it was pinned."""
-        return not all(self.last.allows(stage, version) for stage, version in snapshot.stages.items())

@@ -18,10 +18,10 @@ from ...store.sst import ttl
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
-from ...store.versions.manifest import AppInfo, Manifest, Output, Table
+from ...store.versions.manifest import AppInfo, Manifest, Output
 from ..clone.first_versions import check_finished
-from .load import Loaded, OnProgress, discard, load
-from .source import Source
+from .load import Loading, OnProgress, discard
+from .source import RowSource
 
 Channels = Callable[[], Mapping[str, Output]]
 """Makes the channels that the stage writes, where there are none, and says where they end."""
@@ -47,7 +47,7 @@ class Initialised:
 def initialise(
     store: ObjectStore,
     first: Manifest,
-    source: Source,
+    source: RowSource,
     *,
     info: AppInfo | None = None,
     channels: Channels = dict,
@@ -60,56 +60,51 @@ def initialise(
     identity, which is written if there is none; None for one that says nothing more. `channels` is called when all rows
     are there. With `dry_run`, everything is checked and nothing is changed.
 
-    Raises:
-        Refused: the stage has versions that are not this very one, the app is an unfinished clone or is being removed,
-            or the rows are not the table's (`load`). Nothing was changed.
-        Unavailable: storage or Kafka did not answer; the same call again finishes it.
+    Raises `Refused` where the stage has versions that are not this very one, the app is an unfinished clone or is being
+    removed, or the rows are not the table's (`Loading.load`), with nothing changed, and `Unavailable`: the same call
+    again finishes it.
     """
-    table = _table(first)
+    table = first.table
+    if table is None:
+        raise Refused(
+            f"stage {first.app}/{first.stage} keeps no table, so there is nothing to begin with",
+            hint="name a stage with state=",
+        )
     check_free(store, first.app, first.stage)
     if (head := history.head(store, first.app, first.stage)) is not None:
         return _again(store, first, head, source, dry_run=dry_run, on_progress=on_progress)
     began_ms = instants.now_ms()
     clock_ms = began_ms if ttl.by_write_time(table.ttl) else ttl.first_clock_ms(None, table, 0)
     names = first.app, first.stage
-    loaded = load(None if dry_run else store, names, table, source, clock_ms=clock_ms, on_progress=on_progress)
+    loaded = Loading(None if dry_run else store, names, table, clock_ms, on_progress).load(source)
     if not loaded.rows:
         raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
     latest_ms = clock_ms if loaded.latest_ms is None else max(clock_ms, loaded.latest_ms)
     first = replace(first, ssts=tuple(loaded.ssts), clock_ms=latest_ms)
+
+    def none_came_first(head: Manifest) -> bool:
+        raise _taken(head.app, head.stage, lost_to(head, 1).message)
+
     if not dry_run:
-        first = _commit(store, first, loaded, info, channels, began_ms)
-        _record(store, first)
-    return _done(first, already=False)
+        try:
+            # From its identity on an app is there for everybody.
+            found = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
+            if info is not None and found.starts != info.starts:
+                raise begun_elsewhere(found)
+            now_ms = instants.now_ms()
+            made = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
+            change = Amendment("init", lambda _draft: made, requires=none_came_first)
+            first = amend(store, names, change, by=made.by, now_ms=now_ms, writer=made.writer).manifest
+        except Refused:
+            # Not so when nobody knows whether it was committed.
+            discard(store, loaded.ssts)
+            raise
+    return _done(store, first, already=False, dry_run=dry_run)
 
 
 def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
     """Whether an init has made the app and broke off before the rows were committed. One request, or none."""
     return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)
-
-
-def _commit(
-    store: ObjectStore, first: Manifest, loaded: Loaded, info: AppInfo | None, channels: Channels, began_ms: int
-) -> Manifest:
-    """Make the app, its channels, and then the version."""
-    names = first.app, first.stage
-    try:
-        # From its identity on an app is there for everybody.
-        found = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
-        if info is not None and found.starts != info.starts:
-            raise begun_elsewhere(found)
-        now_ms = instants.now_ms()
-        first = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
-        change = Amendment("init", lambda _draft: first, requires=_none_came_first)
-        return amend(store, names, change, by=first.by, now_ms=now_ms, writer=first.writer).manifest
-    except Refused:
-        # Not so when nobody knows whether it was committed.
-        discard(store, loaded.ssts)
-        raise
-
-
-def _none_came_first(head: Manifest) -> bool:
-    raise _taken(head.app, head.stage, lost_to(head, 1).message)
 
 
 def check_free(store: ObjectStore, app: str, stage: str) -> None:
@@ -126,43 +121,29 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
 
 
 def _again(
-    store: ObjectStore, first: Manifest, head: Manifest, source: Source, *, dry_run: bool, on_progress: OnProgress
+    store: ObjectStore, first: Manifest, head: Manifest, source: RowSource, *, dry_run: bool, on_progress: OnProgress
 ) -> Initialised:
     """What there is, if it is what this call would do. Costs what loading the rows costs, but for the puts."""
     made = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
-    if head.table != first.table:
+    if head.table != first.table or first.table is None:
         raise _taken(head.app, head.stage, f"{made}, with another table than the program declares")
-    names, table = (head.app, head.stage), _table(head)
-    loaded = load(None, names, table, source, clock_ms=head.clock_ms, on_progress=on_progress)
+    loaded = Loading(None, (head.app, head.stage), first.table, head.clock_ms, on_progress).load(source)
     if [(sst.checksum, sst.rows) for sst in loaded.ssts] != [(sst.checksum, sst.rows) for sst in head.ssts]:
         raise _taken(head.app, head.stage, f"{made}, with other rows")
-    if (there := _offsets(head)) != (asked := _offsets(first)):
-        raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {asked}")
-    if not dry_run:
-        _record(store, head)
-    return _done(head, already=True)
-
-
-def _table(manifest: Manifest) -> Table:
-    if manifest.table is None:
-        raise Refused(
-            f"stage {manifest.app}/{manifest.stage} keeps no table, so there is nothing to begin with",
-            hint="name a stage with state=",
-        )
-    return manifest.table
+    if (there := _offsets(head)) != (expected := _offsets(first)):
+        raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {expected}")
+    return _done(store, head, already=True, dry_run=dry_run)
 
 
 def _offsets(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     return {each.topic: each.offsets for _, each in sorted(manifest.inputs.items())}
 
 
-def _record(store: ObjectStore, first: Manifest) -> None:
-    detail = f"{first.stage} v{first.version}: {sum(sst.rows for sst in first.ssts):,} rows"
-    record_once(store, first.app, "init", detail, first.by, since_ms=0)
-
-
-def _done(first: Manifest, *, already: bool) -> Initialised:
+def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) -> Initialised:
     rows, size = sum(sst.rows for sst in first.ssts), sum(sst.bytes for sst in first.ssts)
+    if not dry_run:
+        detail = f"{first.stage} v{first.version}: {rows:,} rows"
+        record_once(store, first.app, "init", detail, first.by, since_ms=0)
     offsets = _offsets(first)
     return Initialised(first.app, first.stage, first.version, rows, len(first.ssts), size, offsets, already)
 

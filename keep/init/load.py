@@ -24,7 +24,7 @@ from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_k
 from ...store.sst.types import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
 from ...store.sst.writer import SstWriter
 from ...store.versions.manifest import Sst, Table
-from .source import EXAMPLES, Source, check, examples, fit, reading
+from .source import EXAMPLES, RowSource, check, examples, fit, reading
 
 MEMORY = "512 MiB"
 """What sorting may take; beyond that, DuckDB goes to disk."""
@@ -72,7 +72,6 @@ def by_hash(
 
 
 _SEQ = 1
-"""The first version's."""
 _LEVEL = 1
 """SSTs side by side are one sorted run; none of them waits to be merged, as those of level 0 do."""
 _MOST_WORKERS = 4
@@ -96,39 +95,6 @@ class Loaded:
 OnProgress = Callable[[Loaded], None]
 
 
-def load(
-    store: ObjectStore | None,
-    names: tuple[str, str],
-    table: Table,
-    source: Source,
-    *,
-    clock_ms: int = 0,
-    on_progress: OnProgress = lambda _so_far: None,
-) -> Loaded:
-    """Write rows as SSTs of the first version of a stage, whose app and itself are `names`.
-
-    The same rows give the same SSTs, but for their names. Takes memory for a few SSTs, and as much as sorting may
-    (`MEMORY`). One put for each SST; none where `store` is None. A time to live counts from `clock_ms`; `on_progress`
-    is told after each batch and each SST.
-
-    Raises:
-        Refused: the source cannot be read or does not fit the table, a key is null, or rows have the same key. What was
-            put is deleted then.
-        SlackwaterError: the rows cannot be sorted for want of room.
-        Unavailable: storage did not answer.
-    """
-    loading = _Loading(store, names, table, clock_ms, str(source), on_progress)
-    try:
-        with reading(source) as batches:
-            check(batches.schema, table, str(source))
-            loading.run(batches)
-    except BaseException:
-        discard(store, loading.done.ssts)
-        raise
-    loading.done.ssts.sort(key=lambda sst: sst.hash_min)
-    return loading.done
-
-
 def discard(store: ObjectStore | None, ssts: list[Sst]) -> None:
     """Delete SSTs that no version will name. Those that cannot be are left to garbage collection."""
     if store is not None:
@@ -147,13 +113,18 @@ class _Written:
 
 
 @dataclass(slots=True)
-class _Loading:
+class Loading:
+    """Writes rows as SSTs of the first version of a stage, whose app and itself are `names`.
+
+    The same rows give the same SSTs, but for their names. Takes memory for a few SSTs, and as much as sorting may
+    (`MEMORY`). One put for each SST; none where `store` is None. A time to live counts from `clock_ms`; `on_progress`
+    is called after each batch and each SST.
+    """
+
     store: ObjectStore | None
     names: tuple[str, str]
     table: Table
     clock_ms: int
-    what: str
-    """Where the rows come from, for messages."""
     on_progress: OnProgress
     done: Loaded = field(default_factory=Loaded)
     bytes: int = 0
@@ -165,11 +136,25 @@ class _Loading:
         """Names of the table's key columns."""
         return tuple(column.name for column in self.table.key)
 
-    def run(self, batches: pa.RecordBatchReader) -> None:
-        """Read, sort and write all rows."""
+    def load(self, source: RowSource) -> Loaded:
+        """Read, sort and write all rows.
+
+        Raises `Refused` where the source cannot be read or does not fit the table, a key is null, or rows have the same
+        key, `SlackwaterError` where there is no room to sort them, and `Unavailable`. What was put is deleted then.
+        """
+        try:
+            with reading(source) as batches:
+                check(batches.schema, self.table, str(source))
+                self._load(batches, str(source))
+        except BaseException:
+            discard(self.store, self.done.ssts)
+            raise
+        self.done.ssts.sort(key=lambda sst: sst.hash_min)
+        return self.done
+
+    def _load(self, batches: pa.RecordBatchReader, what: str) -> None:
         schema = arrow_schema((*self.table.key, *self.table.values))
-        fitting = (fit(batch, self.table, self.what) for batch in batches)
-        in_order = by_hash(fitting, schema, self.key, self._on_read)
+        in_order = by_hash((fit(batch, self.table, what) for batch in batches), schema, self.key, self._on_read)
         workers = min(os.cpu_count() or 1, _MOST_WORKERS)
         under_way: deque[Future[_Written]] = deque()
         with ThreadPoolExecutor(workers, "init") as pool:
@@ -181,8 +166,8 @@ class _Loading:
                 self._count(writing.result())
         if self.num_repeats:
             raise Refused(
-                f"{self.num_repeats:,} rows of {self.what} have the key of another row: expected one row of each "
-                f"key; there are more of {'; '.join(self.repeated)}",
+                f"{self.num_repeats:,} rows of {what} have the key of another row: expected one row of each key; there "
+                f"are more of {'; '.join(self.repeated)}",
                 hint="nothing was written; --sql says which to take: SELECT DISTINCT ON (…) … ORDER BY …",
             )
 
@@ -214,7 +199,7 @@ class _Loading:
         if waiting:
             yield current * partitions // slots, pa.Table.from_batches(waiting)
 
-    def _write(self, partition: int, rows: pa.Table) -> "_Written":
+    def _write(self, partition: int, rows: pa.Table) -> _Written:
         """One SST with these rows of one slot, unless there is nothing to be written any more. Changes no count."""
         rows = normalise_keys(rows, self.key)
         keys = rows.select(self.key)
@@ -240,7 +225,7 @@ class _Loading:
             self.store.put(sst.object, data)
         return _Written(sst.rows, latest_event_ms(rows, self.table.ttl))
 
-    def _count(self, written: "_Written") -> None:
+    def _count(self, written: _Written) -> None:
         self.done.rows += written.rows
         self.num_repeats += written.num_repeats
         if written.repeated and len(self.repeated) < EXAMPLES:

@@ -1,13 +1,11 @@
 """Rows from anywhere that DuckDB reads, a file, several, or what SQL returns, as the columns of a table.
 
-They have the same names, and the same values in the declared types.
-
 A value is taken where its type has the same values in another size or layout, and where none is lost: an integer for a
 wider or narrower one that holds it, a decimal for a double. A number is not taken for text, or a time without a zone
 for one with: what was meant only its owner knows, who says so with a cast in SQL.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -27,7 +25,7 @@ _BATCH_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RowSource:
     """Where rows come from: one of both, else it raises `Usage`."""
 
     file: str = ""
@@ -47,7 +45,7 @@ class Source:
 
 
 @contextmanager
-def reading(source: Source) -> Iterator[pa.RecordBatchReader]:
+def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
     """The rows, read once, a batch at a time. Times are in UTC where the source does not say.
 
     Raises `Refused` where DuckDB cannot read it, or what is read is no table.
@@ -57,23 +55,21 @@ def reading(source: Source) -> Iterator[pa.RecordBatchReader]:
         # Nobody has promised an order, and to keep one takes memory.
         con.execute("SET preserve_insertion_order = false")
         try:
-            yield _relation(con, source).to_arrow_reader(_BATCH_ROWS)
+            if source.file:
+                file = source.file.replace("'", "''")
+                query = f"FROM '{file}'"
+            else:
+                statements = con.extract_statements(source.sql)
+                if not statements or statements[-1].type is not duckdb.StatementType.SELECT:
+                    raise Usage("--sql returns no rows; expected a query, such as SELECT … FROM 'rows.parquet'")
+                for statement in statements[:-1]:
+                    con.execute(statement)
+                query = statements[-1].query
+            yield con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
             # Also while rows are read.
             sentence, _, more = str(error).strip().partition("\n")
             raise Refused(f"{source} cannot be read: {sentence}", quoted=more.strip()) from error
-
-
-def _relation(con: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPyRelation:
-    if source.file:
-        file = source.file.replace("'", "''")
-        return con.sql(f"FROM '{file}'")
-    statements = con.extract_statements(source.sql)
-    if not statements or statements[-1].type is not duckdb.StatementType.SELECT:
-        raise Usage("--sql returns no rows; expected a query, such as SELECT … FROM 'rows.parquet'")
-    for statement in statements[:-1]:
-        con.execute(statement)
-    return con.sql(statements[-1].query)
 
 
 EXAMPLES = 3
@@ -88,8 +84,7 @@ def check(found: pa.Schema, table: Table, what: str) -> None:
             of them are named.
     """
     declared = arrow_schema((*table.key, *table.values))
-    wrong = [*_wrong_names(found.names, declared.names), *_wrong_types(found, declared)]
-    if wrong:
+    if wrong := list(_differences(found, declared)):
         columns = ", ".join(f"{column.name} {column.type}" for column in (*table.key, *table.values))
         internal = any(name.startswith("_") for name in declared.names if name not in found.names)
         raise Refused(
@@ -97,16 +92,6 @@ def check(found: pa.Schema, table: Table, what: str) -> None:
             hint=f"the table has {columns}; --sql \"SELECT … FROM '…'\" renames, casts and leaves out"
             + ("; columns that begin with _ are what mean, first and last go on from" if internal else ""),
         )
-
-
-def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
-    """Safely, also where a float has no room for a double. Raises what Arrow raises."""
-    cast = values.cast(to)
-    if pa.types.is_floating(to) and pa.types.is_floating(values.type):
-        lost = pc.and_(pc.is_inf(cast), pc.is_finite(values))
-        if pc.any(lost).as_py():
-            raise pa.ArrowInvalid(f"{values.filter(lost)[0]} is too large")
-    return cast
 
 
 def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
@@ -118,8 +103,15 @@ def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
     schema = arrow_schema((*table.key, *table.values))
     columns = []
     for field in schema:
+        values = rows.column(field.name)
         try:
-            columns.append(_cast(rows.column(field.name), field.type))
+            cast = values.cast(field.type)
+            if pa.types.is_floating(field.type) and pa.types.is_floating(values.type):
+                # Arrow makes infinity of a double for which a float has no room.
+                lost = pc.and_(pc.is_inf(cast), pc.is_finite(values))
+                if pc.any(lost).as_py():
+                    raise pa.ArrowInvalid(f"{values.filter(lost)[0]} is too large")
+            columns.append(cast)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise Refused(
                 f"column {field.name!r} of {what} has a value that is no {field.type}: {error}",
@@ -143,24 +135,18 @@ def examples(rows: pa.Table | pa.RecordBatch) -> str:
     return "; ".join(f"({row})" for row in shown)
 
 
-def _wrong_names(found: Sequence[str], declared: Sequence[str]) -> Iterator[str]:
-    for name in declared:
-        if name not in found:
-            near = nearest(name, found).removeprefix("; ")
+def _differences(found: pa.Schema, declared: pa.Schema) -> Iterator[str]:
+    for name in declared.names:
+        if name not in found.names:
+            near = nearest(name, found.names).removeprefix("; ")
             yield f"it has no column {name!r}{f' ({near})' if near else ''}"
-        elif found.count(name) > 1:
+        elif found.names.count(name) > 1:
             yield f"it has several columns {name!r}"
-    for name in dict.fromkeys(found):
-        if name not in declared:
-            yield f"its column {name!r} is none of the table's"
-
-
-def _wrong_types(found: pa.Schema, declared: pa.Schema) -> Iterator[str]:
+    extra = (name for name in dict.fromkeys(found.names) if name not in declared.names)
+    yield from (f"its column {name!r} is none of the table's" for name in extra)
     for field in declared:
-        if found.names.count(field.name) == 1:
-            kind = found.field(field.name).type
-            if not _taken(kind, field.type):
-                yield f"its column {field.name!r} is {kind}, where the table has {field.type}"
+        if found.names.count(field.name) == 1 and not _taken(found.field(field.name).type, field.type):
+            yield f"its column {field.name!r} is {found.field(field.name).type}, where the table has {field.type}"
 
 
 def _taken(found: pa.DataType, declared: pa.DataType) -> bool:

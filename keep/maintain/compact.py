@@ -1,18 +1,35 @@
-"""Compacting the tables of an app in a process of its own: what is due, and doing it."""
+"""Compacting the tables of an app outside of its runners: versions of kind "compaction", between the batches.
+
+What is due is picked from a stage's head, merged, and committed with the head's own epoch. When a batch or a claim was
+first (`store.versions.amend`), the results are put into the new head instead; they are left out only where they do not
+fit any more (`store.compaction.plan`). Such a version reads and writes nothing: all else is carried on as it is.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
-from ...errors import Refused, Unavailable
+from msgspec.structs import replace
+from ulid import ULID
+
+from ...errors import Corruption, Refused, Unavailable
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import record
+from ...store.compaction.merge import Stopped, run
 from ...store.compaction.picker import pick_for
-from ...store.objects.protocol import ObjectStore
+from ...store.compaction.plan import Compaction, Done, apply
+from ...store.objects.counting import CountingStore
+from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
+from ...store.versions import history
+from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Manifest
-from .stage_compactor import Compacted, StageCompactor
+from ..gc.inventory import many
+
+_LAND_S = 10.0
+"""Finished merges are committed this often while others go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +55,177 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
     Raises `NotFound` where there is no such app or stage, `Refused` where a stage that is wanted keeps no table, or is
     retired, and `Unavailable`.
     """
-    return tuple(
-        Merge(
-            stage=head.stage,
-            partition=one.partition,
-            inputs=len(one.inputs),
-            bytes=sum(sst.bytes for sst in one.inputs),
-            levels=tuple(sorted({sst.level for sst in one.inputs})),
-            level=one.output_level,
-            moves=one.moves,
-            drops_tombstones=one.drops_tombstones,
-        )
-        for head in _tables_of(store, app, wanted)
-        if not head.retired
-        for one in pick_for(head, full=full)
-    )
+    found = []
+    for head in _tables_of(store, app, wanted):
+        for one in () if head.retired else pick_for(head, full=full):
+            size, levels = sum(sst.bytes for sst in one.inputs), tuple(sorted({sst.level for sst in one.inputs}))
+            count, drops = len(one.inputs), one.drops_tombstones
+            found.append(Merge(head.stage, one.partition, count, size, levels, one.output_level, one.moves, drops))
+    return tuple(found)
 
 
 def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
-    """The heads that are compactions: nothing has come since. Arguments, requests and errors as of `plan`."""
+    """The heads that are compactions: nothing has come since. Requests and errors are those of `plan`."""
     return tuple(head for head in _tables_of(store, app, wanted) if head.kind == "compaction")
+
+
+def _tables_of(
+    store: ObjectStore, app: str, wanted: tuple[str, ...], *, all_have_one: bool = True
+) -> tuple[Manifest, ...]:
+    stages = stages_of(store, app, *wanted)
+    heads = heads_of(store, app, wanted or stages).values()
+    for head in heads:
+        if wanted and all_have_one and head.retired:
+            raise is_retired(head)
+        if wanted and all_have_one and head.table is None:
+            raise Refused(
+                f"stage {app}/{head.stage} keeps no table, so there is nothing to compact",
+                hint=f"`slackwater status {app}` tells the keys of those that keep one",
+            )
+    return tuple(head for head in heads if head.table is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """A version of kind "compaction" that was committed: outputs took the place of inputs, all of them SSTs."""
+
+    app: str
+    stage: str
+    version: int
+    merges: int
+    partitions: tuple[int, ...]
+    """State partitions that were merged in, ascending."""
+    inputs: int
+    outputs: int
+    bytes_read: int
+    bytes_written: int
+    left_out: int
+    """Merges whose result did not fit any more: their inputs were merged by somebody else, or it is gone."""
+
+
+@dataclass(slots=True)
+class StageCompactor:
+    """Compacts the table of one stage, of which `head` is the head, or was it lately."""
+
+    store: InitVar[ObjectStore]
+    cache: SstCache
+    head: Manifest
+    _: KW_ONLY
+    by: str
+    threads: int
+    """Merges that go on at once."""
+    now_ms: Callable[[], int]
+    stop: threading.Event
+    """Once it is set, merges under way are given up."""
+    _store: CountingStore = field(init=False)
+    _writer: str = field(default_factory=lambda: str(ULID()), init=False)
+
+    def __post_init__(self, store: ObjectStore) -> None:
+        # Its own versions say what it takes.
+        self._store = CountingStore(store)
+
+    def until_done(self, *, full: bool = False) -> Iterator[Compacted]:
+        """Merge until nothing is due, or `stop` is set; yields each version as it is committed.
+
+        One request when nothing is due and no version was committed since. With `full`, each state partition becomes
+        one run, once, also when batches go on.
+
+        Raises `NotFound` where the stage is gone, `Refused` where a merge would take too long, `CommitConflict` where
+        others kept winning the race for the next version, `Corruption` where an SST is missing or damaged, and
+        `Unavailable`: the version may have been committed then.
+        """
+        todo: set[int] | None = None
+        while not self.stop.is_set():
+            head = self._newest()
+            if head.table is None or head.retired:
+                return
+            if full and todo is None:
+                todo = set(range(head.table.partitions))
+            due = pick_for(head) if todo is None else pick_for(head, full=True, only=todo.__contains__)
+            if not due:
+                return
+            yield from self._merge(head, due)
+            if todo is not None:
+                todo.difference_update(one.partition for one in due)
+
+    def _merge(self, head: Manifest, due: tuple[Compaction, ...]) -> Iterator[Compacted]:
+        assert head.table is not None  # noqa: S101  as the caller has seen
+        given_up = threading.Event()
+
+        def stop() -> bool:
+            return given_up.is_set() or self.stop.is_set()
+
+        with ThreadPoolExecutor(self.threads, thread_name_prefix=f"compact-{self.head.stage}") as pool:
+            try:
+                running = {
+                    pool.submit(run, self._store, self.cache, head.app, self.head.stage, head.table, one, stop=stop)
+                    for one in due
+                }
+                failures: list[BaseException] = []
+                while running:
+                    ended, running = wait(running, _LAND_S)
+                    failures += [failed for one in ended if (failed := one.exception()) is not None]
+                    done = [one.result() for one in ended if one.exception() is None]
+                    if done and (committed := self._land(done)) is not None:
+                        yield committed
+                for failed in failures:
+                    # A merge that was given up is nobody's trouble, nor is an SST that somebody else merged, and that
+                    # was collected since.
+                    if not isinstance(failed, Stopped) and not (
+                        isinstance(failed, Corruption)
+                        and all(sst.object != failed.object_key for sst in self._newest().ssts)
+                    ):
+                        raise failed
+            finally:
+                # Whatever ended this early: nobody waits for the rest.
+                given_up.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _land(self, done: list[Done]) -> Compacted | None:
+        """Commit results in the place of their inputs, on whatever is the head; None when none of them fits."""
+        # Garbage collection takes what no version names once it is an hour old, and a process may have been asleep for
+        # longer: one request for each SST that was written.
+        written = [sst for one in done if not one.compaction.moves for sst in one.outputs]
+        found = many(lambda sst: exists(self._store, sst.object), written)
+        gone = {sst for sst, is_there in zip(written, found, strict=True) if not is_there}
+        there = [one for one in done if gone.isdisjoint(one.outputs)]
+        landed: list[Done] = []
+
+        def fits(head: Manifest) -> bool:
+            ssts = apply(head.ssts, there)
+            before, after = set(head.ssts), set(ssts)
+            # Unlike one that does not fit, whose inputs stay, or went before.
+            landed[:] = [
+                one
+                for one in there
+                if before.issuperset(one.compaction.inputs) and after.isdisjoint(one.compaction.inputs)
+            ]
+            return bool(landed) and not head.retired
+
+        change = Amendment("compaction", lambda draft: replace(draft, ssts=apply(draft.ssts, there)), fits)
+        store, writer = self._store, self._writer
+        made = amend(store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, taken=store.take)
+        self.head = made.manifest
+        if not made.changed:
+            return None
+        return Compacted(
+            app=self.head.app,
+            stage=self.head.stage,
+            version=self.head.version,
+            merges=len(landed),
+            partitions=tuple(sorted({one.compaction.partition for one in landed})),
+            inputs=sum(len(one.compaction.inputs) for one in landed),
+            outputs=sum(len(one.outputs) for one in landed),
+            bytes_read=sum(one.compaction.input_bytes for one in landed),
+            bytes_written=sum(one.output_bytes for one in landed),
+            left_out=len(done) - len(landed),
+        )
+
+    def _newest(self) -> Manifest:
+        app, known = self.head.app, self.head.version
+        found = history.head(self._store, app, self.head.stage, known=known)
+        self.head = found or history.read(self._store, app, self.head.stage, known)
+        return self.head
 
 
 @dataclass(slots=True)
@@ -72,7 +240,6 @@ class AppCompactor:
     _: KW_ONLY
     by: str
     threads: int
-    """Merges that go on at once."""
     now_ms: Callable[[], int]
     stop: threading.Event
     """Once it is set, merges under way are given up."""
@@ -115,22 +282,20 @@ class AppCompactor:
     def merge_due(
         self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
-        """Merge until nothing is due, or with `full` all; yields each version as it is committed. To be asked again.
+        """Merge until nothing is due, or with `full` all; yields each version as it is committed. May be called again.
 
-        A listing, and a request a stage, when nothing was committed since it was asked last. `failed` is told of a
-        stage whose table could not be merged, and why, and the other tables are; without it, and when the store does
-        not answer, that ends it. Raises as `plan` and `StageCompactor.until_done` do; what nobody expected has a note
-        that says which table it was.
+        A listing, and a request a stage, when nothing was committed since the last call. `failed` gets each stage whose
+        table could not be merged, and why, and the other tables are merged; without it, and when the store does not
+        answer, that ends it. Raises as `plan` and `StageCompactor.until_done` do, with a note that names the table.
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._stages):
-            heads = _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted))
-            self._stages |= dict.fromkeys(new) | {
-                head.stage: StageCompactor(
-                    self.store, self.cache, head, by=self.by, threads=self.threads, now_ms=self.now_ms, stop=self.stop
+            self._stages |= dict.fromkeys(new)
+            by, threads, now_ms, stop = self.by, self.threads, self.now_ms, self.stop
+            for head in _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted)):
+                self._stages[head.stage] = StageCompactor(
+                    self.store, self.cache, head, by=by, threads=threads, now_ms=now_ms, stop=stop
                 )
-                for head in heads
-            }
         for name in names:
             if (compactor := self._stages[name]) is None:
                 continue
@@ -143,20 +308,3 @@ class AppCompactor:
                 if failed is None:
                     raise
                 failed(name, error)
-
-
-def _tables_of(
-    store: ObjectStore, app: str, wanted: tuple[str, ...], *, all_have_one: bool = True
-) -> tuple[Manifest, ...]:
-    """The heads of the stages that keep a table."""
-    stages = stages_of(store, app, *wanted)
-    heads = heads_of(store, app, wanted or stages).values()
-    for head in heads:
-        if wanted and all_have_one and head.retired:
-            raise is_retired(head)
-        if wanted and all_have_one and head.table is None:
-            raise Refused(
-                f"stage {app}/{head.stage} keeps no table, so there is nothing to compact",
-                hint=f"`slackwater status {app}` tells the keys of those that keep one",
-            )
-    return tuple(head for head in heads if head.table is not None)

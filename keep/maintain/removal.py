@@ -4,9 +4,8 @@
    runner that nobody sees stops at its next commit.
 2. Wait until these versions have been there for as long as a writer may commit without looking
    (`store.versions.horizon`): one that wakes up after that looks, finds that its history is gone, and stops.
-3. Write the note that the app is being removed. From here on it is an app for nobody: whoever lists its stages, or
-   makes one of its name, is refused. Look once more: whoever pinned a cut before is seen now, and whoever pins one
-   after it sees the note.
+3. Write the note that the app is being removed. From here on whoever lists its stages, or makes one of its name, is
+   refused. Check once more: whoever pinned a cut before is seen now, and whoever pins one after it sees the note.
 4. Delete its identity, then everything else, the newest versions last, and the note after them. What is left says who
    removed it and when: the app's own log is gone with it.
 """
@@ -25,14 +24,13 @@ from ...moments.take.remove import check_unused
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, notes
 from ...store.versions import limits as fits
-from ...store.versions.manifest import Manifest
 from ..gc.inventory import do_all, storage_clock_ms
-from .retire import commit_retired
+from .stages import commit_retired
 
 _ALIVE_MS = 60_000
 """A stage that committed within this time has a runner, as far as one can tell."""
 _BATCH = 1_000
-"""Objects that are deleted between two looks at the note."""
+"""Objects that are deleted between two checks of the note."""
 
 
 class Removal(Struct, frozen=True):
@@ -88,10 +86,8 @@ def remove_app(
     damaged then. `outside` removes what it has in Kafka; it may raise, and is called again by the next call then.
     `on_wait` gets a line about what is waited for, and `pause` waits so many seconds.
 
-    Raises:
-        NotFound: there is no such app, and never was as far as one can tell; the nearest names are told.
-        Refused: a clone needs it, or may; or a runner holds it. Nothing was deleted.
-        Unavailable: storage or Kafka did not answer; the same call again goes on.
+    Raises `NotFound` where there is no such app, and never was as far as one can tell, `Refused` where a clone needs
+    it, or may, or a runner holds it (nothing was deleted then), and `Unavailable`: the same call again goes on.
     """
     keys.check_name("app", app)
     begun = notes.find(store, keys.removing(app), Removal)
@@ -106,8 +102,22 @@ def remove_app(
     whole = exists(store, keys.app_info(app))
     heads = {} if begun else heads_of(store, app, history.list_stages(store, app))
     if whole or begun is None:
-        _check(store, app, heads, now_ms, fence=fence, force=force)
-    removal = begun or _removal(app, heads, by)
+        if not force:
+            check_unused(store, app)
+        for stage, head in heads.items():
+            age_s = (now_ms - head.time_ms) // 1_000
+            if not fence and head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
+                raise Refused(
+                    f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
+                    hint="stop it first, or say --fence: then it stops within seconds",
+                )
+    removal = begun
+    if removal is None:
+        topics = {output.topic for head in heads.values() for output in head.outputs.values()}
+        topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
+        ulid = ULID()
+        stages = tuple(sorted(heads))
+        removal = Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)))
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
@@ -115,7 +125,16 @@ def remove_app(
         for stage in reversed(order(heads)):
             if not heads[stage].retired:
                 heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
-        _let_settle(store, app, heads, on_wait, pause)
+        written = (
+            info.modified_ms
+            for head in heads.values()
+            for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
+        )
+        # Until then a writer may be so sure of its place that it does not look.
+        settled_ms = max(written, default=0) + horizon.SETTLED_MS
+        while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
+            on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
+            pause(left_s)
         removal = notes.add(store, keys.removing(app), removal)  # or the one that somebody else wrote meanwhile
     if whole or begun is None:
         try:
@@ -134,50 +153,14 @@ def remove_app(
     store.delete(keys.app_info(app))
     outside(removal)
     for infos in _in_order(store, app, removal):
-        _delete(store, removal, infos)
+        for begin in range(0, len(infos), _BATCH):
+            # Somebody else may have ended this, and the name may be a new app's by now.
+            if notes.find(store, keys.removing(app), Removal) != removal:
+                break
+            do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
     notes.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
     return Removed(removal, contents, False)
-
-
-def _check(store: ObjectStore, app: str, heads: dict[str, Manifest], now_ms: int, *, fence: bool, force: bool) -> None:
-    if not force:
-        check_unused(store, app)
-    for stage, head in heads.items():
-        age_s = (now_ms - head.time_ms) // 1_000
-        if not fence and head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
-            raise Refused(
-                f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
-                hint="stop it first, or say --fence: then it stops within seconds",
-            )
-
-
-def _removal(app: str, heads: dict[str, Manifest], by: str) -> Removal:
-    topics = {output.topic for head in heads.values() for output in head.outputs.values()}
-    topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
-    ulid = ULID()
-    return Removal(str(ulid), app, ulid.milliseconds, by, tuple(sorted(heads)), tuple(sorted(topics)))
-
-
-def _let_settle(
-    store: ObjectStore,
-    app: str,
-    heads: dict[str, Manifest],
-    on_wait: Callable[[str], None],
-    pause: Callable[[float], None],
-) -> None:
-    """Wait until no writer can be so sure of its place any more that it would not look."""
-    if not heads:
-        return
-    written = (
-        info.modified_ms
-        for head in heads.values()
-        for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
-    )
-    newest_ms = max(written, default=0)
-    while (left_s := (newest_ms + horizon.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
-        on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
-        pause(left_s)
 
 
 def _contents(store: ObjectStore, app: str) -> Contents:
@@ -209,11 +192,3 @@ def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[Obje
         is_snapshot = info.key.startswith((keys.snapshots(app), keys.requests(app)))
         groups[0 if is_snapshot else 2 if info.key in last else 1].append(info)
     return groups
-
-
-def _delete(store: ObjectStore, removal: Removal, infos: list[ObjectInfo]) -> None:
-    for begin in range(0, len(infos), _BATCH):
-        # Somebody else may have ended this, and the name may be a new app's by now.
-        if notes.find(store, keys.removing(removal.app), Removal) != removal:
-            return
-        do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])

@@ -12,8 +12,7 @@ from ulid import ULID
 from ... import instants
 from ...durations import format_ms
 from ...errors import Refused
-from ...fold.columns import ColumnChange
-from ...fold.fits import Declared
+from ...fold.fits import ColumnChange, Declared
 from ...moments.cut.moments import heads_of, newest_cut, stages_of
 from ...moments.cut.stored import open_requests
 from ...moments.take.audit_log import record
@@ -24,7 +23,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input, Ttl
 from ...store.versions.migrations import MIGRATIONS, Migration
-from .migration import finish, is_through, prepare
+from .migration import finish, is_through
 from .plan import Plan, StageChange, plan
 
 PREFIX = "before-migration-"
@@ -95,42 +94,40 @@ def migrate(
     `starts` says where stages begin to read what is new to them, by stage and declared name (`Plan.unread`); `by` is
     user@host. The `reader` keeps the records in flight with the snapshot; with None, Kafka has them as long as it does.
 
-    Raises:
-        Refused: somebody else migrates the app at this moment, or a snapshot is under way that stages with other inputs
-            or names could not answer. Nothing was changed.
-        Unavailable: storage or Kafka did not answer; the next call finishes what was begun.
+    Raises `Refused` where somebody else migrates the app at this moment, or a snapshot is under way that stages with
+    other inputs or names could not answer (nothing was changed then), and `Unavailable`: the next call finishes it.
     """
     if not found.changes:
         return Migrated(found, 0, "", {})
-    asked = open_requests(store, found.app)
-    steps = {
-        name: replace(step, inputs=dict(starts.get(step.called or name, {}))) for name, step in found.steps.items()
-    }
-    if asked and any(step.answers_otherwise for step in steps.values()):
+    requests = open_requests(store, found.app)
+    steps = {old: replace(step, inputs=dict(starts.get(step.called or old, {}))) for old, step in found.steps.items()}
+    if requests and any(step.answers_otherwise for step in steps.values()):
         raise Refused(
-            f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other "
+            f"snapshot {requests[0].name} of {found.app} is under way, and waits for stages that would read other "
             "inputs or have other names",
-            hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {asked[0].name}",
+            hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {requests[0].name}",
         )
     number = found.after + 1
     cut = newest_cut(store, found.app, stages_of(store, found.app))
     name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
     snapshot = pin(store, cut, name, by=by, reader=reader)
     migration = Migration(found.app, number, str(ULID()), by, now_ms, snapshot.name, steps)
-    try:
-        prepare(store, migration)
-    except Refused:
+    # Put where there is none of its number: from here on it will be done.
+    decided = MIGRATIONS.add(store, migration)
+    if decided.id != migration.id:
         # Of the same moment, who was first may have the same one.
-        first = MIGRATIONS.newest(store, found.app)
-        if first is None or first.snapshot != snapshot.name:
+        if decided.snapshot != snapshot.name:
             remove(store, found.app, snapshot.name)
-        raise
+        raise Refused(
+            f"app {found.app!r} was migrated at the same moment, by {decided.by}: this one was not done",
+            hint="look at what that did (`slackwater log`), and migrate what is left to change",
+        )
     versions = finish(store, migration, now_ms=now_ms)
-    told = ", ".join(
+    said = ", ".join(
         f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
         for each in found.changes
     )
-    record(store, found.app, "migrate", f"{number}: {told}; before it {found.app}@{snapshot.name}", by)
+    record(store, found.app, "migrate", f"{number}: {said}; before it {found.app}@{snapshot.name}", by)
     return Migrated(found, number, snapshot.name, versions)
 
 
@@ -149,7 +146,13 @@ def lines(change: StageChange) -> Iterator[str]:
         yield "new: begins with the next run"
     yield from map(of_column, change.columns)
     if change.due is not None:
-        yield _due(*change.due)
+        before, after = change.due
+        if not before:
+            yield f"+ {after}: rows fall due from here on; those from before once they are written again"
+        elif not after:
+            yield f"- {before}: rows fall due no more"
+        else:
+            yield f"~ {after}, until now {before}; rows from before fall due at the times that they have"
     elif change.others:
         yield "its columns are declared in another order or in other words; rows stay as they are"
     if change.ttl is not None:
@@ -166,23 +169,15 @@ def of_column(change: ColumnChange) -> str:
     """One change of a column."""
     match change.kind:
         case "added":
-            told = f" = {change.meaning}, from here on" if change.meaning else ""
+            meaning = f" = {change.meaning}, from here on" if change.meaning else ""
             before = "null" if change.default is None else change.default
-            return f"+ {change.column} {change.type}{told}; rows from before have {before}"
+            return f"+ {change.column} {change.type}{meaning}; rows from before have {before}"
         case "removed":
             return f"- {change.column} {change.type}"
         case "renamed":
             return f"~ {change.before} is called {change.column}"
         case "widened":
             return f"~ {change.column} is {change.type}, until now {change.before}"
-
-
-def _due(before: str, after: str) -> str:
-    if not before:
-        return f"+ {after}: rows fall due from here on; those from before once they are written again"
-    if not after:
-        return f"- {before}: rows fall due no more"
-    return f"~ {after}, until now {before}; rows from before fall due at the times that they have"
 
 
 def _span(ttl: Ttl | None) -> str:

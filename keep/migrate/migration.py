@@ -1,12 +1,11 @@
-"""Deciding a migration, by one put, and doing it: a commit for each stage, by whoever comes by.
+"""Doing a migration that is decided: a commit for each stage, by whoever comes by.
 
-All that could be refused was refused before it is decided, and what it says of a stage needs no program. Who finds
-stages that did not go through it (a runner, the next migration) commits these first.
+All that could be refused was refused before, and what it says of a stage needs no program. Who finds stages that did
+not go through it (a runner, the next migration) commits these first.
 
-The history of a stage that gets another name ends under the one, and goes on under the other with the same SSTs. The
-version that retires it says what it is called from then on, and the first under the new name has the same number and
-holds the same. What was on its way to its readers counts as sent by that one: they read on where they stand, and go by
-the attempts that it names. Nothing is copied, in the store or in Kafka.
+The history of a stage that gets another name ends under the one, and goes on under the other with the same SSTs, in a
+version of the same number. What was on its way to its readers counts as sent by that one: they read on where they
+stand, and go by the attempts that it names. Nothing is copied, in the store or in Kafka.
 """
 
 from collections.abc import Mapping
@@ -26,25 +25,11 @@ from ...store.sst import ttl
 from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.manifest import EventTime, Former, Input, Manifest, Output, Table
+from ...store.versions.manifest import Former, Input, Manifest, Output
 from ...store.versions.migrations import MIGRATIONS, Migration, Step
-from .plan import Plan
-from .stage_names import readers
+from .plan import Plan, readers
 
-
-def prepare(store: ObjectStore, migration: Migration) -> None:
-    """Decide that a migration is done: one put, where there is none of its number.
-
-    Raises:
-        Refused: somebody else migrates the app at this moment.
-        Unavailable: storage did not answer; it may be decided.
-    """
-    decided = MIGRATIONS.add(store, migration)
-    if decided.id != migration.id:
-        raise Refused(
-            f"app {migration.app!r} was migrated at the same moment, by {decided.by}: this one was not done",
-            hint="look at what that did (`slackwater log`), and migrate what is left to change",
-        )
+Heads = Mapping[str, Manifest]  # by stage
 
 
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
@@ -54,11 +39,9 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     stage that is retired is read by none that has not gone through it. At last, snapshots are withdrawn that were asked
     for before it was done and that stages cannot answer any more; no stage answers before that under another name.
 
-    Returns the version of each stage that this call committed, and none of those that were there.
-
-    Raises:
-        CommitConflict: others kept winning the race for the next version of a stage.
-        Unavailable: storage did not answer; the same call again goes on.
+    Returns the version of each stage that this call committed, and none of those that were there. Raises
+    `CommitConflict` where others kept winning the race for the next version of a stage, and `Unavailable`: the same
+    call again goes on.
     """
     # Also stages that began while it was decided: they name it with nothing else changed.
     heads = heads_of(store, migration.app, history.list_stages(store, migration.app))
@@ -81,11 +64,11 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
             if made.changed:
                 versions[stage] = made.manifest.version
     if any(step.answers_otherwise for step in migration.stages.values()):
-        for asked in open_requests(store, migration.app):
-            if asked.migration < migration.number:
+        for request in open_requests(store, migration.app):
+            if request.migration < migration.number:
                 why = "the app was migrated while it was under way: take it again"
-                record(store, migration.app, "snapshot failed", f"{asked.name}: {why}", migration.by)
-                cancel(store, migration.app, asked)
+                record(store, migration.app, "snapshot failed", f"{request.name}: {why}", migration.by)
+                cancel(store, migration.app, request)
     return versions
 
 
@@ -103,15 +86,13 @@ def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
     return migration.number
 
 
-def planned(heads: Mapping[str, Manifest], plan: Plan) -> dict[str, Manifest]:
+def planned(heads: Heads, plan: Plan) -> dict[str, Manifest]:
     """The newest versions as a plan would make them, of stages that keep their name. Pure. Raises as `applied`."""
     found = dict(heads)
     for stage, step in plan.steps.items() if plan.changes else ():
-        head = heads.get(stage)
-        if head is not None and not head.retired and not step.called:
-            draft = commit.successor(
-                head, kind="migration", epoch=head.epoch + 1, writer="", by="", now_ms=head.time_ms
-            )
+        at = heads.get(stage)
+        if at is not None and not at.retired and not step.called:
+            draft = commit.successor(at, kind="migration", epoch=at.epoch + 1, writer="", by="", now_ms=at.time_ms)
             found[stage] = applied(draft, step, plan.after + 1)
     return found
 
@@ -132,35 +113,25 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
     if draft.table is None or draft.table.schema != step.schema:
         raise Refused(f"migration {number} was planned for another table of {draft.app}/{draft.stage} than it has now")
     had = draft.table.ids
-    values = (
-        each if each.id in had or not each.id else replace(each, since=draft.version) for each in step.table.values
-    )
+    values = (one if one.id in had or not one.id else replace(one, since=draft.version) for one in step.table.values)
     table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
-    return replace(
-        changed,
-        table=table,
-        clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
-        event_time=_event_time(draft.event_time, draft.table, table),
-    )
-
-
-def _event_time(known: EventTime | None, before: Table, after: Table) -> EventTime | None:
-    """What a version says of event time under another table: where no row falls due any more, none is waited for."""
-    due_before, due_after = (any(column.name == DUE for column in table.values) for table in (before, after))
-    if known is None or not due_before:
-        return known
-    if due_after:
-        return replace(known, by_clock=kind_of(after.state).due_by == "clock")
-    return replace(known, next_due_ms=None, by_clock=False)
+    event_time = draft.event_time
+    due_before, due_after = (any(column.name == DUE for column in each.values) for each in (draft.table, table))
+    if event_time is not None and due_before:
+        by_clock = due_after and kind_of(table.state).due_by == "clock"
+        # Where no row falls due any more, none is waited for.
+        next_ms = event_time.next_due_ms if due_after else None
+        event_time = replace(event_time, next_due_ms=next_ms, by_clock=by_clock)
+    clock_ms = ttl.first_clock_ms(draft.table, table, draft.clock_ms)
+    return replace(changed, table=table, clock_ms=clock_ms, event_time=event_time)
 
 
 def _rename(
-    store: ObjectStore, migration: Migration, heads: Mapping[str, Manifest], now_ms: int
+    store: ObjectStore, migration: Migration, heads: Heads, now_ms: int
 ) -> tuple[dict[str, Manifest], dict[str, int]]:
     """Give each stage that is renamed its last version under the old name, and its first under the new one.
 
-    Returns the last versions, by old name, and the first ones that this call committed, by new name. Done again, it
-    does nothing. Raises as `finish`.
+    Returns the last versions, by old name, and the first ones that this call committed, by new name.
     """
     ended: dict[str, Manifest] = {}
     versions: dict[str, int] = {}
@@ -178,7 +149,7 @@ def _rename(
     return ended, versions
 
 
-def _reading(manifest: Manifest, ended: Mapping[str, Manifest]) -> Manifest:
+def _reading(head: Manifest, ended: Heads) -> Manifest:
     """A manifest whose stage reads senders under their new names, by the last versions under their old ones."""
 
     def of(name: str, source: Input) -> Input:
@@ -190,10 +161,8 @@ def _reading(manifest: Manifest, ended: Mapping[str, Manifest]) -> Manifest:
         is_read = sent is None or source.offsets == sent.ends
         return replace(source, upstream=last.called, version=last.version if is_read else last.version - 1)
 
-    inputs, stopped = (
-        {name: of(name, each) for name, each in some.items()} for some in (manifest.inputs, manifest.stopped)
-    )
-    return replace(manifest, inputs=inputs, stopped=stopped)
+    inputs, stopped = ({name: of(name, one) for name, one in some.items()} for some in (head.inputs, head.stopped))
+    return replace(head, inputs=inputs, stopped=stopped)
 
 
 def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, now_ms: int) -> Manifest:
@@ -206,13 +175,7 @@ def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, n
 
 
 def _first(
-    store: ObjectStore,
-    migration: Migration,
-    last: Manifest,
-    step: Step,
-    heads: Mapping[str, Manifest],
-    ended: Mapping[str, Manifest],
-    now_ms: int,
+    store: ObjectStore, migration: Migration, last: Manifest, step: Step, heads: Heads, ended: Heads, now_ms: int
 ) -> Manifest:
     """The first version under the new name, which holds what the last under the old one does."""
     # Up to which of its versions each channel is read by all that read it; None where nobody does.

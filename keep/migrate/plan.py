@@ -7,17 +7,17 @@ from typing import Literal
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
-from ...fold.columns import ColumnChange, likely_renames
-from ...fold.fits import Declared, DeclaredStage, fit_inputs, fit_table
+from ...fold.fits import ColumnChange, Declared, DeclaredStage, fit_inputs, fit_table, likely_renames, visible
 from ...fold.kinds.kind import kind_of
 from ...fold.records import unread
 from ...moments.cut.graph import order
 from ...store.sst.arrow_types import schema_of
 from ...store.sst.evolution import fits
 from ...store.versions.commit import is_retired
-from ...store.versions.manifest import Manifest, Table, Ttl
+from ...store.versions.manifest import Input, Manifest, Ttl
 from ...store.versions.migrations import Step
-from . import stage_names
+
+Names = Mapping[str, str]  # until now, and from then on
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +68,21 @@ class Plan:
 
 
 def plan(
-    heads: Mapping[str, Manifest],
-    declared: Declared,
-    renames: Mapping[str, str],
-    *,
-    stages: Mapping[str, str] | None = None,
-    after: int = 0,
+    heads: Mapping[str, Manifest], declared: Declared, renames: Names, *, stages: Names | None = None, after: int = 0
 ) -> Plan:
     """What becomes of the stages of an app, whose newest versions these are, under a program.
 
     `renames` are columns that have another name in it: `old` (of whichever table has it) or `stage.old` to the new
     name; `stages` those of stages, old to new. `after` is the number of the newest migration that they went through.
 
-    Raises:
-        NotFound: a rename names a column or stage that is not there; the nearest are told.
-        Refused: what is stored cannot be kept under the program; says why and how.
+    Raises `NotFound` where a rename names a column or stage that is not there, with the nearest, and `Refused` where
+    what is stored cannot be kept under the program, with why and how it can.
     """
-    called = stage_names.to_do(heads, stages or {})
-    stage_names.check(heads, declared, called)
+    # Without those that an earlier call has given their name.
+    called = {old: new for old, new in (stages or {}).items() if old not in heads or heads[old].called != new}
+    _check_names(heads, declared, called)
     former = {new: old for old, new in called.items()}
-    heads = stage_names.renamed(heads, called)
+    heads = _under_names(heads, called)
     by_stage = _by_stage(heads, declared, renames, called)
     changes: list[StageChange] = []
     steps: dict[str, Step] = {}
@@ -95,7 +90,7 @@ def plan(
         head, stage = heads[name], declared.stages.get(name)
         if stage is None:
             if not head.retired:
-                may_be = stage_names.likely(head, heads, declared)
+                may_be = _likely(head, heads, declared)
                 changes.append(StageChange(name, "retired", head.version, may_be=may_be))
                 steps[name] = Step(retires=True)
             else:
@@ -129,7 +124,7 @@ def plan(
     return found
 
 
-def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> tuple[StageChange | None, Step]:
+def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageChange | None, Step]:
     found, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
     if found.refused is not None:
         raise found.refused
@@ -142,7 +137,10 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> 
     table, columns, others = found.table, found.columns, found.others
     outputs = tuple(name for name in stage.outputs if name not in head.outputs)
     dropped = tuple(name for name in head.outputs if name not in stage.outputs)
-    lifetimes = (head.table.ttl, table.ttl) if head.table is not None and table is not None else (None, None)
+    lifetimes = due = None
+    if head.table is not None and table is not None:
+        lifetimes = head.table.ttl, table.ttl
+        due = kind_of(head.table.state).renamed(renames).due_text, kind_of(table.state).due_text
     step = Step(
         table=table if columns or others else None,
         schema=head.table.schema if head.table is not None and (columns or others) else 0,
@@ -157,8 +155,8 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> 
         gone=inputs.gone,
         outputs=outputs,
         dropped=dropped,
-        ttl=lifetimes if lifetimes[0] != lifetimes[1] else None,
-        due=_due(head.table, table, renames),
+        ttl=lifetimes if lifetimes and lifetimes[0] != lifetimes[1] else None,
+        due=due if due and due[0] != due[1] else None,
         others=others,
         guesses=likely_renames(columns),
     )
@@ -175,9 +173,7 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
                 continue
             if not any(name in each.inputs for each in declared.stages.values()):
                 continue
-            reading = {
-                each.stage: each.inputs[name] for each in heads.values() if name in each.inputs and not each.retired
-            }
+            reading = {one.stage: one.inputs[name] for one in heads.values() if name in one.inputs and not one.retired}
             # Between a migration and the first batch of a new reader there may be nobody who reads it.
             places = reading or {each.stage: each.stopped[name] for each in heads.values() if name in each.stopped}
             for reader, source in places.items():
@@ -190,20 +186,12 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
                     )
 
 
-def _due(before: Table | None, after: Table | None, renames: Mapping[str, str]) -> tuple[str, str] | None:
-    if before is None or after is None:
-        return None
-    was, now = kind_of(before.state).renamed(renames).due_text, kind_of(after.state).due_text
-    return (was, now) if was != now else None
-
-
 def _by_stage(
-    heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str, str], called: Mapping[str, str]
+    heads: Mapping[str, Manifest], declared: Declared, renames: Names, called: Names
 ) -> dict[str, dict[str, str]]:
-    """The renames by table. Raises as `plan`."""
     found: dict[str, dict[str, str]] = {}
     for said, new in renames.items():
-        tables = {name: set(_names(head.table)) for name, head in heads.items() if head.table and not head.retired}
+        tables = {name: visible(head.table.columns) for name, head in heads.items() if head.table and not head.retired}
         stage, dot, old = said.partition(".")
         stage = called.get(stage, stage)
         if dot and stage in tables:
@@ -222,11 +210,77 @@ def _by_stage(
                 hint="--rename OLD=NEW names a stored column first; --rename TABLE.OLD=NEW one of a certain table",
             )
         # A column that several tables have is renamed where the program has the new name.
-        wanted = [name for name in having if new in _names(declared.stages[name].table)] or having
-        for name in wanted:
+        programs = {name: table for name in having if (table := declared.stages[name].table) is not None}
+        for name in [name for name, table in programs.items() if new in visible(table.columns)] or having:
             found.setdefault(name, {})[said] = new
     return found
 
 
-def _names(table: Table | None) -> Iterator[str]:
-    return (column.name for column in (table.columns if table is not None else ()) if not column.name.startswith("_"))
+_OPTION = "--rename-stage OLD=NEW"
+
+
+def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Names) -> None:
+    """See that stages can have these names, old to new."""
+    app = declared.app
+    for old, new in called.items():
+        if old not in heads:
+            raise NotFound(f"stage of app {app!r}", old, heads, hint=f"{_OPTION} names a stored stage first")
+        if new not in declared.stages:
+            raise NotFound(f"stage that the program declares of {app!r}", new, declared.stages, hint=f"{_OPTION}")
+        if heads[old].retired:
+            raise is_retired(heads[old])
+        if new in heads:
+            raise Refused(
+                f"app {app!r} {'had' if heads[new].retired else 'has'} a stage {new!r} already, whose history that "
+                f"name means: {old!r} cannot become that",
+                hint="choose a name that no stage of the app ever had",
+            )
+        if old in declared.stages:
+            raise Refused(
+                f"the program has a stage {old!r}, too: that name would mean two histories of {app!r}",
+                hint=f"leave {old!r} as it is, and the new stage its name; or call that one otherwise",
+            )
+        if list(called.values()).count(new) > 1:
+            raise Refused(f"two stages of {app!r} cannot both become {new!r}")
+        # Whoever has still to read what the stage sent must have begun to: rows are not kept for others.
+        for name, output in heads[old].outputs.items():
+            if any(output.sent) and not any(readers(heads, name, old)):
+                raise Refused(
+                    f"rows that {old!r} wrote to {name!r} wait for a stage that has not begun to read them",
+                    hint="start the program once before the stage is renamed (slackwater run FILE --until-caught-up), "
+                    "or retire and migrate it without that channel first",
+                )
+
+
+def readers(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
+    """Where stages that are not retired stand on a sender's channel, or stopped reading it."""
+    for head in heads.values():
+        for source in (head.inputs.get(channel), head.stopped.get(channel)) if not head.retired else ():
+            if source is not None and source.upstream == sender:
+                yield source
+
+
+def _under_names(heads: Mapping[str, Manifest], called: Names) -> dict[str, Manifest]:
+
+    def sources(inputs: Mapping[str, Input]) -> dict[str, Input]:
+        return {name: with_fields(one, upstream=called.get(one.upstream, one.upstream)) for name, one in inputs.items()}
+
+    return {
+        called.get(name, name): with_fields(
+            head, stage=called.get(name, name), inputs=sources(head.inputs), stopped=sources(head.stopped)
+        )
+        for name, head in heads.items()
+    }
+
+
+def _likely(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
+    """The added stage that one may be that the program has no more: the only one like it; empty for none."""
+    found = []
+    for name, one in declared.stages.items():
+        if head.table is not None and one.table is not None:
+            alike = head.table.key == one.table.key
+        else:
+            alike = head.table is one.table and head.outputs.keys() == one.outputs.keys()
+        if name not in heads and alike and head.inputs.keys() == one.inputs.keys():
+            found.append(name)
+    return found[0] if len(found) == 1 else ""

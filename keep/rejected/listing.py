@@ -1,6 +1,6 @@
 """The records that the stages of an app rejected, newest first."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -27,7 +27,6 @@ class RejectedRecord:
     """Where it is in Kafka: `topic[partition]@offset`, and of a repartition topic the row in the message."""
     input: str
     time_ms: int
-    """Of the record."""
     key: bytes | None
     value: bytes | None
     """As Kafka has them; of a repartition topic's row, an Arrow stream of that row."""
@@ -39,7 +38,6 @@ class RejectedRecord:
     """The version that left it out."""
     rejected_ms: int
     attempts: int
-    """How often it failed."""
     retried: int | None
     """The version that took it; None while it waits."""
 
@@ -67,32 +65,21 @@ def rejected(
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)
     stages = [name for name in order(cut.stages) if stage in ("", name) and REJECTED in cut.stages[name].aside]
-    found = [record for name in stages for record in _of_stage(store, cache, cut, name, limit, every=every)]
+    where = "" if every else "WHERE retried IS NULL"
+    newest = f'ORDER BY rejected_at DESC, topic, partition, "offset", "row" {f"LIMIT {limit}" if limit else ""}'
+    found = []
+    for name in stages:
+        table = table_name(name, REJECTED)
+        with closing(connect(store, cache, cut, only={table})) as con:
+            rows = run_query(con, f"SELECT {_COLUMNS} FROM {quoted(table)} {where} {newest}").to_pylist()
+        for row in rows:
+            source = cut.stages[name].inputs.get(row["input"])
+            topic, partition, offset, number = (row.pop(column) for column in ("topic", "partition", "offset", "row"))
+            place = f"{topic}[{partition}]@{offset}"
+            address = f"{place}+{number}" if source is not None and source.upstream else place
+            found.append(RejectedRecord(stage=name, address=address, **row))
     found.sort(key=lambda each: -each.rejected_ms)
     numbers = {name: rejected_of(cut.stages[name]) for name in stages}
-    return RejectedRecords(
-        cut.app,
-        tuple(found[: limit or None]),
-        {name: each.total for name, each in numbers.items()},
-        {name: each.waiting for name, each in numbers.items()},
-    )
-
-
-def _of_stage(
-    store: ObjectStore, cache: SstCache, cut: Cut, stage: str, limit: int, *, every: bool
-) -> Iterator[RejectedRecord]:
-    table = table_name(stage, REJECTED)
-    where = "" if every else "WHERE retried IS NULL"
-    most = f"LIMIT {limit}" if limit else ""
-    sql = (
-        f"SELECT {_COLUMNS} FROM {quoted(table)} {where} "
-        f'ORDER BY rejected_at DESC, topic, partition, "offset", "row" {most}'
-    )
-    with closing(connect(store, cache, cut, only={table})) as con:
-        rows = run_query(con, sql).to_pylist()
-    for row in rows:
-        source = cut.stages[stage].inputs.get(row["input"])
-        topic, partition, offset, number = (row.pop(name) for name in ("topic", "partition", "offset", "row"))
-        place = f"{topic}[{partition}]@{offset}"
-        address = f"{place}+{number}" if source is not None and source.upstream else place
-        yield RejectedRecord(stage=stage, address=address, **row)
+    total = {name: each.total for name, each in numbers.items()}
+    waiting = {name: each.waiting for name, each in numbers.items()}
+    return RejectedRecords(cut.app, tuple(found[: limit or None]), total, waiting)

@@ -1,8 +1,7 @@
 """The table of a stage's rejected records, and asking that they be put through its program again.
 
-A request is one object. Whoever runs the stage does it between two batches, and then removes the request. What is done
-twice because somebody died in between does no harm: a record that was taken is marked in the same commit, and is not
-put through again.
+A request is one object. Whoever runs the stage does it between two batches, and then removes the request. A record that
+was taken is marked in the same commit, so what is done twice because somebody died in between does no harm.
 """
 
 from msgspec import Struct
@@ -47,7 +46,7 @@ message's; of a channel's row, `value` is an Arrow stream of that row. `error` i
 `version` the one that left the record out, `attempts` how often it failed, `retried` the version that took it."""
 
 
-class Retry(Struct, frozen=True):
+class RetryRequest(Struct, frozen=True):
     """What asks for the rejected records of one stage to be put through again."""
 
     id: fits.Ulid
@@ -56,7 +55,7 @@ class Retry(Struct, frozen=True):
     by: fits.Line
 
 
-RETRIES = Notes(Retry, keys.retries, lambda asked: asked.id)
+RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)
 """Those that are not done yet, oldest first."""
 
 
@@ -70,15 +69,15 @@ def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
     return {name: count for name, head in heads.items() if (count := rejected_of(head).waiting)}
 
 
-def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Retry:
+def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> RetryRequest:
     """Ask for what waits of a stage; a request that is open already is the same one.
 
     Raises `NotFound` where there is no such app or stage, `Refused` where nothing waits.
     """
     if not waiting(store, app, stage):
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
-    asked = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)
-    if asked is None:
-        asked = RETRIES.add(store, Retry(str(ULID()), stage, now_ms, by), app)
+    request = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)
+    if request is None:
+        request = RETRIES.add(store, RetryRequest(str(ULID()), stage, now_ms, by), app)
     notify(store, app)
-    return asked
+    return request

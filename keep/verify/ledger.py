@@ -15,8 +15,10 @@ from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ...moments.cut.graph import Cut
 from ...moments.cut.stored import Captured
 from ...moments.take.capture import ChannelReader, count_by_partition
-from .captured import ChannelState, Recount
-from .report import Checked, as_sentence
+from .captured import ChannelState
+from .report import Verified, as_sentence
+
+Counts = tuple[int, ...]  # by partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """A line of the books: one channel and one receiver. Counts are of records since the channel began."""
 
     channel: str
@@ -81,15 +83,15 @@ def entries(
     cut: Cut,
     states: Iterable[ChannelState],
     captured: Mapping[tuple[str, str], Captured],
-    recounts: Mapping[tuple[str, str], Recount],
+    recounts: Mapping[tuple[str, str], tuple[int, ...] | None],
     reader: ChannelReader | None,
     *,
     deep: bool,
-) -> Iterator[Entry]:
+) -> Iterator[LedgerEntry]:
     """The books, senders upstream first. What damage does to them is in `Counted.wrong`.
 
-    By channel and receiver, `captured` is what the cut's snapshot keeps, and `recounts` what was found of that in the
-    objects themselves. Only with `deep` the records in Kafka are counted, if there is a `reader`.
+    By channel and receiver, `captured` is what the cut's snapshot keeps, and `recounts` what was counted of that in the
+    objects themselves (`recount`). Only with `deep` the records in Kafka are counted, if there is a `reader`.
     """
     for state in states:
         channel = state.channel
@@ -97,15 +99,15 @@ def entries(
         place = (channel.name, channel.receiver)
         if place not in captured:
             counted = _count_in_flight(state, reader, deep=deep)
-        elif (recounted := recounts.get(place)) is None:
+        elif place not in recounts:
             counts = captured[place].counts
             counted = Counted(sum(counts), counts, "snapshot", wrong=state.wrong)
-        elif recounted.counts is None:
+        elif (recounted := recounts[place]) is None:
             # What is wrong with the objects is said where they are checked.
             counted = Counted(None, (), "", not_reread="an object cannot be read", wrong=state.wrong)
         else:
-            counted = Counted(sum(recounted.counts), recounted.counts, "kept records", wrong=state.wrong)
-        yield Entry(
+            counted = Counted(sum(recounted), recounted, "kept records", wrong=state.wrong)
+        yield LedgerEntry(
             channel=channel.name,
             sender=channel.sender,
             sender_version=cut.stages[channel.sender].version,
@@ -142,32 +144,27 @@ def _count_in_flight(state: ChannelState, reader: ChannelReader | None, *, deep:
     return Counted(in_flight.rows, (), "manifests", not_reread)
 
 
-def balance(entry: Entry) -> Checked:
-    """Whether the line adds up, as the protocol defines it. What is not known is not judged."""
-    wrong = _violations(entry) if len(entry.sent) == len(entry.consumed) else ()
-    where = f"{entry.channel} from {entry.sender} to {entry.receiver}"
-    return Checked("channels", where, (*entry.in_flight.wrong, *wrong))
-
-
-def _violations(entry: Entry) -> tuple[str, ...]:
+def balance(entry: LedgerEntry) -> Verified:
+    """Whether the line adds up, as the protocol defines it. What is not known is not checked."""
     counted = entry.in_flight
-    if counted.by_partition:
-        return _judge(entry, entry.sent, entry.consumed, entry.lost, counted.by_partition)
-    # Only the sum is known: no partition may have passed more than was sent to it, and the sums must agree.
-    passed = (sum(each) for each in zip_longest(entry.consumed, entry.lost, fillvalue=0))
-    least = tuple(max(0, sent - past) for sent, past in zip(entry.sent, passed, strict=False))
-    ahead = _judge(entry, entry.sent, entry.consumed, entry.lost, least)
-    if ahead or counted.rows is None:
-        return ahead
-    lost = (sum(entry.lost),) if entry.lost else ()
-    sums = _judge(entry, (sum(entry.sent),), (sum(entry.consumed),), lost, (counted.rows,))
-    # It is not partition 0 that differs.
-    return tuple(entry.channel + each.removeprefix(f"{entry.channel}[0]") for each in sums)
+    wrong: tuple[str, ...] = ()
+    if len(entry.sent) == len(entry.consumed) and counted.by_partition:
+        wrong = _violations(entry, entry.sent, entry.consumed, entry.lost, counted.by_partition)
+    elif len(entry.sent) == len(entry.consumed):
+        # Only the sum is known: no partition may have passed more than was sent to it, and the sums must agree.
+        passed = (sum(each) for each in zip_longest(entry.consumed, entry.lost, fillvalue=0))
+        least = tuple(max(0, sent - past) for sent, past in zip(entry.sent, passed, strict=False))
+        wrong = _violations(entry, entry.sent, entry.consumed, entry.lost, least)
+        if not wrong and counted.rows is not None:
+            lost = (sum(entry.lost),) if entry.lost else ()
+            sums = _violations(entry, (sum(entry.sent),), (sum(entry.consumed),), lost, (counted.rows,))
+            # It is not partition 0 that differs.
+            wrong = tuple(entry.channel + each.removeprefix(f"{entry.channel}[0]") for each in sums)
+    where = f"{entry.channel} from {entry.sender} to {entry.receiver}"
+    return Verified("channels", where, (*counted.wrong, *wrong))
 
 
-def _judge(entry: Entry, *counts: tuple[int, ...]) -> tuple[str, ...]:
-    """What the protocol says of sent, consumed, lost and in flight, each by partition."""
-    sent, consumed, lost, in_flight = counts
+def _violations(entry: LedgerEntry, sent: Counts, consumed: Counts, lost: Counts, in_flight: Counts) -> tuple[str, ...]:
     versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
     try:
         channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)

@@ -1,4 +1,4 @@
-"""What verifying finds: how many things of each kind were looked at, and what is not as it must be. Values only."""
+"""What verifying finds: how many things of each kind were checked, and what is not as it must be. Values only."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ CHECKS: dict[Check, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """Something that was looked at; `wrong` has a sentence for everything that is not as it must be."""
+class Verified:
+    """Something that was checked; `wrong` has a sentence for everything that is not as it must be."""
 
     check: Check
     subject: str
@@ -34,7 +34,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Finding:
     """One way in which the cut is not what it claims to be."""
 
     check: Check
@@ -44,20 +44,20 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many things one kind of check looked at."""
+    """How many things one kind of check was made of."""
 
     check: Check
     checked: int
     differences: int
 
 
-def tally(found: Iterable[Checked]) -> tuple[tuple[Tally, ...], tuple[Difference, ...]]:
+def tally(found: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Finding, ...]]:
     """Counts of each kind that was made at all, and every difference, in the order of `CHECKS`."""
     found = tuple(found)
     tallies, differences = [], []
     for check in CHECKS:
         of_kind = [one for one in found if one.check == check]
-        wrong = [Difference(check, one.subject, message) for one in of_kind for message in one.wrong]
+        wrong = [Finding(check, one.subject, message) for one in of_kind for message in one.wrong]
         if of_kind:
             tallies.append(Tally(check, sum(one.count for one in of_kind), len(wrong)))
         differences += wrong

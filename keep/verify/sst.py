@@ -20,13 +20,13 @@ from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.parquet_pages import MALFORMED
 from ...store.sst.types import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table
-from .report import Checked, noted
+from .report import Verified, noted
 
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
 
 
-def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Checked]:
+def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Verified]:
     """Whether each object is there and has the bytes it should have.
 
     A listing of their folders while that is cheaper than asking for each by itself: one request for each 1,000 objects
@@ -39,7 +39,7 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Che
             check_key(key)
             folders.setdefault(key.rpartition("/")[0] + "/", []).append(key)
         if wrong:
-            yield Checked("objects", key, tuple(wrong))
+            yield Verified("objects", key, tuple(wrong))
     for folder, names in folders.items():
         found: dict[str, int] = {}
         # A listing begins after the key it is given.
@@ -49,16 +49,15 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Che
             if info.key >= names[-1]:
                 break
         for key in names:
-            fault = _unlike(found[key], expected[key]) if key in found else _asked(store, key, expected[key])
-            yield Checked("objects", key, (f"object {key} {fault}",) if fault else ())
+            if key not in found:
+                fault = _wrong_size(store, key, expected[key])
+            else:
+                fault = "" if found[key] == expected[key] else f"has {found[key]} bytes; expected {expected[key]}"
+            yield Verified("objects", key, (f"object {key} {fault}",) if fault else ())
 
 
-def _unlike(found: int, expected: int) -> str:
-    return "" if found == expected else f"has {found} bytes; expected {expected}"
-
-
-def _asked(store: ObjectStore, key: str, expected: int) -> str:
-    """As `_unlike`, by reading the last byte and the one that must not follow it."""
+def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
+    """What is wrong with an object's size, by reading the last byte and the one that must not follow it."""
     try:
         last = store.get_range(key, max(0, expected - 1), 2)
     except ObjectNotFound:
@@ -66,33 +65,30 @@ def _asked(store: ObjectStore, key: str, expected: int) -> str:
     return "" if len(last) == 1 else f"has {'more' if last else 'fewer'} than {expected} bytes"
 
 
-def check_entries(manifest: Manifest) -> Checked:
+def check_entries(manifest: Manifest) -> Verified:
     """What is wrong with what a manifest says of its SSTs."""
     at = f"{manifest.app}/{manifest.stage} v{manifest.version}"
     # What each entry may say by itself, whoever reads the manifest has seen to (`store.versions.checks`).
     # Of two rows of a key the larger `_seq` wins: SSTs in which one key can be must be of different times.
-    wrong = [f"{at} has {len(manifest.ssts)} SSTs and no table"] if manifest.ssts and manifest.table is None else []
-    wrong += (
-        f"{at}: SSTs {one.object} and {other.object} share hashes and versions; expected them to be of different times"
-        for one, other in _sharing_hashes(manifest.ssts)
-        if one.seq_min <= other.seq_max and other.seq_min <= one.seq_max
-    )
-    return Checked("objects", at, tuple(wrong), 0)
-
-
-def _sharing_hashes(ssts: Sequence[Sst]) -> list[tuple[Sst, Sst]]:
-    """The pairs whose ranges of hashes meet, in the order of the manifest: few, also where there are many SSTs."""
+    ssts = manifest.ssts
+    wrong = [f"{at} has {len(ssts)} SSTs and no table"] if ssts and manifest.table is None else []
+    # The pairs whose ranges of hashes meet, in the order of the manifest: few, also where there are many SSTs.
     pairs: list[tuple[int, int]] = []
     reached: list[int] = []
     for number in sorted(range(len(ssts)), key=lambda number: ssts[number].hash_min):
         reached = [other for other in reached if ssts[other].hash_max >= ssts[number].hash_min]
         pairs += ((min(number, other), max(number, other)) for other in reached)
         reached.append(number)
-    return [(ssts[one], ssts[other]) for one, other in sorted(pairs)]
+    wrong += (
+        f"{at}: SSTs {one.object} and {other.object} share hashes and versions; expected them to be of different times"
+        for one, other in ((ssts[first], ssts[second]) for first, second in sorted(pairs))
+        if one.seq_min <= other.seq_max and other.seq_min <= one.seq_max
+    )
+    return Verified("objects", at, tuple(wrong), 0)
 
 
-def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
-    """Read a whole SST and look at every row.
+def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Verified]:
+    """Read a whole SST and check every row.
 
     `partitions` has the numbers of state partitions that the stage had while the SST may have been written; it is empty
     when nobody knows. Raises only `Unavailable`.
@@ -101,22 +97,20 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
     faults: list[str] = []
     with noted(wrong):
         data = fetch(store, sst)
-        faults += _footer_faults(data, sst)
-        faults += _filter_faults(data, sst, table)
-        faults += row_faults(_rows(data, sst, table), sst, [column.name for column in table.key])
+        faults += _index_faults(data, sst, table)
+        rows = (
+            stored if how is None else how.read(stored, how.schema.names)
+            for stored in decode(data, sst, table)
+            for how in [check_shape(sst, table, stored.schema, sst.rows)]
+        )
+        faults += row_faults(rows, sst, [column.name for column in table.key])
         counts = frozenset(partitions)
         if not placed(sst, counts):
             said = " or ".join(map(str, sorted(counts)))
             faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} are of several of {said} state partitions")
-    yield Checked("objects", sst.object, tuple(wrong))
-    yield Checked("rows", sst.object, tuple(f"SST {sst.object}: {fault}" for fault in faults), 0 if wrong else sst.rows)
-
-
-def _rows(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
-    """The rows as the table has them. Raises `Corruption`."""
-    for stored in decode(data, sst, table):
-        how = check_shape(sst, table, stored.schema, sst.rows)
-        yield stored if how is None else how.read(stored, how.schema.names)
+    yield Verified("objects", sst.object, tuple(wrong))
+    found = tuple(f"SST {sst.object}: {fault}" for fault in faults)
+    yield Verified("rows", sst.object, found, 0 if wrong else sst.rows)
 
 
 def placed(sst: Sst, partitions: frozenset[int]) -> bool:
@@ -128,18 +122,13 @@ def placed(sst: Sst, partitions: frozenset[int]) -> bool:
     return not partitions or any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
 
 
-def _footer_faults(data: bytes, sst: Sst) -> Iterator[str]:
-    """Whether what look-ups read first is where the manifest says."""
+def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
+    """Whether what look-ups read first, footer and filters, is where the manifest says, and leads to every row."""
     if not 0 < sst.footer_bytes <= len(data):
         yield f"its footer has {sst.footer_bytes} bytes; expected 1 to {len(data)}"
-    elif (found := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
-        yield f"its footer of {sst.footer_bytes} bytes has checksum {found}; expected {sst.footer_checksum}"
-
-
-def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
-    """Whether what look-ups read next is where the manifest says, and leads to every row."""
-    if not 0 < sst.footer_bytes <= len(data):
         return
+    if (found := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
+        yield f"its footer of {sst.footer_bytes} bytes has checksum {found}; expected {sst.footer_checksum}"
     try:
         footer = decode_footer(data, sst, table)
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -170,7 +159,6 @@ def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
 class _Rule(NamedTuple):
     """What must hold for rows: where it does not, and what is found and expected there."""
 
-    name: str
     broken: npt.NDArray[np.bool_]
     says: str
     """With `{}` for each of `values`."""
@@ -186,8 +174,8 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         for rule in (*_value_rules(rows, sst, key), *_order_rules(last, rows, key)):
-            if rule.name not in said and rule.broken.any():
-                said.add(rule.name)
+            if rule.says not in said and rule.broken.any():
+                said.add(rule.says)
                 number = int(np.argmax(rule.broken))
                 (named,) = python_rows(rows.select(key).slice(number, 1))
                 what = rule.says.format(*(values[number] for values in rule.values))
@@ -222,15 +210,15 @@ def _wider(known: tuple[int, int] | None, values: npt.NDArray[np.integer]) -> tu
 def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule]:
     hashes, seqs, ops = (rows[name].to_numpy() for name in (HASH, SEQ, OP))
     right = hash_keys(rows, key)
-    yield _Rule("hash", hashes != right, "has _hash {}; its key hashes to {}", (hashes, right))
+    yield _Rule(hashes != right, "has _hash {}; its key hashes to {}", (hashes, right))
     outside = (hashes < sst.hash_min) | (hashes > sst.hash_max)
-    yield _Rule("range", outside, f"has _hash {{}}; expected {sst.hash_min} to {sst.hash_max}", (hashes,))
+    yield _Rule(outside, f"has _hash {{}}; expected {sst.hash_min} to {sst.hash_max}", (hashes,))
     outside = (seqs < sst.seq_min) | (seqs > sst.seq_max)
-    yield _Rule("seq", outside, f"has _seq {{}}; expected {sst.seq_min} to {sst.seq_max}", (seqs,))
+    yield _Rule(outside, f"has _seq {{}}; expected {sst.seq_min} to {sst.seq_max}", (seqs,))
     before = rows[PREV].fill_null(0).to_numpy()
     wrong = (before < 0) | (before >= seqs)
-    yield _Rule("prev", wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
-    yield _Rule("op", ~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
+    yield _Rule(wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
+    yield _Rule(~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
 
 
 def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> Iterator[_Rule]:
@@ -240,5 +228,5 @@ def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> I
     skip = joined.num_rows - rows.num_rows
     repeated = np.zeros(len(order), np.bool_)
     repeated[order[repeats]] = True
-    yield _Rule("order", (order != np.arange(len(order)))[skip:], "is not in the order of (_hash, key)")
-    yield _Rule("once", repeated[skip:], "is there twice")
+    yield _Rule((order != np.arange(len(order)))[skip:], "is not in the order of (_hash, key)")
+    yield _Rule(repeated[skip:], "is there twice")

@@ -7,7 +7,8 @@ What damage does is in the report; an error is raised only for what cannot be lo
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from ...errors import Corruption, NotFound, Unavailable
 from ...moments.cut.graph import Cut, Thinned, channels, violations
@@ -21,25 +22,21 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys
 from ...store.versions.aside import all_ssts, beside, tables_of
 from ...store.versions.manifest import Manifest
-from .captured import Recount, captured_channels, channel_states, check_captured, recount
-from .ledger import Entry, balance, entries
-from .markers import Rereader, check_markers, markers_of, reread_markers
-from .report import Checked, Difference, Tally, as_sentence, noted, tally
+from .captured import Rereader, channel_states, check_captured, check_markers, markers_of, recount, reread_markers
+from .ledger import LedgerEntry, balance, entries
+from .report import Finding, Tally, Verified, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
 from .version_chain import last_step, whole_history
 
-if TYPE_CHECKING:
-    import pyarrow as pa
 
-
-class _Patient:
+class _PatientReader:
     """Kafka, which is waited for once: after that it is away for as long as verifying lasts."""
 
     def __init__(self, reader: Rereader) -> None:
         self._reader = reader
         self._away: Unavailable | None = None
 
-    def read(self, in_flight: InFlight, /) -> "Iterator[pa.Table]":
+    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         with self._waiting():
             yield from self._reader.read(in_flight)
 
@@ -70,17 +67,16 @@ class Report:
     snapshot: str
     """The snapshot that names the cut, or empty."""
     deep: bool
-    ledger: tuple[Entry, ...]
+    ledger: tuple[LedgerEntry, ...]
     """Every channel, once for each stage that reads it."""
     checks: tuple[Tally, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[Finding, ...]
     """Empty for a cut that is what it claims to be."""
     not_reread: tuple[str, ...]
     """What was to be read again and is not there any more, or not within reach. No difference."""
     requests: int
     """To the app's store root."""
     bytes_read: int
-    """From the app's store root."""
     thinned_out: Thinned | None = None
     """Set when garbage collection has left another moment than the one that was asked for."""
 
@@ -102,22 +98,22 @@ def verify(
     """Check everything that must hold for a cut, whose manifests are read again, or for the one that a ref names.
 
     Relative refs count from `now_ms`. With `deep`, every byte is read, the whole kept history, and records in flight
-    and markers from Kafka, unless `reader` is None. What is being read, `on_progress` is told now and then.
+    and markers from Kafka, unless `reader` is None. `on_progress` gets a line on what is being read now and then.
 
-    Raises `Usage` where `at` is no ref, `NotFound` where there is no such app, stage, snapshot or version, and
-    `Unavailable`.
+    Raises `Usage` where `at` is no ref, `NotFound` where an app, stage, snapshot or version is not, and `Unavailable`.
     """
     # A store object of its own, so that what this process has read of the store before does not count.
     counting = CountingStore(store)
-    reader = _Patient(reader) if reader is not None else None
-    found: list[Checked] = []
+    reader = _PatientReader(reader) if reader is not None else None
+    found: list[Verified] = []
     not_reread: list[str] = []
-    recounts: dict[tuple[str, str], Recount] = {}
+    recounts: dict[tuple[str, str], tuple[int, ...] | None] = {}
     cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, found)
+    kept = {(each.channel, each.receiver): each for each in snapshot.channels} if snapshot is not None else {}
     states = channel_states(counting, cut)
     found += _check_positions(counting, cut)
     if snapshot is not None:
-        found += check_captured(snapshot, states)
+        found += check_captured(snapshot, kept, states)
     if snapshot is not None and snapshot.kind == "markers":
         found += check_markers(snapshot, cut)
         if deep:
@@ -125,15 +121,15 @@ def verify(
     found += map(check_entries, (each for manifest in cut.stages.values() for each in (manifest, *beside(manifest))))
     if deep:
         found += _reread_stages(counting, cut, on_progress)
-        for place, captured in captured_channels(snapshot).items():
+        for place, captured in kept.items():
             on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
             markers = markers_of(snapshot, cut, captured.channel, captured.sender)
-            recounts[place] = recount(counting, captured, markers)
-            found += recounts[place].checked
+            recounts[place], checked = recount(counting, captured, markers)
+            found += checked
     else:
         found += (one for manifest in cut.stages.values() for one in last_step(counting, manifest))
         found += _check_sizes(counting, cut, snapshot)
-    books = tuple(entries(cut, states, captured_channels(snapshot), recounts, reader, deep=deep))
+    books = tuple(entries(cut, states, kept, recounts, reader, deep=deep))
     found += map(balance, books)
     not_reread += (
         f"records in flight on {each.channel} to {each.receiver} were not re-read: {each.in_flight.not_reread}"
@@ -157,7 +153,7 @@ def verify(
     )
 
 
-def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
+def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Verified]) -> tuple[Cut, Snapshot | None]:
     """The cut, as far as it can be read, and the snapshot that names it; what cannot be read is added to `found`."""
     snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
@@ -169,33 +165,30 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[
             snapshot = read_snapshot(store, at.app, name)
             versions = snapshot.stages
             if isinstance(at, Cut) and versions != at.versions:
-                raise NotFound(
-                    f"snapshot of app {at.app!r}", name, found="it was removed, and taken again at another moment"
-                )
+                gone = "it was removed, and taken again at another moment"
+                raise NotFound(f"snapshot of app {at.app!r}", name, found=gone)
         elif isinstance(at, Cut):
             versions, thinned = at.versions, at.thinned
         else:
             cut = cut_at(store, at)
             stages, thinned = {**cut.stages}, cut.thinned
         for stage, version in sorted(versions.items()):
-            key, wrong = keys.manifest(at.app, stage, version), ""
             try:
                 stages[stage] = history.read(store, at.app, stage, version)
-            except Corruption as error:
-                wrong = as_sentence(error)
-            except NotFound as error:
-                wrong = f"{key} is missing: {error.message}"
-            if wrong:
-                found.append(Checked("versions", key, (wrong,)))
+            except (Corruption, NotFound) as error:
+                key = keys.manifest(at.app, stage, version)
+                missing = isinstance(error, NotFound)
+                wrong = f"{key} is missing: {error.message}" if missing else as_sentence(error)
+                found.append(Verified("versions", key, (wrong,)))
     except Corruption as error:
-        found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
+        found.append(Verified("versions", error.object_key, (as_sentence(error),), 0))
     cut = Cut(at.app, stages, name if snapshot else "", thinned=thinned)
     if len(stages) == len(versions or stages):
-        found.append(Checked("versions", cut.ref, violations(stages), len(stages)))
+        found.append(Verified("versions", cut.ref, violations(stages), len(stages)))
     return cut, snapshot
 
 
-def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
+def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
     """Whether every reader stands exactly where the version of the sender that it consumed last ended."""
     for channel in channels(cut):
         # Not known where the reader began in the middle, nor of versions that are not kept.
@@ -208,29 +201,27 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
         if output is not None:
             at = f"{channel.receiver}@v{cut.stages[channel.receiver].version}"
             ended = f"{channel.sender}@v{channel.input.version}"
-            for what, here, there in (
-                ("offsets", channel.input.offsets, output.ends),
-                ("counts", channel.input.passed, output.sent),
-            ):
+            offsets = ("offsets", channel.input.offsets, output.ends)
+            for what, here, there in (offsets, ("counts", channel.input.passed, output.sent)):
                 if here != there:
                     wrong.append(f"{at} stands on {channel.name!r} at {what} {here}; {ended} ended at {there}")
-        yield Checked("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
+        yield Verified("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
 
 
-def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[Checked]:
+def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[Verified]:
     for stage, manifest in sorted(cut.stages.items()):
-        past = whole_history(store, cut.app, stage, on_progress)
-        yield past.checked
+        checked, first, partitions = whole_history(store, cut.app, stage, on_progress)
+        yield checked
         for name, at in tables_of(manifest).items():
             assert at.table is not None  # noqa: S101  what tables_of gives
             for number, sst in enumerate(at.ssts, 1):
                 on_progress(f"{name}: SST {number} of {len(at.ssts)}")
                 # Of what was written before the kept history, or came with a clone, nobody knows.
-                known = past.partitions if name == stage and 0 < past.first <= sst.seq_max else frozenset()
+                known = partitions if name == stage and 0 < first <= sst.seq_max else frozenset()
                 yield from reread_sst(store, sst, at.table, known)
 
 
-def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Checked]:
+def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Verified]:
     wanted: dict[ObjectStore, dict[str, int]] = {}
     for manifest in cut.stages.values():
         for sst in all_ssts(manifest):
@@ -238,7 +229,7 @@ def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Ite
             with noted(wrong):
                 wanted.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes
             if wrong:
-                yield Checked("objects", sst.object, tuple(wrong))
+                yield Verified("objects", sst.object, tuple(wrong))
     for captured in snapshot.channels if snapshot else ():
         for each in captured.objects:
             wanted.setdefault(store, {})[each.key] = each.bytes

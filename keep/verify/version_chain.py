@@ -2,35 +2,24 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import TypeVar
 
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
-from ...store.versions.manifest import Aside, Input, Lost, Manifest, Output, Sink
-from .report import Checked, noted
+from ...store.versions.manifest import Input, Lost, Manifest, Output, Sink
+from .report import Verified, noted
 
 _RESTARTS = frozenset({"claim", "rescale", "migration"})
 """Kinds by which a runner begins anew: its program may have changed, and what was lost may be passed over."""
 
 
 T = TypeVar("T")
+Compare = Callable[[str, T, T], Iterable[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """What is kept of one stage's history."""
-
-    checked: Checked
-    first: int
-    """The version from which on it is whole; 0 when there is none."""
-    partitions: frozenset[int]
-    """Every number of state partitions that it had from there on."""
-
-
-def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
+def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Verified]:
     """Whether a version follows from the one before, if that is kept. At most two requests."""
     wrong: list[str] = []
     earlier = None
@@ -39,13 +28,16 @@ def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
     if earlier is not None:
         wrong += differences(earlier, manifest)
     if earlier is not None or wrong:
-        yield Checked("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
+        yield Verified("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
 
 
-def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]) -> History:
-    """Every kept version of a stage, and whether each follows from the one before. One request for each.
+def whole_history(
+    store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]
+) -> tuple[Verified, int, frozenset[int]]:
+    """Whether each kept version of a stage follows from the one before. One request each. Raises only `Unavailable`.
 
-    Raises only `Unavailable`.
+    With it, the version from which on the history is whole, 0 when there is none, and every number of state partitions
+    that the stage had from there on.
     """
     wrong: list[str] = []
     partitions = set()
@@ -62,7 +54,7 @@ def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callabl
         earlier = manifest
         if number % 100 == 0:
             on_progress(f"history of {stage}: v{version} of v{versions[-1]}")
-    return History(Checked("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions))
+    return Verified("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions)
 
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
@@ -110,16 +102,18 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
             yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
     yield from _by_name(at, "channel", earlier.outputs, later.outputs, _output_differences, may_go=restarted)
     yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=restarted)
-    for name in sorted(earlier.aside):
-        if name in later.aside:
-            wrong = _aside_differences(earlier.aside[name], later.aside[name])
-            yield from (f"{at}, {name} records: {each}" for each in wrong)
-        else:
+    for name, had in sorted(earlier.aside.items()):
+        if (has := later.aside.get(name)) is None:
             yield f"{at} has no table of {name} records; the one before had"
+            continue
+        added, most = has.total - had.total, had.waiting + has.rows
+        if has.rows != added:
+            yield f"{at}, {name} records: {has.rows} rows added; expected {added}, by the totals before and after"
+        if not 0 <= has.waiting <= most:
+            yield f"{at}, {name} records: {has.waiting} wait; expected at most {most}, those from before and the new"
 
 
 def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
-    """What is wrong of the numbers and clocks of a version, by those of the one before it."""
     if later.version != earlier.version + 1:
         yield f"follows v{earlier.version}"
     if later.time_ms <= earlier.time_ms:
@@ -130,26 +124,20 @@ def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
     if later.kind == "batch" and not newest < later.row_seq <= later.version:
         yield f"wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
-    if later.clock_ms < earlier.clock_ms and earlier.table is not None and earlier.table.ttl is not None:
-        yield f"has the clock {later.clock_ms} ms; expected {earlier.clock_ms}, that of the one before, or more"
-    old, new = earlier.watermark_ms, later.watermark_ms
-    if old is not None and (new is None or new < old):
-        yield f"has the watermark {new} ms; expected {old}, that of the one before, or more"
-    was, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
-    if was is not None and (due is None or due < was):
-        yield f"says that rows fell due up to {due} ms; expected {was}, that of the one before, or more"
+    clock_ms = earlier.clock_ms if earlier.table is not None and earlier.table.ttl is not None else None
+    was_due, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
+    for what, old, new in (
+        ("has the clock", clock_ms, later.clock_ms),
+        ("has the watermark", earlier.watermark_ms, later.watermark_ms),
+        ("says that rows fell due up to", was_due, due),
+    ):
+        if old is not None and (new is None or new < old):
+            yield f"{what} {new} ms; expected {old}, that of the one before, or more"
 
 
 def _by_name(
-    at: str,
-    what: str,
-    had: Mapping[str, T],
-    has: Mapping[str, T],
-    compare: Callable[[str, T, T], Iterable[str]],
-    *,
-    may_go: bool,
+    at: str, what: str, had: Mapping[str, T], has: Mapping[str, T], compare: Compare[T], *, may_go: bool
 ) -> Iterator[str]:
-    """What is wrong of inputs, channels or sinks, each beside what it was in the version before."""
     for name in sorted(had):
         if name in has:
             yield from (f"{at}, {what} {name!r}: {each}" for each in compare(name, had[name], has[name]))
@@ -213,13 +201,6 @@ def _sink_differences(_name: str, earlier: Sink, later: Sink) -> Iterator[str]:
         yield f"end went back from {earlier.end} to {later.end}"
     if later.rows != later.sent - earlier.sent:
         yield f"{later.rows} rows written; expected {later.sent - earlier.sent}, by what was sent before and after"
-
-
-def _aside_differences(earlier: Aside, later: Aside) -> Iterator[str]:
-    if later.rows != later.total - earlier.total:
-        yield f"{later.rows} rows added; expected {later.total - earlier.total}, by the totals before and after"
-    if not 0 <= later.waiting <= earlier.waiting + later.rows:
-        yield f"{later.waiting} wait; expected at most {earlier.waiting + later.rows}, those from before and the new"
 
 
 def _gone_back(what: str, earlier: Sequence[int], later: Sequence[int]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from ...errors import NotFound, Refused, Usage
-from ...fold.kinds.final import Final
+from ...fold.kinds.due import Final
 from ...fold.kinds.kind import Kind
 from ...store.versions.aside import REJECTED, table_name
 from ...store.versions.keys import check_name

@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 )
 
 from ...fold.event_time import AHEAD, AT
-from ...fold.kinds.per_key import MOST_TASKS, ROWS, TASKS, Aggregate, part
+from ...fold.kinds.aggregate import MOST_TASKS, ROWS, TASKS, Aggregate, part
 from ...fold.next_version import Result
 from ..spark.session import with_settings
 from .task import StateTask

@@ -16,8 +16,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
-from ...fold.columns import check_default
 from ...fold.event_time import TimeRules, Watermark
+from ...fold.fits import check_default
 from ...fold.kinds.due import window_of
 from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
 from ...fold.multi_input import name_of

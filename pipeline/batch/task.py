@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from ...fold.event_time import Times
 from ...fold.failing import StateFailed
-from ...fold.kinds.per_key import num_partials, num_rows
+from ...fold.kinds.aggregate import num_partials, num_rows
 from ...fold.multi_input import apart
 from ...fold.next_version import Result, SentTo
 from ...fold.step import Made, Step

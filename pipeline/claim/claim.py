@@ -11,11 +11,10 @@ import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
-from ...fold.columns import ANOTHER_STAGE
-from ...fold.fits import fit_inputs, fit_table
+from ...fold.fits import ANOTHER_STAGE, fit_inputs, fit_table
 from ...fold.kinds.kind import key_of_table, kind_of
 from ...keep.clone.first_versions import channel_topic
-from ...keep.maintain.retire import bring_back
+from ...keep.maintain.stages import bring_back
 from ...keep.migrate.migrate import of_column
 from ...keep.rejected.retries import TABLE as REJECTED_RECORDS
 from ...moments.cut.in_flight import left_at

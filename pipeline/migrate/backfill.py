@@ -14,7 +14,7 @@ from ulid import ULID
 from ... import instants
 from ...errors import NotFound, Refused
 from ...fold.fits import Declared
-from ...keep.backfill.swap import swap_in, sweep
+from ...keep.backfill.fill import swap_in, sweep
 from ...keep.backfill.targets import Left, backfillable, nothing
 from ...keep.migrate.migrate import Migrated, finish_earlier
 from ...keep.migrate.migration import planned

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from ...keep.backfill.channels import left_in
 from ...keep.backfill.targets import Left, Target
+from ...keep.backfill.windows import left_in
 from ...keep.migrate.migrate import Migrated
 from ...store.objects.protocol import ObjectStore
 from ..kafka.protocol import Kafka

@@ -9,9 +9,9 @@ from itertools import zip_longest
 
 from ... import instants
 from ...errors import Refused
-from ...keep.backfill.channels import is_told, tell
-from ...keep.backfill.swap import discard
+from ...keep.backfill.fill import discard
 from ...keep.backfill.targets import Target
+from ...keep.backfill.windows import is_told, tell
 from ...moments.cut.moments import version_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache

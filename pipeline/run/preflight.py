@@ -18,7 +18,7 @@ from ...errors import NotFound, Refused
 from ...fold.kinds.kind import key_of_table
 from ...keep.clone.first_versions import channel_topic, check_finished
 from ...keep.init.initialise import waits_for_rows
-from ...keep.maintain.retire import absent
+from ...keep.maintain.stages import absent
 from ...keep.migrate.migration import finish_newest
 from ...moments.cut.moments import heads_of
 from ...store.objects.counting import CountingStore

@@ -23,9 +23,9 @@ from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.init.initialise import initialise
-from slackwater.keep.init.source import Source
-from slackwater.keep.maintain.rescale import rescale
-from slackwater.keep.maintain.stage_compactor import StageCompactor
+from slackwater.keep.init.source import RowSource
+from slackwater.keep.maintain.compact import StageCompactor
+from slackwater.keep.maintain.stages import rescale
 from slackwater.keep.migrate.migrate import PREFIX, find_plan, migrate
 from slackwater.keep.migrate.migration import finish_newest
 from slackwater.keep.verify.version_chain import differences
@@ -229,7 +229,7 @@ class StateMachine(RuleBasedStateMachine):
         }
         if not rows:
             return
-        source = Source(str(self._file_of(rows.values())))
+        source = RowSource(str(self._file_of(rows.values())))
         self.store.clock_ms += STEP_MS
         began_ms = self.store.clock_ms
         first = Manifest(app, STAGE, 1, 1, "init", began_ms, "init", table=self.table, by="test")

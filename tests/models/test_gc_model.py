@@ -9,7 +9,7 @@ from slackwater.errors import NotFound
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
-from slackwater.keep.maintain.retire import retire
+from slackwater.keep.maintain.stages import retire
 from slackwater.moments.cut.in_flight import InFlight, in_flight
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import list_snapshots, of_snapshot

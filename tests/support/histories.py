@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
-from slackwater.keep.maintain.rescale import rescale
+from slackwater.keep.maintain.stages import rescale
 from slackwater.moments.cut.in_flight import InFlight
 from slackwater.moments.cut.stored import open_requests
 from slackwater.store.compaction.plan import rebase

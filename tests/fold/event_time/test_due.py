@@ -9,8 +9,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
-from slackwater.fold.kinds.due import BoundDue
-from slackwater.fold.kinds.final import Final
+from slackwater.fold.kinds.due import BoundDue, Final
 from slackwater.store.versions.manifest import EventTime
 
 from tests.fold.event_time.falling import DELAY, MINUTE_MS, Stage

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
-from slackwater.fold.columns import evolve
-from slackwater.fold.kinds.final import Final, Sessions
+from slackwater.fold.fits import evolve
+from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Groups, Kind, key_of_table
-from slackwater.fold.kinds.session import BoundSessions
+from slackwater.fold.kinds.session import BoundSessions, Sessions
 from slackwater.store.read.multi_get import point_get
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys

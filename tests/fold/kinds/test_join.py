@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold.event_time import Lateness, Times, Watermark, due_after
-from slackwater.fold.kinds.final import Final
+from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.join import BoundJoin, How
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.multi_input import TAG
@@ -84,7 +84,7 @@ class Stage(Committing):
             marks = pa.Table.from_pylist([{"_hash": each} for each in places], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
             made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
-        lateness = None if self.keeps_late else Lateness(self.bound.times, self.head.watermark_ms, 1 << 50)
+        lateness = None if self.keeps_late else Lateness(self.bound.late_by(None), self.head.watermark_ms, 1 << 50)
         times = Times(WATERMARKS, 1 << 50)
         version = self.head.version + 1
         task = Noting(
@@ -276,5 +276,5 @@ def test_the_sides_are_named_whatever_the_order_in_which_they_are_read() -> None
     assert isinstance(join, BoundJoin)
     assert join.values.names == ["payments", "orders", "_matched", "_due_at"]
     assert join.emits[0].names == ["number", "paid", "lines", "p", "at", "o"]
-    assert join.times == ("_1_paid", "_0_at")
+    assert join.late_by(None) == ("_1_paid", "_0_at")
     assert str(HOURLY) == "join(orders, payments, within=1h, how=inner)"

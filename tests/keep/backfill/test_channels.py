@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.fold.fits import Declared, DeclaredStage
-from slackwater.keep.backfill import channels
-from slackwater.keep.backfill.channels import Channel, channel, is_told, left_in, tell
+from slackwater.keep.backfill import windows as channels
 from slackwater.keep.backfill.targets import backfillable
+from slackwater.keep.backfill.windows import ChannelRange, channel, is_told, left_in, tell
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit, history, keys
@@ -85,7 +85,7 @@ def test_it_begins_where_kafka_and_the_writers_history_do() -> None:
         store.delete(keys.manifest("app", "first", version))
     later, whole = channel(store, "app", "c", BEGUN, at(store, 5))
     assert (later.start.version, later.rows, whole) == (4, 2, False)
-    assert channel(store, "app", "c", at(store, 4), at(store, 5)) == (Channel(at(store, 4), at(store, 5)), True)
+    assert channel(store, "app", "c", at(store, 4), at(store, 5)) == (ChannelRange(at(store, 4), at(store, 5)), True)
     # Nobody counted what its reader got; its writer knows what it sent.
     uncounted = replace(at(store, 4), consumed=())
     assert channel(store, "app", "c", uncounted, at(store, 5))[0].rows == 2

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
-from slackwater.keep.clone.clone import clone
+from slackwater.keep.clone.clone import ClonePlan, clone
 from slackwater.keep.clone.first_versions import finish_clone, unfinished
-from slackwater.keep.clone.plan import ClonePlan
 from slackwater.moments.cut.graph import violations
 from slackwater.moments.cut.in_flight import in_flight
 from slackwater.moments.cut.lineage import trace

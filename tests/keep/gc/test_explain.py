@@ -2,7 +2,7 @@
 
 import pytest
 from slackwater.errors import NotFound
-from slackwater.keep.gc.explain import explain
+from slackwater.keep.gc.collect import explain
 from slackwater.moments.cut.graph import Cut
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.take.snapshots import pin

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from slackwater.errors import Refused, SlackwaterError, Usage
 from slackwater.keep.init import load as loading
 from slackwater.keep.init.initialise import initialise
-from slackwater.keep.init.source import Source
+from slackwater.keep.init.source import RowSource
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.diff.key_history import key_history
@@ -37,10 +37,10 @@ FIRST = Manifest(
 ROWS = pa.table({"carrier": [f"C{n}" for n in range(500)], "flights": range(500), "delay": [n / 8 for n in range(500)]})
 
 
-def file_of(rows: pa.Table, folder: Path) -> Source:
+def file_of(rows: pa.Table, folder: Path) -> RowSource:
     path = folder / "rows.parquet"
     pq.write_table(rows, path)
-    return Source(str(path))
+    return RowSource(str(path))
 
 
 def stored(store: ObjectStore, stage: str = "carriers") -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def test_whatever_the_rows_are_the_table_has_them(
     store = MemoryStore()
     source = file_of(rows, tmp_path_factory.mktemp("rows"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading._Loading, "_slots", lambda _self: partitions << slots)
+        patch.setattr(loading.Loading, "_slots", lambda _self: partitions << slots)
         initialise(store, replace(FIRST, table=table), source)
         assert initialise(store, replace(FIRST, table=table), source).already
     assert {(row["k"], row["n"]): row["v"] for row in stored(store)} == wanted
@@ -149,7 +149,7 @@ REFUSALS: list[tuple[str, str]] = [
 def test_rows_that_do_not_fit_are_refused_in_a_sentence_and_leave_nothing(sql: str, said: str) -> None:
     store = MemoryStore()
     with pytest.raises(Refused, match=said) as refused:
-        initialise(store, FIRST, Source(sql=sql))
+        initialise(store, FIRST, RowSource(sql=sql))
     assert "\n" not in refused.value.sentence
     assert keys_of(store) == set()
 
@@ -167,7 +167,7 @@ def test_a_key_twice_is_told_with_examples_and_what_was_put_is_deleted(tmp_path:
 def test_values_are_taken_where_none_is_lost() -> None:
     store = MemoryStore()
     sql = "SELECT 'A'::VARCHAR AS carrier, 7::HUGEINT AS flights, 1.25::DECIMAL(9, 2) AS delay"
-    initialise(store, FIRST, Source(sql=sql))
+    initialise(store, FIRST, RowSource(sql=sql))
     (row,) = stored(store)
     assert (row["carrier"], row["flights"], row["delay"]) == ("A", 7, 1.25)
 
@@ -176,17 +176,17 @@ def test_statements_before_the_query_are_run_and_csv_is_read(tmp_path: Path) -> 
     file = tmp_path / "it's.csv"
     file.write_text("carrier,flights,delay\nA,1,0.5\nB,2,\n", encoding="utf-8")
     by_file, by_sql = MemoryStore(), MemoryStore()
-    initialise(by_file, FIRST, Source(str(file)))
+    initialise(by_file, FIRST, RowSource(str(file)))
     quoted = str(file).replace("'", "''")
-    initialise(by_sql, FIRST, Source(sql=f"CREATE TABLE t AS FROM '{quoted}'; SELECT * FROM t"))
+    initialise(by_sql, FIRST, RowSource(sql=f"CREATE TABLE t AS FROM '{quoted}'; SELECT * FROM t"))
     assert stored(by_file) == stored(by_sql)
     assert [row["delay"] for row in stored(by_file)].count(None) == 1
     with pytest.raises(Usage, match="returns no rows"):
-        initialise(MemoryStore(), FIRST, Source(sql="CREATE TABLE t (a int)"))
+        initialise(MemoryStore(), FIRST, RowSource(sql="CREATE TABLE t (a int)"))
     with pytest.raises(Usage, match="both a file and --sql"):
-        Source("rows.parquet", "SELECT 1")
+        RowSource("rows.parquet", "SELECT 1")
     with pytest.raises(Refused, match=r"nowhere.parquet cannot be read"):
-        initialise(MemoryStore(), FIRST, Source("nowhere.parquet"))
+        initialise(MemoryStore(), FIRST, RowSource("nowhere.parquet"))
 
 
 def test_a_dry_run_checks_everything_and_changes_nothing(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_dry_run_checks_everything_and_changes_nothing(tmp_path: Path) -> None
     assert keys_of(store) == set()
     assert initialise(store, FIRST, file_of(ROWS, tmp_path)) == would
     with pytest.raises(Refused, match="without a key"):
-        initialise(store, replace(FIRST, stage="other"), Source(sql=REFUSALS[0][0]), dry_run=True)
+        initialise(store, replace(FIRST, stage="other"), RowSource(sql=REFUSALS[0][0]), dry_run=True)
 
 
 def test_a_stage_that_has_other_versions_is_refused(tmp_path: Path) -> None:
@@ -223,7 +223,9 @@ def test_of_two_at_once_one_wins_and_the_other_leaves_nothing(tmp_path: Path) ->
     mine = file_of(ROWS.slice(7), tmp_path)
     other = tmp_path / "other.parquet"
     pq.write_table(ROWS, other)
-    store.once("put_if_absent", "manifests", lambda: initialise(store, replace(FIRST, writer="x"), Source(str(other))))
+    store.once(
+        "put_if_absent", "manifests", lambda: initialise(store, replace(FIRST, writer="x"), RowSource(str(other)))
+    )
     with pytest.raises(Refused, match=r"has versions already: .* was committed first by ada@host"):
         initialise(store, FIRST, mine)
     assert len(stored(store)) == 500
@@ -297,7 +299,7 @@ def test_rows_beyond_the_memory_for_sorting_go_to_disk(tmp_path: Path, monkeypat
     with duckdb.connect() as con:
         con.execute(sql)
     store = MemoryStore()
-    assert initialise(store, FIRST, Source(str(path))).rows == 1_000_000
+    assert initialise(store, FIRST, RowSource(str(path))).rows == 1_000_000
     monkeypatch.setattr("slackwater.keep.init.load.MEMORY", "1 MiB")
     with pytest.raises(SlackwaterError, match="cannot be sorted"):
-        initialise(store, replace(FIRST, stage="other"), Source(str(path)))
+        initialise(store, replace(FIRST, stage="other"), RowSource(str(path)))

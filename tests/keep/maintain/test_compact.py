@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, NotFound, Refused, Unavailable
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
-from slackwater.keep.maintain.compact import AppCompactor, Merge, plan
-from slackwater.keep.maintain.stage_compactor import Compacted, StageCompactor
+from slackwater.keep.maintain.compact import AppCompactor, Compacted, Merge, StageCompactor, plan
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.query.log import entries
 from slackwater.moments.take.audit_log import list_operations

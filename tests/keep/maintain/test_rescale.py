@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused, Usage
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.maintain.rescale import Rescaled, rescale
+from slackwater.keep.maintain.stages import Rescaled, rescale
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.query.sql import connect, run_query

@@ -9,8 +9,7 @@ from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.maintain.compact import plan
-from slackwater.keep.maintain.rescale import rescale
-from slackwater.keep.maintain.retire import Retired, absent, bring_back, retire
+from slackwater.keep.maintain.stages import Retired, absent, bring_back, rescale, retire
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.graph import Cut
 from slackwater.moments.cut.in_flight import in_flight

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.keep.init.initialise import initialise
-from slackwater.keep.init.source import Source
+from slackwater.keep.init.source import RowSource
 from slackwater.keep.migrate.migrate import find_plan, finish_earlier, migrate
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
@@ -56,7 +56,7 @@ def migrating(root: str) -> None:
 
 
 def loading(root: str) -> None:
-    source = Source(sql=f"SELECT range AS n, 2 * range AS twice FROM range({ROWS})")
+    source = RowSource(sql=f"SELECT range AS n, 2 * range AS twice FROM range({ROWS})")
     initialise(open_store(root), FIRST, source)
 
 

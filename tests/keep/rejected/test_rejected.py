@@ -6,7 +6,7 @@ import pytest
 from slackwater.errors import NotFound, Refused
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.retention import Retention
-from slackwater.keep.maintain.rescale import rescale
+from slackwater.keep.maintain.stages import rescale
 from slackwater.keep.rejected import retries
 from slackwater.keep.rejected.listing import rejected
 from slackwater.keep.verify.verify import verify

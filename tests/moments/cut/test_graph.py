@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.keep.maintain.retire import retire
+from slackwater.keep.maintain.stages import retire
 from slackwater.moments.cut.graph import Cut, channels, consumed, violations
 from slackwater.moments.cut.in_flight import in_flight
 from slackwater.moments.cut.moments import line_of, newest_cut

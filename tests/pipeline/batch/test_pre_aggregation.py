@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from slackwater.fold.event_time import Due, Lateness, Times, Watermark
 from slackwater.fold.kinds.aggregate import Aggregate
-from slackwater.fold.kinds.final import Final
+from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.next_version import Result
 from slackwater.fold.step import Step, group

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
-from slackwater.keep.maintain.retire import absent, retire
+from slackwater.keep.maintain.stages import absent, retire
 from slackwater.moments.query import log
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Claimer

@@ -6,7 +6,8 @@ import slackwater as sw
 from msgspec import structs
 from pyspark.sql import DataFrame
 from slackwater.errors import Refused
-from slackwater.fold.kinds.final import Final, Sessions
+from slackwater.fold.kinds.due import Final
+from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Checked, Claimer, _agreed
 from slackwater.pipeline.migrate.first_version import check_takes_rows

@@ -13,14 +13,12 @@ import pyarrow as pa
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.fold import step as fold_step
-from slackwater.fold.columns import evolve
-from slackwater.fold.fits import Declared, DeclaredStage
+from slackwater.fold.fits import Declared, DeclaredStage, evolve
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
-from slackwater.keep.backfill.fill import fill_changes
-from slackwater.keep.backfill.swap import swap_in
+from slackwater.keep.backfill.fill import fill_changes, swap_in
 from slackwater.keep.backfill.targets import Target, backfillable
-from slackwater.keep.maintain.stage_compactor import StageCompactor
+from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.migrate.migration import applied
 from slackwater.pipeline.batch.committer import Committer
 from slackwater.pipeline.batch.head import Change

@@ -13,7 +13,7 @@ from slackwater.errors import Refused
 from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
-from slackwater.keep.backfill.swap import discard, is_needed, sweep
+from slackwater.keep.backfill.fill import discard, is_needed, sweep
 from slackwater.keep.backfill.targets import Left, Target, backfillable, nothing
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve

@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import slackwater as sw
 from slackwater.fold.failing import RECORD
-from slackwater.fold.kinds.final import Final, Sessions
+from slackwater.fold.kinds.due import Final
+from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.replay.alone import bad_alone
 from slackwater.pipeline.replay.program import Program

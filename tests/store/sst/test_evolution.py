@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.fold.columns import evolve
+from slackwater.fold.fits import evolve
 from slackwater.store.compaction import plan
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.plan import Compaction

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError
-from slackwater.fold.columns import check_default, evolve, likely_renames
+from slackwater.fold.fits import check_default, evolve, likely_renames
 from slackwater.fold.kinds.aggregate import Aggregates
-from slackwater.fold.kinds.final import Final, Sessions
+from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Kind, kind_of
+from slackwater.fold.kinds.session import Sessions
 from slackwater.fold.kinds.update import Update
 from slackwater.keep.migrate.migrate import of_column
 from slackwater.store.sst.arrow_types import to_arrow
