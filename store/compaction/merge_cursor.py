@@ -67,7 +67,7 @@ class Cursor:
         else:
             self._ranged = RangedSst(self._store, self._sst, self._table, Reads())
             self._reading = self._ranged.reading
-            self._parts.extend(self._ranged.within(*self._window))
+            self._parts.extend(self._ranged.having(HASH, *self._window))
 
     def _take(self, low: int, high: int) -> list[pa.Table]:
         found = []

@@ -15,6 +15,7 @@ from cachetools import LRUCache, TTLCache
 from ...errors import Corruption
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
+from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder, Mapped, map_file, write_file
 from .decode import decode, fetch, file_name
@@ -106,7 +107,7 @@ class SstCache:
         """Bring the SST to the folder; its bytes, or None where they are too many to hold at once."""
         if sst.bytes > _WHOLE_BYTES:
             ranged = RangedSst(store, sst, table, reads)
-            self._write(sst, (block.stored for block in ranged.read(ranged.within(sst.hash_min, sst.hash_max))))
+            self._write(sst, (block.stored for block in ranged.read(ranged.having(HASH, sst.hash_min, sst.hash_max))))
             return None
         data = fetch(store, sst)
         reads.requests += 1
