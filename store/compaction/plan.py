@@ -132,8 +132,7 @@ def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequenc
         merges: Those that `manifest` has put in the place of their inputs. One whose inputs are gone, or that does not
             fit any more, is left out, and its outputs with it.
 
-    Raises:
-        ValueError: `onto` is of another stage or epoch, or not newer.
+    Raises `ValueError` where `onto` is of another stage or epoch, or not newer.
     """
     same = (before.app, before.stage, before.epoch) == (onto.app, onto.stage, onto.epoch)
     if not same or onto.version < before.version:

@@ -7,6 +7,7 @@ Pure.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..sst.sorted_runs import bounds, depth, part_within, sorted_runs
 from ..versions.manifest import Policy, Sst
@@ -38,24 +39,14 @@ def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -
     else:
         fewest = (0, min(_fewest(depths, policy.l0_trigger), max(2, policy.max_merge_width)))
         start, end = _similar(sizes, policy) or fewest
-    return (_merge(partition, partitions, runs[start:end], policy, drops_tombstones=end == len(runs)),)
+    merged = everything(partition, partitions, [sst for run in runs[start:end] for sst in run], policy)
+    return (replace(merged, drops_tombstones=end == len(runs)),)
 
 
 def everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
     """All SSTs that touch a state partition, to become one run."""
-    return _merge(partition, partitions, (ssts,), policy, drops_tombstones=True)
-
-
-def _merge(
-    partition: int, partitions: int, runs: Sequence[Sequence[Sst]], policy: Policy, *, drops_tombstones: bool
-) -> Compaction:
-    return Compaction(
-        partition,
-        partitions,
-        newest_first(sst for run in runs for sst in run),
-        drops_tombstones=drops_tombstones,
-        target_file_bytes=policy.target_file_bytes,
-    )
+    inputs, target = newest_first(ssts), policy.target_file_bytes
+    return Compaction(partition, partitions, inputs, drops_tombstones=True, target_file_bytes=target)
 
 
 def _fewest(depths: Sequence[int], trigger: int) -> int:

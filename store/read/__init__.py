@@ -2,18 +2,3 @@
 
 Nothing here writes to the store.
 """
-
-__all__ = [
-    "cache",
-    "cache_folder",
-    "decode",
-    "duckdb_versions",
-    "duckdb_view",
-    "footers",
-    "multi_get",
-    "parquet_copies",
-    "range_reads",
-    "remote_sst",
-    "table_rows",
-    "visible_rows",
-]

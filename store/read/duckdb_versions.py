@@ -5,7 +5,7 @@ its file is scanned once, whatever the number of versions, and only rows that ar
 by one: each has the span of versions at which it is seen, all others that of their SST.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ...errors import Usage
 from ..objects.protocol import ObjectStore
-from ..sst.sorted_runs import overlapping
+from ..sst.sorted_runs import newer_than
 from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, SEQ, arrow_schema
 from ..versions.manifest import Manifest, Sst, Table
@@ -54,10 +54,8 @@ def register(
         cache: holds local copies of a remote store's SSTs.
         manifests: versions of one stage, ascending; at least one of them has an SST.
 
-    Raises:
-        Usage: the stage keeps no table.
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
+    Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
+    the store did not answer.
     """
     table = manifests[-1].table
     if table is None:
@@ -116,18 +114,13 @@ def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
             del there[sst]
         for sst, stay in there.items():
             stay.last = place
-            entered, left = _newer(came, sst), _newer(went, sst)
+            entered, left = newer_than(sst, came), newer_than(sst, went)
             if entered or left:
                 stay.changes.append((place, entered, left))
         for sst in came:
-            there[sst] = _Stay(sst, place, place, [(place, _newer(now, sst), [])])
+            there[sst] = _Stay(sst, place, place, [(place, newer_than(sst, now), [])])
             found.append(there[sst])
     return found
-
-
-def _newer(ssts: Iterable[Sst], older: Sst) -> list[Sst]:
-    """Those of the SSTs that may hide rows of another one."""
-    return [each for each in overlapping(ssts, older.hash_min, older.hash_max) if each.seq_max > older.seq_max]
 
 
 def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: Table) -> pa.Table:

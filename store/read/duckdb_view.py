@@ -69,10 +69,8 @@ def register(
         manifest: the version to show.
         clock_ms: rows that expire at this time or before are not shown; default the manifest's own clock.
 
-    Raises:
-        Usage: the stage keeps no table.
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
+    Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
+    the store did not answer.
     """
     table = manifest.table
     if table is None:

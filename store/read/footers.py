@@ -111,9 +111,8 @@ _lock = Lock()
 def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
     """The SST's footer, kept from before or read now.
 
-    Raises:
-        Corruption: the object is missing or its footer is not what the manifest promises.
-        Unavailable: the store did not answer.
+    Raises `Corruption` where the object is missing or its footer is not what the manifest promises, `Unavailable` where
+    the store did not answer.
     """
     name = file_name(sst)
     with _lock:
@@ -135,11 +134,7 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
 
 
 def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
-    """The footer from the object's last bytes.
-
-    Raises:
-        Corruption: the footer is not what was written.
-    """
+    """The footer from the object's last bytes. Raises `Corruption` where the footer is not what was written."""
     end = data[len(data) - sst.footer_bytes :]
     found = xxhash.xxh3_128_hexdigest(end)
     # Before anything looks at it: Arrow ends the process over some footers.
@@ -208,8 +203,7 @@ class Located:
     def learn(self, wanted: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
         """Take what was `unknown`; `read` gives the bytes from one offset to another.
 
-        Raises:
-            Corruption: it is not what was written.
+        Raises `Corruption` where it is not what was written.
         """
         name = file_name(self.sst)
         for group, numbers in wanted.items():
@@ -237,8 +231,7 @@ def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int
 def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, group: int) -> PageIndex:
     """The index of a row group; `read` gives the object's bytes from one offset to another.
 
-    Raises:
-        Corruption: it is not what was written.
+    Raises `Corruption` where it is not what was written.
     """
     parts = [read(start, end) for start, end in footer.index_at(group)]
     expected = footer.checksums[group * _CHECKSUM_BYTES : (group + 1) * _CHECKSUM_BYTES]

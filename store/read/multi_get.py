@@ -69,10 +69,8 @@ def multi_get(
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
         it is present (shape of `hashes`).
 
-    Raises:
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
-        ValueError: the table has a ttl, and no clock is given.
+    Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer, `ValueError`
+    where the table has a ttl, and no clock is given.
     """
     check_clock(table, clock_ms)
     search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms, with_seqs=seqs is not None)

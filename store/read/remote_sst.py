@@ -9,6 +9,7 @@ pass. So a key costs three round trips. Of a row group in which many keys fall n
 they would say that all of it is needed.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,6 @@ import pyarrow.parquet as pq
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
 from ..sst.bloom import chunks_of, may_have
-from ..sst.evolution import Reading
 from ..sst.parquet_pages import HIGHEST, LOWEST, MALFORMED, file_of_pages
 from ..sst.types import HASH
 from ..sst.writer import PAGE_ROWS
@@ -35,7 +35,7 @@ bytes, and 0.6 of so many absent keys are ruled out together."""
 SMALL_BYTES = 128 << 10
 """An SST up to this is better read whole: one request, where ranges would be several."""
 _WINDOW_BYTES = 32 << 20
-"""So many bytes are read, decoded and searched at once: bounds memory."""
+"""Bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,13 @@ class RangedSst:
     def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
         """Read the footer, unless this process has done so before; `reads` counts what is read.
 
-        Raises:
-            Corruption: the object is missing or its footer is not what the manifest promises.
-            Unavailable: the store did not answer.
+        Raises `Corruption` where the object is missing or its footer is not what the manifest promises, `Unavailable`
+        where the store did not answer.
         """
         self._sst, self._reads = sst, reads
         self._reader = RangeReader(store, sst, reads)
         self._footer = footer_of(self._reader, sst, table)
         self._located = Located(sst, self._footer)
-
-    @property
-    def reading(self) -> Reading | None:
-        """How its rows are read as the table's; None where they are that already."""
-        return self._footer.reading
 
     def find(self, hashes: npt.NDArray[np.int64], *, filtered: bool = True) -> tuple[npt.NDArray[np.bool_], list[Part]]:
         """Which of these hashes (ascending) can be here, and in which rows.
@@ -164,19 +158,24 @@ class RangedSst:
                 size += int((index.end[:, part.pages] - index.start[:, part.pages]).sum())
         return size
 
-    def read(self, parts: Sequence[Part], names: Sequence[str] | None = None) -> Iterator[Block]:
-        """These rows, in the order of the SST, some 32 MiB of them at a time.
+    def read(
+        self, parts: Sequence[Part], names: Sequence[str] | None = None, *, window_bytes: int = _WINDOW_BYTES
+    ) -> Iterator[Block]:
+        """These rows, in the order of the SST.
 
         Args:
             parts: as `find` and `having` gave them.
             names: the columns that are needed, as the table or an SST itself calls them, and `_hash`; None for all.
                 Those that the SST does not have are left out.
+            window_bytes: so many bytes are read, decoded and searched at once; a larger part comes by itself.
 
         Raises as the constructor, also for a damaged page.
         """
-        window = np.cumsum([self.bytes_of([part]) for part in parts]) // _WINDOW_BYTES
-        for number in np.unique(window).tolist():
-            some = [part for part, its in zip(parts, window.tolist(), strict=True) if its == number]
+        waiting = deque(parts)
+        while waiting:
+            some = [waiting.popleft()]
+            while waiting and self.bytes_of([*some, waiting[0]]) <= window_bytes:
+                some.append(waiting.popleft())
             (blocks,) = read_together([(self, some)], names)
             yield from blocks
 

@@ -70,9 +70,7 @@ class TableRows:
             span: the first and the last millisecond, both included, since 1970 UTC.
             hashes: the lowest and the highest hash of the rows that are looked for.
 
-        Raises:
-            Corruption: an SST is missing or damaged.
-            Unavailable: the store did not answer.
+        Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
         """
         key = arrow_schema(self.table.key)
         parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
-from ..sst.sorted_runs import overlapping
+from ..sst.sorted_runs import newer_than
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
@@ -39,15 +39,12 @@ def hidden_rows(
 ) -> dict[Sst, npt.NDArray[np.int64]]:
     """Positions of the rows that do not count, of each SST of a version that has any; in no order, perhaps repeated.
 
-    Raises:
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
+    Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
     """
     hiding = Hiding(store, cache, table, at_once=len(ssts) + 1)
     found = {}
     for sst in ssts:
-        newer = [other for other in overlapping(ssts, sst.hash_min, sst.hash_max) if other.seq_max > sst.seq_max]
-        positions = [one for one in hiding.by(sst, newer).values() if one.size]
+        positions = [one for one in hiding.by(sst, newer_than(sst, ssts)).values() if one.size]
         if positions:
             found[sst] = np.concatenate(positions)
     return found

@@ -45,8 +45,7 @@ class Filter:
     def decode(data: bytes) -> "Filter":
         """A filter as Parquet holds it, header and bits.
 
-        Raises:
-            ValueError: it is not of the one kind that the specification has.
+        Raises `ValueError` where it is not of the one kind that the specification has.
         """
         # Field 1, an i32 in zigzag: how many bytes of bits follow.
         size, at, shift = 0, 1, 0

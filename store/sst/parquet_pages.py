@@ -141,11 +141,7 @@ Decoded = TypeVar("Decoded", bound=_Struct)
 
 
 def decoded(kind: type[Decoded], data: bytes) -> Decoded:
-    """The structure at the beginning of these bytes.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The structure at the beginning of these bytes. Raises `ValueError` where there is none."""
     try:
         found = deserialize(kind(), data, _COMPACT)
     except (TException, EOFError, TypeError, OverflowError) as error:

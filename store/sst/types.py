@@ -32,8 +32,7 @@ FIELD_ID = b"PARQUET:field_id"
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
     """The Arrow schema of these columns, all nullable.
 
-    Raises:
-        Usage: a column's type is not one that state tables have.
+    Raises `Usage` where a column's type is not one that state tables have.
     """
     return pa.schema([pa.field(column.name, to_arrow(column.type)) for column in columns])
 
@@ -45,8 +44,7 @@ def sst_schema(table: Table) -> pa.Schema:
     Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`:
     see `stored_schema`; those from before it was migrated have other columns: see `evolution`.
 
-    Raises:
-        Usage: a column's type is not one that state tables have.
+    Raises `Usage` where a column's type is not one that state tables have.
     """
     return pa.schema(
         [

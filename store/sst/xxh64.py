@@ -93,7 +93,8 @@ def _hash_block(
         rows = np.flatnonzero(rest > i)
         if not rows.size:
             break
-        out[rows] = _add_byte(out[rows], words[at[rows] + i] & np.uint64(0xFF))
+        byte = words[at[rows] + i] & np.uint64(0xFF)
+        out[rows] = _rotl(out[rows] ^ (byte * _P5), 11) * _P1
     out = _avalanche(out)
 
     for row in np.flatnonzero(lengths > _LONG_BYTES).tolist():
@@ -135,10 +136,6 @@ def _add_word(x: U64, word: U64) -> U64:
 
 def _add_half_word(x: U64, half: U64) -> U64:
     return _rotl(x ^ (half * _P1), 23) * _P2 + _P3
-
-
-def _add_byte(x: U64, byte: U64) -> U64:
-    return _rotl(x ^ (byte * _P5), 11) * _P1
 
 
 def _avalanche(x: U64) -> U64:
