@@ -127,11 +127,8 @@ def merge_rows(
 ) -> pa.Table:
     """The newest row of each key, in the order and with the columns of an SST of the table.
 
-    Args:
-        parts: rows of some range of hashes, those of the newest SST first; each part has a key once.
-        table: the declared columns.
-        drop_tombstones: leave out the keys whose newest row is one, or is expired.
-        clock_ms: by which it is; None when no row expires.
+    The parts are rows of some range of hashes, those of the newest SST first; each has a key once. `drop_tombstones`
+    leaves out the keys whose newest row is one, or is expired by `clock_ms` (None when no row expires).
     """
     schema = sst_schema(table)
     # Those from before the table got a ttl lack a column. What becomes of any slice of them has it.
@@ -234,21 +231,15 @@ class _RollingWriter:
     def __init__(
         self, table: Table, finish: Callable[[SstWriter], Sst], *, target_file_bytes: int, row_bytes: float
     ) -> None:
-        """Writes nothing yet. `finish` puts what was written as an SST where it belongs.
-
-        An encoded row takes about `row_bytes`.
-        """
+        """`finish` puts what was written as an SST where it belongs. An encoded row takes about `row_bytes`."""
         self._table, self._finish = table, finish
-        self._target_file_bytes = target_file_bytes
-        self._row_bytes = row_bytes
+        self._target_file_bytes, self._row_bytes = target_file_bytes, row_bytes
         self._done: list[Sst] = []
         # Of the SST that is being written:
         self._writer: SstWriter | None = None
         self._waiting: list[pa.Table] = []
         self._num_waiting = self._waiting_bytes = 0
-        self._slots = 0
-        self._before_slot = 0.0
-        self._began_inside = False
+        self._slots, self._before_slot, self._began_inside = 0, 0.0, False
 
     def append(self, rows: pa.Table) -> None:
         """Add rows. No two calls have rows of one hash."""

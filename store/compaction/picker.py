@@ -27,13 +27,11 @@ def pick(
 ) -> tuple[Compaction, ...]:
     """What a table's policy calls for, partitions ascending; no SST is in two compactions.
 
-    Where expired rows take at least half of the oldest runs' bytes (`ttl.expired_suffix`), these are merged first,
-    however few they are.
+    The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires. Where expired
+    rows take at least half of the oldest runs' bytes (`ttl.expired_suffix`), these are merged first, however few.
 
-    Carried out and picked again, it ends: with fewer than `l0_trigger` runs in each state partition (universal), or of
+    Carried out and picked anew, it ends: with fewer than `l0_trigger` runs in each state partition (universal), or of
     level 0 and each further level within its size (leveled).
-
-    The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires.
 
     Raises `ValueError` where the policy could never be met: `l0_trigger` is below 2, or `fanout` not above 1.
     """

@@ -41,14 +41,9 @@ class SstCache:
     """A bounded folder of SSTs, and those this process has open. Safe with many threads and processes."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Use the folder, which is created when it is first needed.
-
-        Args:
-            folder: only for this cache; any number of processes may share it.
-            max_bytes: what its files may take together (see `CacheFolder`).
-        """
+        """Use a folder of its own, created when it is first needed, which any number of processes may share."""
         self.max_bytes = max_bytes
-        """What the folder's files may take together."""
+        """What the folder's files may take together (see `CacheFolder`)."""
         self._folder = CacheFolder(folder, max_bytes)
         self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
@@ -71,9 +66,7 @@ class SstCache:
         `bring`.
         """
         mapped = self.bring(store, sst, table, Reads())
-        if mapped is None:
-            mapped = self._hold(sst, table, list(decode(fetch(store, sst), sst, table)))
-        return mapped
+        return mapped or self._hold(sst, table, list(decode(fetch(store, sst), sst, table)))
 
     def bring(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> Mapped | None:
         """The SST's rows; None where neither the folder nor the memory that this cache may use can hold them.

@@ -41,12 +41,10 @@ class CacheFolder:
     """Files by name. Safe to use from many threads and processes."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Use the folder, which is created with its first file.
+        """Use the folder, which is created with its first file; nothing else may be kept in it.
 
-        Args:
-            path: the folder; nothing else may be kept in it.
-            max_bytes: what the files may take together. Each further process that writes at the same time may
-                exceed it by a tenth, and pinned files do not yield.
+        Its files may take `max_bytes` together. Each further process that writes at the same time may exceed that by a
+        tenth, and pinned files do not yield.
         """
         self.path, self.max_bytes = path, max_bytes
         self._known_bytes = 0

@@ -42,17 +42,12 @@ class _Stay:
 def register(
     con: duckdb.DuckDBPyConnection, name: str, store: ObjectStore, cache: SstCache, manifests: Sequence[Manifest]
 ) -> frozenset[Path]:
-    """Make the table at these versions a temporary view, with `_version` and `_committed_at` of each row.
+    """Make the table at these versions a temporary view `name`, with `_version` and `_committed_at` of each row.
 
-    The cache must stay open while it is queried. Each version is shown by its own clock. Returns the files that it
-    reads, each one of `cache.parquet_path`.
-
-    Args:
-        con: the connection; needs no extension that DuckDB does not bring along.
-        name: what the view is called.
-        store: the store of the app.
-        cache: holds local copies of a remote store's SSTs.
-        manifests: versions of one stage, ascending; at least one of them has an SST.
+    The manifests are versions of one stage, ascending; at least one of them has an SST, and each is shown by its own
+    clock. The connection needs no extension that DuckDB does not bring along. The cache holds local copies of a remote
+    store's SSTs, and must stay open while the view is queried. Returns the files that it reads, each one of
+    `cache.parquet_path`.
 
     Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
     the store did not answer.

@@ -15,6 +15,7 @@ SSTs of the same columns are one scan. What was renamed, widened or added since 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import duckdb
@@ -36,7 +37,7 @@ from .decode import check_shape, corrupt, file_name
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30
-"""Rows of all SSTs that share a bitmap: DuckDB numbers its bits by 32-bit integers."""
+"""SSTs that begin within so many rows share a bitmap: DuckDB numbers its bits by 32-bit integers."""
 _BATCH_ROWS = 1 << 16
 """Rows of a mapped SST that one thread of DuckDB takes at once."""
 _NO_CURSOR = "a cursor does not see which rows count: ask the connection itself"
@@ -56,18 +57,12 @@ def register(
     *,
     clock_ms: int | None = None,
 ) -> frozenset[Path]:
-    """Make the manifest's table a view of the connection, in the place of one of the same name.
+    """Make the manifest's table a view `name` of the connection, in the place of one of the same name.
 
-    Its columns are the key and value columns whose names do not start with `_`. The cache must stay open while the view
-    is queried. Returns the files that it reads, each one of `cache.parquet_path`.
-
-    Args:
-        con: the connection, of a database in memory; needs no extension that DuckDB does not bring along.
-        name: what the view is called.
-        store: the store of the app.
-        cache: holds local copies of a remote store's SSTs.
-        manifest: the version to show.
-        clock_ms: rows that expire at this time or before are not shown; default the manifest's own clock.
+    Its columns are the key and value columns whose names do not start with `_`. Rows that expire at `clock_ms` or
+    before are not shown; default the manifest's own clock. The connection, of a database in memory, needs no extension
+    that DuckDB does not bring along. The cache holds local copies of a remote store's SSTs, and must stay open while
+    the view is queried. Returns the files that it reads, each one of `cache.parquet_path`.
 
     Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
     the store did not answer.
@@ -153,7 +148,10 @@ def _newest_rows(
     all_count = [path for sst, path in ssts if sst not in hidden]
     if all_count:
         yield f"SELECT {selected} FROM {from_files(all_count, by_name=by_name)} WHERE {condition}"
-    for number, chunk in enumerate(_chunks([(sst, path) for sst, path in ssts if sst in hidden])):
+    others = [(sst, path) for sst, path in ssts if sst in hidden]
+    before = accumulate((sst.rows for sst, _ in others), initial=0)
+    for number, some in groupby(zip(others, before, strict=False), key=lambda each: each[1] // _BITMAP_ROWS):
+        chunk = [each for each, _ in some]
         ends = np.cumsum([sst.rows for sst, _ in chunk])
         starts = (ends - [sst.rows for sst, _ in chunk]).tolist()
         bits = np.zeros(int(ends[-1]), np.bool_)
@@ -167,19 +165,6 @@ def _newest_rows(
             f" WHERE CASE WHEN getvariable({literal(variable)}) IS NULL THEN error({literal(_NO_CURSOR)})"
             f" ELSE get_bit(getvariable({literal(variable)}), {position}) = 0 END AND {condition}"
         )
-
-
-def _chunks(ssts: Sequence[tuple[Sst, Path]]) -> list[list[tuple[Sst, Path]]]:
-    """The SSTs, in order, such that those of a chunk have no more rows together than a bitmap has bits."""
-    chunks: list[list[tuple[Sst, Path]]] = []
-    rows = _BITMAP_ROWS
-    for sst, path in ssts:
-        rows += sst.rows
-        if rows > _BITMAP_ROWS:
-            chunks.append([])
-            rows = sst.rows
-        chunks[-1].append((sst, path))
-    return chunks
 
 
 @dataclass(frozen=True, slots=True)

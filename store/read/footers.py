@@ -60,11 +60,6 @@ class Footer:
     checksums: bytes
     """Of the index of each row group."""
 
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes here, about; never more than there is room for."""
-        return min(_MAX_BYTES, _CHUNK_OBJECTS_BYTES * (4 + sum(len(group.columns) for group in self.groups)))
-
     def filter_at(self, group: int, chunk: int) -> tuple[int, int]:
         """From where to where a chunk of a filter is."""
         start, end = bits_of(self.groups[group].columns[0].meta_data)
@@ -102,7 +97,9 @@ class PageIndex:
 
 
 # By name of the SST's file; indexes by row group, too, and filters by chunk.
-_footers: LRUCache[str, Footer] = LRUCache(_MAX_BYTES, getsizeof=lambda footer: footer.memory_bytes)
+_footers: LRUCache[str, Footer] = LRUCache(
+    _MAX_BYTES, lambda one: min(_MAX_BYTES, _CHUNK_OBJECTS_BYTES * (4 + sum(len(each.columns) for each in one.groups)))
+)
 _indexes: LRUCache[tuple[str, int], PageIndex] = LRUCache(_MAX_BYTES, getsizeof=lambda index: index.memory_bytes)
 _chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_BYTES, getsizeof=len)
 _lock = Lock()

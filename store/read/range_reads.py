@@ -44,14 +44,10 @@ class RangeReader:
 
     def one(self, start: int, end: int) -> bytes:
         """The bytes of one range, by one request, in this thread. Raises as `read_all`."""
-        self.count(end - start)
-        self.reads.round_trips += 1
-        return self.get(start, end - start)
-
-    def count(self, size: int) -> None:
-        """Count a request of so many bytes."""
         self.reads.requests += 1
-        self.reads.bytes += size
+        self.reads.round_trips += 1
+        self.reads.bytes += end - start
+        return self.get(start, end - start)
 
     def get(self, start: int, length: int) -> bytes:
         """So many bytes from there on; does not count them. Raises as `read_all`."""
@@ -89,7 +85,8 @@ def read_all(wanted: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) ->
         for at in range(start, end, _LARGEST_BYTES)
     ]
     for _, reader, _, _, length in parts:
-        reader.count(length)
+        reader.reads.requests += 1
+        reader.reads.bytes += length
     if parts:
         parts[0][1].reads.round_trips += 1
     found: list[dict[int, list[bytes]]] = [{} for _ in wanted]

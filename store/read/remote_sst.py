@@ -83,7 +83,8 @@ class RangedSst:
             passed[first[group] : end[group]] |= passing
             least, most = index.ranges[HASH]
             inside = np.searchsorted(some[passing], least) < np.searchsorted(some[passing], most, side="right")
-            parts += _some_of(group, inside)
+            pages = np.flatnonzero(inside)
+            parts += [Part(group, pages)] if pages.size else []
         return passed, parts
 
     def _are_few(self, group: int, num_keys: int) -> bool:
@@ -117,7 +118,8 @@ class RangedSst:
                 parts.append(Part(group, None))
             else:
                 least_of, most_of = index.ranges[column]
-                parts += _some_of(group, (least_of <= high) & (most_of >= low))
+                pages = np.flatnonzero((least_of <= high) & (most_of >= low))
+                parts += [Part(group, pages)] if pages.size else []
         return parts
 
     def next_after(self, column: str, high: int) -> int | None:
@@ -161,15 +163,11 @@ class RangedSst:
     def read(
         self, parts: Sequence[Part], names: Sequence[str] | None = None, *, window_bytes: int = _WINDOW_BYTES
     ) -> Iterator[Block]:
-        """These rows, in the order of the SST.
+        """These rows, in the order of the SST; the parts are as `find` and `having` gave them.
 
-        Args:
-            parts: as `find` and `having` gave them.
-            names: the columns that are needed, as the table or an SST itself calls them, and `_hash`; None for all.
-                Those that the SST does not have are left out.
-            window_bytes: so many bytes are read, decoded and searched at once; a larger part comes by itself.
-
-        Raises as the constructor, also for a damaged page.
+        `names` are the columns that are needed, as the table or an SST itself calls them, and `_hash`; None for all.
+        Those that the SST does not have are left out. So many bytes as `window_bytes` are read, decoded and searched at
+        once; a larger part comes by itself. Raises as the constructor, also for a damaged page.
         """
         waiting = deque(parts)
         while waiting:
@@ -245,19 +243,17 @@ def locate(wanted: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtere
 
     Raises as `RangedSst.find`.
     """
-    _locate([(one, _worth_reading(one, hashes, filtered=filtered)) for one, hashes in wanted])
-
-
-def _worth_reading(one: RangedSst, hashes: npt.NDArray[np.int64], *, filtered: bool) -> dict[int, list[int]]:
-    """Of which row groups the index is worth reading for these hashes, and which chunks of their filters."""
-    first, end = one._spans(hashes)
-    found = {}
-    for group in np.flatnonzero(first < end).tolist():
-        some = hashes[first[group] : end[group]]
-        if one._are_few(group, len(some)):
-            size = one._footer.filter_bytes(group)
-            found[group] = np.unique(chunks_of(some, size)).tolist() if filtered else []
-    return found
+    worth_reading: list[tuple[RangedSst, dict[int, list[int]]]] = []
+    for one, hashes in wanted:
+        first, end = one._spans(hashes)
+        chunks: dict[int, list[int]] = {}
+        for group in np.flatnonzero(first < end).tolist():
+            some = hashes[first[group] : end[group]]
+            if one._are_few(group, len(some)):
+                size = one._footer.filter_bytes(group)
+                chunks[group] = np.unique(chunks_of(some, size)).tolist() if filtered else []
+        worth_reading.append((one, chunks))
+    _locate(worth_reading)
 
 
 def _locate(wanted: Sequence[tuple[RangedSst, Mapping[int, Sequence[int]]]]) -> None:
@@ -274,7 +270,3 @@ def read_together(wanted: Sequence[tuple[RangedSst, Sequence[Part]]], names: Seq
     ]
     found = read_all([(one._reader, some) for (one, _), some in zip(wanted, ranges, strict=True)])
     return [one._decode(parts, names, pieces) for (one, parts), pieces in zip(wanted, found, strict=True)]
-
-
-def _some_of(group: int, pages: npt.NDArray[np.bool_]) -> list[Part]:
-    return [Part(group, np.flatnonzero(pages))] if pages.any() else []

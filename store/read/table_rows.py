@@ -64,11 +64,9 @@ class TableRows:
         return values, found, seqs
 
     def due(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
-        """The visible rows that fall due in a span of time.
+        """The visible rows that fall due in a span of time: its first and last millisecond since 1970 UTC.
 
-        Args:
-            span: the first and the last millisecond, both included, since 1970 UTC.
-            hashes: the lowest and the highest hash of the rows that are looked for.
+        `hashes` are the lowest and the highest of the rows that are looked for. All bounds are included.
 
         Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
         """

@@ -54,12 +54,7 @@ class Hiding:
     """Which rows of one SST another hides, for many SSTs of one table. Raises as `hidden_rows`.
 
     Hashes, keys and operations of SSTs are read where they are mapped on this machine, else from the Parquet file.
-
-    Args:
-        store: the store of the app.
-        cache: has the SSTs, or copies of the objects.
-        table: the declared columns.
-        at_once: SSTs whose keys are in memory to be looked for in another one.
+    `at_once` is of how many SSTs the keys are in memory, to be looked for in another one.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, table: Table, *, at_once: int = _AT_ONCE) -> None:

@@ -39,7 +39,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 def schema_of(ddl: str) -> pa.Schema:
     """The columns of a channel, from a Spark DDL string, "`name` type, `name` type".
 
-    Raises `ValueError` where it is no such string, `KeyError` where as `arrow_type`.
+    Raises `ValueError` where it is no such string, `KeyError` as `arrow_type`.
     """
     return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 

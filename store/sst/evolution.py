@@ -55,17 +55,16 @@ class Reading:
 
     def read(self, rows: Rows, names: Sequence[str]) -> Rows:
         """These columns of rows of such an SST, as the table has them."""
-        columns = [self._column(rows, name) for name in names]
+        columns = []
+        for name in names:
+            if name in _OWN:
+                columns.append(rows.column(name))
+            elif (source := self.sources[name]).name is None:
+                columns.append(pa.repeat(source.default, rows.num_rows))
+            else:
+                column = rows.column(source.name)
+                columns.append(column if source.stored == source.type else column.cast(source.type))
         return type(rows).from_arrays(columns, schema=pa.schema([self.schema.field(name) for name in names]))
-
-    def _column(self, rows: pa.RecordBatch | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
-        if name in _OWN:
-            return rows.column(name)
-        source = self.sources[name]
-        if source.name is None:
-            return pa.repeat(source.default, rows.num_rows)
-        column = rows.column(source.name)
-        return column if source.stored == source.type else column.cast(source.type)
 
 
 def reading(found: pa.Schema, table: Table) -> Reading | None:

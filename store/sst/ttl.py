@@ -132,9 +132,3 @@ def without_expired_suffix(inputs: Sequence[Sst], partitions: int, clock_ms: int
     while end and shows_nothing(inputs[end - 1], clock_ms) and len(touched(inputs[end - 1], partitions)) == 1:
         end -= 1
     return tuple(inputs[:end])
-
-
-def check_clock(table: Table, clock_ms: int | None) -> None:
-    """Raise `ValueError` for a reader that would show expired rows because it was given no clock."""
-    if table.ttl is not None and clock_ms is None:
-        raise ValueError("rows of this table expire: expected the clock to judge them by, found none")

@@ -46,19 +46,12 @@ def sst_schema(table: Table) -> pa.Schema:
 
     Raises `Usage` where a column's type is not one that state tables have.
     """
-    return pa.schema(
-        [
-            pa.field(HASH, pa.int64(), nullable=False),
-            *(
-                field.with_metadata({FIELD_ID: str(number).encode()})
-                for number, field in zip(table.ids, arrow_schema(table.columns), strict=True)
-            ),
-            pa.field(SEQ, pa.int64(), nullable=False),
-            pa.field(OP, pa.uint8(), nullable=False),
-            pa.field(PREV, pa.int64()),
-            *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else []),
-        ]
-    )
+    columns = zip(table.ids, arrow_schema(table.columns), strict=True)
+    fields = [pa.field(HASH, pa.int64(), nullable=False)]
+    fields += (field.with_metadata({FIELD_ID: str(number).encode()}) for number, field in columns)
+    fields += [pa.field(SEQ, pa.int64(), nullable=False), pa.field(OP, pa.uint8(), nullable=False)]
+    fields += [pa.field(PREV, pa.int64()), *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else [])]
+    return pa.schema(fields)
 
 
 def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:

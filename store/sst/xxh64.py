@@ -38,12 +38,9 @@ def hash_u32(values: npt.NDArray[np.uint32], seeds: U64) -> U64:
 
 
 def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seeds: U64) -> U64:
-    """XXH64 of byte strings laid out as Arrow does.
+    """XXH64 of byte strings laid out as Arrow does, each with a seed of its own.
 
-    Args:
-        data: the bytes of all strings.
-        offsets: string i is `data[offsets[i]:offsets[i + 1]]`; one more than there are strings.
-        seeds: one for each string.
+    String i is `data[offsets[i]:offsets[i + 1]]`: there is one offset more than there are strings.
     """
     out = np.empty(len(seeds), np.uint64)
     for begin in range(0, len(seeds), _BLOCK_ROWS):
