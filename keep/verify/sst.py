@@ -15,7 +15,7 @@ from ...store.objects.protocol import ObjectStore, check_key
 from ...store.read.decode import check_shape, decode, fetch, read_groups
 from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
 from ...store.sst.arrow_types import python_rows
-from ...store.sst.bloom import Filter
+from ...store.sst.bloom import chunks_in, may_have
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.parquet_pages import MALFORMED
 from ...store.sst.types import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
@@ -148,8 +148,8 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
                 yield f"the page index of row group {number} has other hashes than its rows"
             column = group.columns[0].meta_data
             start = column.bloom_filter_offset or 0
-            one = Filter.decode(data[start : start + (column.bloom_filter_length or 0)])
-            hidden = int(np.count_nonzero(~one.may_have(hashes)))
+            chunks = chunks_in(data[start : start + (column.bloom_filter_length or 0)])
+            hidden = int(np.count_nonzero(~may_have(chunks, hashes, footer.filter_bytes(number))))
             if hidden:
                 yield f"the filter of row group {number} hides {hidden} of its {len(hashes)} rows"
     except (Corruption, *MALFORMED) as error:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.read.multi_get import point_get
+from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Column, Manifest, Table
@@ -122,7 +122,7 @@ def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) 
     assert manifest.table is not None  # noqa: S101  `Cut.tables` are versions with one
     key = parse_key(table, manifest.table, key_values)
     hashes, clock_ms = hash_keys(key, key.schema.names), cut.clock_ms(table)
-    found = point_get(store, manifest.ssts, manifest.table, hashes, key, clock_ms=clock_ms)
+    values, present = multi_get(store, None, manifest.ssts, manifest.table, hashes, key, clock_ms=clock_ms)
     visible = visible_schema(manifest.table)
-    row = pa.table([*key.columns, *found.values.columns], [*key.schema.names, *found.values.schema.names])
-    return row.select(visible.names).slice(0, int(found.present[0]))
+    row = pa.table([*key.columns, *values.columns], [*key.schema.names, *values.schema.names])
+    return row.select(visible.names).slice(0, int(present[0]))

@@ -2,5 +2,3 @@
 
 Not here: when it runs. That is the runner's (`pipeline.batch`) or the verb's (`keep.maintain`).
 """
-
-__all__ = ["leveled", "merge", "merge_cursor", "picker", "plan", "universal"]

@@ -36,7 +36,7 @@ def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -
     When the levels between 0 and the last take more than `max_space_amplification` times the bytes of the last, all of
     the partition is merged into one level.
     """
-    return tuple(_Tree(partition, partitions, ssts, policy).due())
+    return tuple(_Tree(partition, partitions, ssts, policy).pick())
 
 
 def everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
@@ -52,10 +52,12 @@ class _Tree:
         self._policy = policy
         self._low, self._high = bounds(partition, partitions)
         self._ssts = ssts
-        self._bottom = self._level_for(sum(map(self._bytes, ssts)))
+        total, self._bottom = sum(map(self._bytes, ssts)), 1
+        while self._may_hold(self._bottom) < total:
+            self._bottom += 1
         self._level = _levels(ssts, self._bottom + 1)
 
-    def due(self) -> Iterator[Compaction]:
+    def pick(self) -> Iterator[Compaction]:
         """The compactions of the level that is most in need."""
         sizes: dict[int, int] = {}
         for sst in self._ssts:
@@ -94,8 +96,8 @@ class _Tree:
                     yield one
 
     def _cheapest(self, level: int) -> list[Sst]:
-        """The SSTs of a level, those first for which least of the next level has to be written again."""
-        below = sorted(self._at(level + 1), key=lambda sst: sst.hash_min)
+        """The SSTs of a level, those first for which least of the next level has to be written anew."""
+        below = sorted((sst for sst in self._ssts if self._level[sst] == level + 1), key=lambda sst: sst.hash_min)
         begins, ends = [sst.hash_min for sst in below], [sst.hash_max for sst in below]
         before = list(accumulate((sst.bytes for sst in below), initial=0))
 
@@ -103,10 +105,7 @@ class _Tree:
             met = before[bisect_right(begins, sst.hash_max)] - before[bisect_left(ends, sst.hash_min)]
             return met / sst.bytes, sst.hash_min
 
-        return sorted(self._at(level), key=cost)
-
-    def _at(self, level: int) -> list[Sst]:
-        return [sst for sst in self._ssts if self._level[sst] == level]
+        return sorted((sst for sst in self._ssts if self._level[sst] == level), key=cost)
 
     def _closed(self, wanted: Iterable[Sst], into: int) -> Compaction:
         """The smallest compaction of these SSTs into a level (or a deeper one) whose result keeps the law."""
@@ -114,7 +113,11 @@ class _Tree:
         while True:
             top = min(self._level[sst] for sst in inputs)
             into = max(into, *(self._level[sst] for sst in inputs))
-            window = self._aligned(inputs, max(1, top))
+            # Their hashes, within the partition, out to the bounds of the level's slots.
+            slots = self._slots(max(1, top))
+            first = of_hash(max(self._low, min(sst.hash_min for sst in inputs)), slots)
+            last = of_hash(min(self._high, max(sst.hash_max for sst in inputs)), slots)
+            window = bounds(first, slots)[0], bounds(last, slots)[1]
             oldest, newest = min(sst.seq_min for sst in inputs), max(sst.seq_max for sst in inputs)
             more = {
                 sst
@@ -125,13 +128,6 @@ class _Tree:
                 return self._compaction(frozenset(inputs), window, into)
             inputs |= more
 
-    def _aligned(self, ssts: Iterable[Sst], level: int) -> tuple[int, int]:
-        """The range of hashes of the SSTs, within the partition, out to the bounds of a level's slots."""
-        slots = self._slots(level)
-        first = of_hash(max(self._low, min(sst.hash_min for sst in ssts)), slots)
-        last = of_hash(min(self._high, max(sst.hash_max for sst in ssts)), slots)
-        return bounds(first, slots)[0], bounds(last, slots)[1]
-
     def _compaction(self, inputs: frozenset[Sst], window: tuple[int, int], into: int) -> Compaction:
         oldest = min(sst.seq_min for sst in inputs)
         older = [sst for sst in overlapping(self._ssts, *window) if sst not in inputs and sst.seq_max < oldest]
@@ -140,6 +136,9 @@ class _Tree:
         first, last = of_hash(window[0], slots), of_hash(window[1], slots)
         below = (touched(sst, slots) for sst in older)
         guarded = {slot for met in below for slot in range(max(met.start, first), min(met.stop, last) + 1)}
+        levels = {self._level[sst] for sst in inputs}
+        is_of_one_level = len(levels) == 1 and 0 not in levels
+        leaves_rows = not any(sst.tombstones or len(touched(sst, self._partitions)) > 1 for sst in inputs)
         return Compaction(
             self._partition,
             self._partitions,
@@ -150,16 +149,7 @@ class _Tree:
             window=window,
             slots=slots,
             guards=frozenset(bounds(slot, slots)[0] for slot in guarded),
-            moves=not older and self._can_move(inputs),
-        )
-
-    def _can_move(self, inputs: frozenset[Sst]) -> bool:
-        """Whether the inputs are a part of one level by themselves, and merging would leave every row as it is."""
-        level = {self._level[sst] for sst in inputs}
-        return (
-            len(level) == 1
-            and 0 not in level
-            and not any(sst.tombstones or len(touched(sst, self._partitions)) > 1 for sst in inputs)
+            moves=not older and is_of_one_level and leaves_rows,
         )
 
     def _bytes(self, sst: Sst) -> int:
@@ -167,13 +157,6 @@ class _Tree:
 
     def _may_hold(self, level: int) -> float:
         return self._policy.level_base_bytes * self._policy.fanout ** (level - 1)
-
-    def _level_for(self, size: int) -> int:
-        """The first level that can hold so many bytes."""
-        level = 1
-        while self._may_hold(level) < size:
-            level += 1
-        return level
 
     def _slots(self, level: int) -> int:
         """How many slots the whole table has at a level."""

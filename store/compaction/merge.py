@@ -7,7 +7,6 @@ written as several SSTs, side by side in their hashes.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,10 @@ from msgspec.structs import replace
 
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
+from ..objects.stats import Reads
 from ..read.cache import SstCache
+from ..read.decode import Block
+from ..read.remote_sst import RangedSst
 from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
 from ..sst.sorted_runs import bounds, of_hash, part_within, sorted_runs, touched
@@ -23,11 +25,204 @@ from ..sst.ttl import without_expired_suffix
 from ..sst.types import HASH, OP, TOMBSTONE, completed, sst_schema
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
-from .merge_cursor import Cursor
 from .plan import Compaction, Done
 
+_SLICE_ROWS = 1 << 16
+"""Rows of all inputs merged at once, about: bounds memory."""
+_ENDS_A_FILE = 8
+"""An SST may end at so many places while it fills up, so that it can be near its size."""
+_READ_BYTES = 32 << 20
+"""Bytes of inputs that are not in the cache, read ahead of being merged: of all runs together."""
+_LONGEST_S = 1800.0
+"""A merge that takes longer is given up. Garbage collection takes what a batch has not named an hour after it was
+written for litter, and the first SST of a long merge may be as old by then."""
 
-class RollingWriter:
+
+class Stopped(Exception):
+    """A merge was told to stop, and did. Nobody names what it had written."""
+
+
+def run(
+    store: ObjectStore,
+    cache: SstCache,
+    app: str,
+    stage: str,
+    table: Table,
+    compaction: Compaction,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Done:
+    """Merge the inputs and put the result into the store, under new names, and into the cache.
+
+    Keeps the newest row of each key of the window, and all rows beyond the partition. One put for each SST of the
+    result; inputs that are not in the cache take a read of their footer and one for every few megabytes. A trivial move
+    takes no request, and the oldest inputs, when all that they hold is expired, are not even read. Before each slice,
+    `stop` is asked whether to give up.
+
+    Raises `Stopped` where `stop` said so, `Refused` where it would take more than half an hour, `Corruption` where an
+    input is missing or damaged, `Unavailable` where the store did not answer.
+    """
+    if compaction.moves:
+        return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
+    to_read = compaction.inputs
+    if compaction.drops_tombstones and compaction.clock_ms is not None:
+        to_read = without_expired_suffix(to_read, compaction.partitions, compaction.clock_ms)
+    if not to_read:
+        return Done(compaction, ())
+    began_s = time.monotonic()
+    row_bytes = sum(sst.bytes for sst in to_read) / sum(sst.rows for sst in to_read)
+    interval_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _ENDS_A_FILE)))
+    no_rows = sst_schema(table).empty_table()
+
+    def write(
+        inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
+    ) -> tuple[Sst, ...]:
+        def finish(writer: SstWriter) -> Sst:
+            sst, data = writer.finish(app=app, stage=stage, partition=partition, level=level)
+            store.put(sst.object, data)
+            cache.add_encoded(sst, table, data)
+            return sst
+
+        rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
+        read_bytes = _READ_BYTES // len(sorted_runs(inputs))
+        cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes)) for sst in inputs]
+        for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
+            if time.monotonic() - began_s > _LONGEST_S:
+                raise Refused(
+                    f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
+                    f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection "
+                    "could take their result for litter before it is committed",
+                    hint="`slackwater rescale` to more state partitions, or leveled compaction, make merges smaller",
+                )
+            parts = [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
+            drop = compaction.drops_tombstones and partition == compaction.partition
+            rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
+            highs = np.array([interval.high for interval in intervals])
+            ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
+            for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
+                # One slice may fill many small SSTs, a put each.
+                if stop():
+                    raise Stopped
+                if start < end:
+                    rolling.append(rows.slice(start, end - start))
+                if interval.ends_slot:
+                    rolling.end_slot(guard=interval.high + 1 in compaction.guards)
+                else:
+                    rolling.may_cut()
+        return rolling.finish()
+
+    slots = compaction.slots or compaction.partitions
+    outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hashes, slots)
+    for sst in to_read:
+        for other in touched(sst, compaction.partitions):
+            if other != compaction.partition:
+                # Only cut, not merged: its place among the runs stays, and so does its level.
+                window = bounds(other, compaction.partitions)
+                outputs += write((sst,), other, sst.level, window, compaction.partitions)
+    return Done(compaction, outputs)
+
+
+def merge_rows(
+    parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool, clock_ms: int | None = None
+) -> pa.Table:
+    """The newest row of each key, in the order and with the columns of an SST of the table.
+
+    The parts are rows of some range of hashes, those of the newest SST first; each has a key once. `drop_tombstones`
+    leaves out the keys whose newest row is one, or is expired by `clock_ms` (None when no row expires).
+    """
+    schema = sst_schema(table)
+    # Those from before the table got a ttl lack a column. What becomes of any slice of them has it.
+    rows = pa.concat_tables([completed(part, schema) for part in parts]).combine_chunks()
+    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
+    # Of equal keys the first came from the newest input.
+    keep = order[~repeats]
+    if drop_tombstones:
+        keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
+        gone = expired(rows, clock_ms)
+        keep = keep if gone is None else keep[~gone[keep]]
+    return rows.take(pa.array(keep))
+
+
+def _blocks(
+    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, window: tuple[int, int], read_bytes: int
+) -> Iterator[Block]:
+    """The rows of an SST among which those of a window of hashes are, read when they are asked for.
+
+    What this machine has in its cache is memory-mapped. Else some `read_bytes` of row groups at a time come from the
+    store, and are not put into the cache: what is merged is about to be replaced.
+    """
+    mapped = cache.peek(sst, table)
+    if mapped is not None:
+        yield from mapped.blocks
+        return
+    ranged = RangedSst(store, sst, table, Reads())
+    yield from ranged.read(ranged.having(HASH, *window), window_bytes=read_bytes)
+
+
+class _Cursor:
+    """Reads an SST from its lowest hash to its highest: only the block that is being merged is in memory."""
+
+    def __init__(self, sst: Sst, blocks: Iterator[Block]) -> None:
+        self._sst, self._blocks = sst, blocks
+        self._block: Block | None = None
+
+    def read(self, low: int, high: int) -> list[pa.Table]:
+        """The rows with hashes from `low` to `high`, both included, in their order, as the table has them now.
+
+        Each call asks for higher hashes than the one before. Raises `Corruption` and `Unavailable`.
+        """
+        found: list[pa.Table] = []
+        if low > self._sst.hash_max or high < self._sst.hash_min:
+            return found
+        while block := self._block or next(self._blocks, None):
+            start = int(np.searchsorted(block.hashes, low))
+            end = int(np.searchsorted(block.hashes, high, side="right"))
+            if start < end:
+                names = (block.stored.schema if block.reading is None else block.reading.schema).names
+                found.append(pa.Table.from_batches([block.rows(names, start, end - start)]))
+            self._block = block if end < len(block.hashes) else None
+            if self._block:
+                break
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """Hashes between two places where an SST may end, both ends included."""
+
+    low: int
+    high: int
+    ends_slot: bool
+    num_rows: int
+    """Of all inputs, about."""
+
+
+def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:
+    """The window cut at the bounds of slots, and these at about so many rows: hashes are spread evenly."""
+    for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
+        low, high = bounds(slot, slots)
+        low, high = max(low, window[0]), min(high, window[1])
+        num_rows = sum(part_within(sst.rows, sst, low, high) for sst in ssts)
+        count = min(max(1, -(-num_rows // interval_rows)), high - low + 1)
+        edges = [low + number * (high - low + 1) // count for number in range(count + 1)]
+        for number in range(count):
+            yield _Interval(edges[number], edges[number + 1] - 1, number == count - 1, num_rows // count)
+
+
+def _slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
+    """As many intervals as are merged at once."""
+    taken: list[_Interval] = []
+    num_rows = 0
+    for interval in intervals:
+        if taken and num_rows + interval.num_rows > _SLICE_ROWS:
+            yield taken
+            taken, num_rows = [], 0
+        taken.append(interval)
+        num_rows += interval.num_rows
+    yield taken
+
+
+class _RollingWriter:
     """Writes rows that come in the order of an SST in SSTs of about `target_file_bytes`.
 
     Its caller says where slots end. Then an SST holds whole slots, or a part of one, and never a part and others.
@@ -36,21 +231,15 @@ class RollingWriter:
     def __init__(
         self, table: Table, finish: Callable[[SstWriter], Sst], *, target_file_bytes: int, row_bytes: float
     ) -> None:
-        """Writes nothing yet. `finish` puts what was written as an SST where it belongs.
-
-        An encoded row takes about `row_bytes`.
-        """
+        """`finish` puts what was written as an SST where it belongs. An encoded row takes about `row_bytes`."""
         self._table, self._finish = table, finish
-        self._target_file_bytes = target_file_bytes
-        self._row_bytes = row_bytes
+        self._target_file_bytes, self._row_bytes = target_file_bytes, row_bytes
         self._done: list[Sst] = []
         # Of the SST that is being written:
         self._writer: SstWriter | None = None
         self._waiting: list[pa.Table] = []
         self._num_waiting = self._waiting_bytes = 0
-        self._slots = 0
-        self._before_slot = 0.0
-        self._began_inside = False
+        self._slots, self._before_slot, self._began_inside = 0, 0.0, False
 
     def append(self, rows: pa.Table) -> None:
         """Add rows. No two calls have rows of one hash."""
@@ -99,175 +288,3 @@ class RollingWriter:
             self._done.append(self._finish(self._writer))
         self._writer = None
         self._slots, self._before_slot, self._began_inside = 0, 0.0, inside_a_slot
-
-
-_SLICE_ROWS = 1 << 16
-"""Rows of all inputs merged at once, about: bounds memory."""
-_ENDS_A_FILE = 8
-"""An SST may end at so many places while it fills up, so that it can be near its size."""
-_READ_BYTES = 32 << 20
-"""Bytes of inputs that are not in the cache, read ahead of being merged: of all runs together."""
-_LONGEST_S = 1800.0
-"""A merge that takes longer is given up. Garbage collection takes what a batch has not named an hour after it was
-written for litter, and the first SST of a long merge may be as old by then."""
-
-
-class Stopped(Exception):
-    """A merge was told to stop, and did. Nobody names what it had written."""
-
-
-def run(
-    store: ObjectStore,
-    cache: SstCache,
-    app: str,
-    stage: str,
-    table: Table,
-    compaction: Compaction,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-) -> Done:
-    """Merge the inputs and put the result into the store, under new names, and into the cache.
-
-    Keeps the newest row of each key of the window, and all rows beyond the partition. One put for each SST of the
-    result; inputs that are not in the cache take a read of their footer and one for every few megabytes. A trivial move
-    takes no request, and the oldest inputs, when all that they hold is expired, are not even read. Before each slice,
-    `stop` is asked whether to give up.
-
-    Raises:
-        Stopped: `stop` said so.
-        Refused: it would take more than half an hour.
-        Corruption: an input is missing or damaged.
-        Unavailable: the store did not answer.
-    """
-    if compaction.moves:
-        return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
-    to_read = compaction.inputs
-    if compaction.drops_tombstones and compaction.clock_ms is not None:
-        to_read = without_expired_suffix(to_read, compaction.partitions, compaction.clock_ms)
-    if not to_read:
-        return Done(compaction, ())
-    began_s = time.monotonic()
-    row_bytes = sum(sst.bytes for sst in to_read) / sum(sst.rows for sst in to_read)
-    no_rows = sst_schema(table).empty_table()
-
-    def write(
-        inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
-    ) -> tuple[Sst, ...]:
-        def finish(writer: SstWriter) -> Sst:
-            sst, data = writer.finish(app=app, stage=stage, partition=partition, level=level)
-            store.put(sst.object, data)
-            cache.add_encoded(sst, table, data)
-            return sst
-
-        rolling = RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
-        read_bytes = _READ_BYTES // len(sorted_runs(inputs))
-        cursors = [Cursor(store, cache, sst, table, window, read_bytes) for sst in inputs]
-        interval_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _ENDS_A_FILE)))
-        for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
-            if time.monotonic() - began_s > _LONGEST_S:
-                raise _too_long(compaction)
-            parts = [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
-            drop = compaction.drops_tombstones and partition == compaction.partition
-            rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
-            for interval, part in zip(intervals, _cut(rows, intervals), strict=True):
-                # One slice may fill many small SSTs, a put each.
-                if stop():
-                    raise Stopped
-                if part.num_rows:
-                    rolling.append(part)
-                if interval.ends_slot:
-                    rolling.end_slot(guard=interval.high + 1 in compaction.guards)
-                else:
-                    rolling.may_cut()
-        return rolling.finish()
-
-    slots = compaction.slots or compaction.partitions
-    outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hashes, slots)
-    for sst, other in _beyond(to_read, compaction):
-        # Only cut, not merged: its place among the runs stays, and so does its level.
-        window = bounds(other, compaction.partitions)
-        outputs += write((sst,), other, sst.level, window, compaction.partitions)
-    return Done(compaction, outputs)
-
-
-def _beyond(ssts: Iterable[Sst], compaction: Compaction) -> Iterator[tuple[Sst, int]]:
-    """The SSTs that reach into other partitions, with each of these."""
-    for sst in ssts:
-        yield from ((sst, other) for other in touched(sst, compaction.partitions) if other != compaction.partition)
-
-
-def merge_rows(
-    parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool, clock_ms: int | None = None
-) -> pa.Table:
-    """The newest row of each key, in the order and with the columns of an SST of the table.
-
-    Args:
-        parts: rows of some range of hashes, those of the newest SST first; each part has a key once.
-        table: the declared columns.
-        drop_tombstones: leave out the keys whose newest row is one, or is expired.
-        clock_ms: by which it is; None when no row expires.
-    """
-    schema = sst_schema(table)
-    # Those from before the table got a ttl lack a column. What becomes of any slice of them has it.
-    rows = pa.concat_tables([completed(part, schema) for part in parts]).combine_chunks()
-    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
-    # Of equal keys the first came from the newest input.
-    keep = order[~repeats]
-    if drop_tombstones:
-        keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
-        gone = expired(rows, clock_ms)
-        keep = keep if gone is None else keep[~gone[keep]]
-    return rows.take(pa.array(keep))
-
-
-def _too_long(compaction: Compaction) -> Refused:
-    return Refused(
-        f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
-        f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection could take their "
-        "result for litter before it is committed",
-        hint="`slackwater rescale` to more state partitions, or leveled compaction, make merges smaller",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Interval:
-    """Hashes between two places where an SST may end, both ends included."""
-
-    low: int
-    high: int
-    ends_slot: bool
-    num_rows: int
-    """Of all inputs, about."""
-
-
-def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:
-    """The window cut at the bounds of slots, and these at about so many rows: hashes are spread evenly."""
-    for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
-        low, high = bounds(slot, slots)
-        low, high = max(low, window[0]), min(high, window[1])
-        num_rows = sum(part_within(sst.rows, sst, low, high) for sst in ssts)
-        count = min(max(1, -(-num_rows // interval_rows)), high - low + 1)
-        edges = [low + number * (high - low + 1) // count for number in range(count + 1)]
-        for number in range(count):
-            yield _Interval(edges[number], edges[number + 1] - 1, number == count - 1, num_rows // count)
-
-
-def _slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
-    """As many intervals as are merged at once."""
-    taken: list[_Interval] = []
-    num_rows = 0
-    for interval in intervals:
-        if taken and num_rows + interval.num_rows > _SLICE_ROWS:
-            yield taken
-            taken, num_rows = [], 0
-        taken.append(interval)
-        num_rows += interval.num_rows
-    yield taken
-
-
-def _cut(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[pa.Table]:
-    """The rows of each interval."""
-    ends = np.array([interval.high for interval in intervals])
-    at = np.concatenate(([0], np.searchsorted(rows.column(HASH).to_numpy(), ends, side="right"))).tolist()
-    for start, end in pairwise(at):
-        yield rows.slice(start, end - start)

@@ -27,16 +27,13 @@ def pick(
 ) -> tuple[Compaction, ...]:
     """What a table's policy calls for, partitions ascending; no SST is in two compactions.
 
-    Where expired rows take at least half of the oldest runs' bytes (`ttl.expired_suffix`), these are merged first,
-    however few they are.
+    The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires. Where expired
+    rows take at least half of the oldest runs' bytes (`ttl.expired_suffix`), these are merged first, however few.
 
-    Carried out and picked again, it ends: with fewer than `l0_trigger` runs in each state partition (universal), or of
+    Carried out and picked anew, it ends: with fewer than `l0_trigger` runs in each state partition (universal), or of
     level 0 and each further level within its size (leveled).
 
-    The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires.
-
-    Raises:
-        ValueError: the policy could never be met: `l0_trigger` is below 2, or `fanout` not above 1.
+    Raises `ValueError` where the policy could never be met: `l0_trigger` is below 2, or `fanout` not above 1.
     """
     if policy.l0_trigger < 2 or policy.fanout <= 1:
         raise ValueError(
@@ -84,22 +81,17 @@ def pick_all(
 
     What is one run without tombstones and expired rows, all of it within its partition, is left alone.
     """
+
+    def is_settled(sst: Sst) -> bool:
+        has_expired = clock_ms is not None and may_have_expired(sst, clock_ms)
+        return not sst.tombstones and len(touched(sst, partitions)) == 1 and not has_expired
+
     whole = leveled.everything if policy.kind == "leveled" else universal.everything
     return _disjoint(
         _by_clock(whole(p, partitions, mine, policy), clock_ms)
         for p, mine in by_partition(ssts, partitions).items()
-        if only(p) and not _is_whole(mine, partitions, clock_ms)
+        if only(p) and not (len(sorted_runs(mine)) == 1 and all(is_settled(sst) for sst in mine))
     )
-
-
-def _is_whole(ssts: Sequence[Sst], partitions: int, clock_ms: int | None) -> bool:
-    settled = all(
-        not sst.tombstones
-        and len(touched(sst, partitions)) == 1
-        and (clock_ms is None or not may_have_expired(sst, clock_ms))
-        for sst in ssts
-    )
-    return settled and len(sorted_runs(ssts)) == 1
 
 
 def _disjoint(wanted: Iterable[Compaction]) -> tuple[Compaction, ...]:

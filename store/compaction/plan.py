@@ -12,7 +12,7 @@ Rebasing: the same change, made of a newer head.
 A writer loses a version's number when another process commits first. Where that was a compaction, which changes how
 rows are stored and no row, nothing the writer read is out of date: its version follows the compaction's instead. As
 with the conflicting changes of Iceberg (spec, "Optimistic Concurrency") and of git's rebase, what it changed is taken
-off the old base and put on the new one. Pure.
+off the old base and put on the new one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -92,31 +92,22 @@ def newest_first(ssts: Iterable[Sst]) -> tuple[Sst, ...]:
 def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
     """The SSTs of a manifest with each result in the place of its inputs.
 
-    The manifest may be newer than the one that was compacted: SSTs added since stay, before the result. A
-    result that does not fit any more is left out, since its inputs were merged or dropped otherwise: when an
-    input is gone, when one came to lie between the inputs, or when tombstones were dropped and there is an
-    older one now.
+    The manifest may be newer than the one that was compacted: SSTs added since stay, before the result. A result that
+    does not fit any more is left out, since its inputs were merged or dropped otherwise: when an input is gone, when
+    one came to lie between the inputs, or when tombstones were dropped and there is an older one now.
     """
     current = tuple(ssts)
     for one in done:
         inputs = frozenset(one.compaction.inputs)
-        if _fits(current, one.compaction, inputs):
+        oldest, newest = min(sst.seq_min for sst in inputs), max(sst.seq_max for sst in inputs)
+        others = (sst for sst in overlapping(current, *one.compaction.hashes) if sst not in inputs)
+        may_be_older = not one.compaction.drops_tombstones
+        fits = (sst.seq_min > newest or (sst.seq_max < oldest and may_be_older) for sst in others)
+        if inputs.issubset(current) and all(fits):
             first = next(i for i, sst in enumerate(current) if sst in inputs)
             rest = tuple(sst for sst in current[first:] if sst not in inputs)
             current = (*current[:first], *one.outputs, *rest)
     return current
-
-
-def _fits(ssts: tuple[Sst, ...], compaction: Compaction, inputs: frozenset[Sst]) -> bool:
-    if not inputs.issubset(ssts):
-        return False
-    oldest = min(sst.seq_min for sst in inputs)
-    newest = max(sst.seq_max for sst in inputs)
-    return all(
-        sst.seq_min > newest or (sst.seq_max < oldest and not compaction.drops_tombstones)
-        for sst in overlapping(ssts, *compaction.hashes)
-        if sst not in inputs
-    )
 
 
 def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Done] = ()) -> Manifest:
@@ -125,15 +116,11 @@ def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequenc
     What the batch read, wrote and sent stays as it is, and so does the `_seq` of its rows, which are stored already. It
     is above that of every row in `onto`: a compaction only takes up rows of versions before its own.
 
-    Args:
-        before: What `manifest` was built on.
-        manifest: The version of a batch.
-        onto: Follows from `before` by compactions alone; or, where `before` itself had to be rebased, is that.
-        merges: Those that `manifest` has put in the place of their inputs. One whose inputs are gone, or that does not
-            fit any more, is left out, and its outputs with it.
+    `manifest` is the version of a batch, built on `before`; `onto` follows from that by compactions alone or, where
+    `before` itself had to be rebased, is that. Of the `merges` that `manifest` has put in the place of their inputs one
+    whose inputs are gone, or that does not fit any more, is left out, and its outputs with it.
 
-    Raises:
-        ValueError: `onto` is of another stage or epoch, or not newer.
+    Raises `ValueError` where `onto` is of another stage or epoch, or not newer.
     """
     same = (before.app, before.stage, before.epoch) == (onto.app, onto.stage, onto.epoch)
     if not same or onto.version < before.version:

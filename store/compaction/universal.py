@@ -7,6 +7,8 @@ Pure.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 from ..sst.sorted_runs import bounds, depth, part_within, sorted_runs
 from ..versions.manifest import Policy, Sst
@@ -36,36 +38,17 @@ def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -
     if sum(sizes[:-1]) > policy.max_space_amplification * sizes[-1]:
         start, end = 0, len(runs)
     else:
-        fewest = (0, min(_fewest(depths, policy.l0_trigger), max(2, policy.max_merge_width)))
-        start, end = _similar(sizes, policy) or fewest
-    return (_merge(partition, partitions, runs[start:end], policy, drops_tombstones=end == len(runs)),)
+        left = (sum(depths) - merged + 1 for merged in accumulate(depths))
+        fewest = next((num for num, each in enumerate(left, start=1) if each < policy.l0_trigger), len(runs))
+        start, end = _similar(sizes, policy) or (0, min(fewest, max(2, policy.max_merge_width)))
+    merged = everything(partition, partitions, [sst for run in runs[start:end] for sst in run], policy)
+    return (replace(merged, drops_tombstones=end == len(runs)),)
 
 
 def everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
     """All SSTs that touch a state partition, to become one run."""
-    return _merge(partition, partitions, (ssts,), policy, drops_tombstones=True)
-
-
-def _merge(
-    partition: int, partitions: int, runs: Sequence[Sequence[Sst]], policy: Policy, *, drops_tombstones: bool
-) -> Compaction:
-    return Compaction(
-        partition,
-        partitions,
-        newest_first(sst for run in runs for sst in run),
-        drops_tombstones=drops_tombstones,
-        target_file_bytes=policy.target_file_bytes,
-    )
-
-
-def _fewest(depths: Sequence[int], trigger: int) -> int:
-    """How many runs, newest first, must become one so that fewer than `trigger` are left."""
-    left = sum(depths)
-    for num, each in enumerate(depths, start=1):
-        left -= each
-        if left + 1 < trigger:
-            return num
-    return len(depths)
+    inputs, target = newest_first(ssts), policy.target_file_bytes
+    return Compaction(partition, partitions, inputs, drops_tombstones=True, target_file_bytes=target)
 
 
 def _similar(sizes: Sequence[int], policy: Policy) -> tuple[int, int] | None:

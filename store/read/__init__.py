@@ -1,19 +1,5 @@
 """Finding rows: decoding SSTs, the cache on this machine, multi-get, range reads, the DuckDB view of a table.
 
-Nothing here writes to the store.
+A batch's keys are looked up by `table_rows`, which asks `multi_get`, which looks in the blocks (`decode`) that `cache`
+has, and reads of other SSTs the pages that it needs (`remote_sst`). Nothing here writes to the store.
 """
-
-__all__ = [
-    "cache",
-    "cache_folder",
-    "decode",
-    "duckdb_versions",
-    "duckdb_view",
-    "footers",
-    "multi_get",
-    "parquet_copies",
-    "range_reads",
-    "remote_sst",
-    "table_rows",
-    "visible_rows",
-]

@@ -5,7 +5,7 @@ folder everything is read into memory.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import RLock
 
@@ -15,6 +15,7 @@ from cachetools import LRUCache, TTLCache
 from ...errors import Corruption
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
+from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder, Mapped, map_file, write_file
 from .decode import decode, fetch, file_name
@@ -40,14 +41,9 @@ class SstCache:
     """A bounded folder of SSTs, and those this process has open. Safe with many threads and processes."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Use the folder, which is created when it is first needed.
-
-        Args:
-            folder: only for this cache; any number of processes may share it.
-            max_bytes: what its files may take together (see `CacheFolder`).
-        """
+        """Use a folder of its own, created when it is first needed, which any number of processes may share."""
         self.max_bytes = max_bytes
-        """What the folder's files may take together."""
+        """What the folder's files may take together (see `CacheFolder`)."""
         self._folder = CacheFolder(folder, max_bytes)
         self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
@@ -70,19 +66,15 @@ class SstCache:
         `bring`.
         """
         mapped = self.bring(store, sst, table, Reads())
-        if mapped is None:
-            mapped = self._hold(sst, decode(fetch(store, sst), sst, table), table, max_bytes=None)
-            assert mapped is not None  # noqa: S101  nothing bounds it
-        return mapped
+        return mapped or self._hold(sst, table, list(decode(fetch(store, sst), sst, table)))
 
     def bring(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> Mapped | None:
         """The SST's rows; None where neither the folder nor the memory that this cache may use can hold them.
 
         `reads` counts what is asked of the store.
 
-        Raises:
-            Corruption: the object is missing or not what the manifest promises.
-            Unavailable: the store did not answer.
+        Raises `Corruption` where the object is missing or not what the manifest promises, `Unavailable` where the store
+        did not answer.
         """
         mapped = self.peek(sst, table)
         with self._lock:
@@ -91,7 +83,14 @@ class SstCache:
         data = self._fetch(store, sst, table, reads)
         mapped = self.peek(sst, table)
         if mapped is None and data is not None:
-            mapped = self._hold(sst, decode(data, sst, table), table, max_bytes=_MEMORY_BYTES)
+            held, memory_bytes = [], 0
+            for rows in decode(data, sst, table):
+                memory_bytes += rows.nbytes
+                if memory_bytes > _MEMORY_BYTES:
+                    break
+                held.append(rows)
+            else:
+                return self._hold(sst, table, held)
         if mapped is None:
             with self._lock:
                 self._refused[file_name(sst)] = None
@@ -106,30 +105,31 @@ class SstCache:
         """Bring the SST to the folder; its bytes, or None where they are too many to hold at once."""
         if sst.bytes > _WHOLE_BYTES:
             ranged = RangedSst(store, sst, table, reads)
-            self._write(sst, (block.stored for block in ranged.read(ranged.within(sst.hash_min, sst.hash_max))))
+            parts = ranged.having(HASH, sst.hash_min, sst.hash_max)
+            self._write(sst, (block.stored for block in ranged.read(parts)))
             return None
         data = fetch(store, sst)
         reads.requests += 1
         reads.round_trips += 1
         reads.bytes += len(data)
-        self._write(sst, decode(data, sst, table))
+        self.add_encoded(sst, table, data)
         return data
 
     def peek(self, sst: Sst, table: Table) -> Mapped | None:
         """The SST's rows if this machine has them, else None; asks no store."""
         name = file_name(sst)
         with self._lock:
-            mapped = self._mapped.get(name)
-            if mapped is not None:
-                self._touch(name)
-            else:
-                mapped = self._in_memory.get(name)
+            kept = self._mapped if name in self._mapped else self._in_memory
+            mapped = kept.get(name)
+            if kept is self._mapped and name not in self._touched:
+                self._touched[name] = None
+                self._folder.touch(name + _ARROW)
         if mapped is None:
             return self._map(name, sst, table)
         found = mapped.read_as(table, sst)
         if found is not mapped:
             with self._lock:
-                (self._mapped if name in self._mapped else self._in_memory)[name] = found
+                kept[name] = found
         return found
 
     def has(self, sst: Sst) -> bool:
@@ -172,10 +172,8 @@ class SstCache:
 
         The object itself where the store is a local folder, else a copy.
 
-        Raises:
-            Corruption: the object is missing or not what the manifest promises.
-            Unavailable: the store did not answer, or there is no folder on this machine that could hold a
-                copy.
+        Raises `Corruption` where the object is missing or not what the manifest promises, `Unavailable` where the store
+        did not answer, or there is no folder on this machine that could hold a copy.
         """
         return self._parquet.path(store, sst)
 
@@ -199,39 +197,22 @@ class SstCache:
         except (Corruption, pa.ArrowException, OSError):
             self._folder.remove(name + _ARROW)
             return None
+        now_s = time.monotonic()
         with self._lock:
-            self._drop_evicted()
+            if now_s - self._dropped_s > _TOUCH_S:
+                # Now and then: mapped files that were evicted would hold on to the disk's space.
+                self._dropped_s = now_s
+                for evicted in [each for each in self._mapped if not self._folder.has(each + _ARROW)]:
+                    del self._mapped[evicted]
             self._mapped[name] = mapped
             self._touched[name] = None
             self._ranged.pop(name, None)
         return mapped
 
-    def _hold(
-        self, sst: Sst, batches: Iterable[pa.RecordBatch], table: Table, *, max_bytes: int | None
-    ) -> Mapped | None:
-        """The rows in this process's memory; None once they are more than that."""
-        held, memory = [], 0
-        for rows in batches:
-            memory += rows.nbytes
-            if max_bytes is not None and memory > max_bytes:
-                return None
-            held.append(rows)
-        mapped = Mapped.of(held, sst, table, memory)
+    def _hold(self, sst: Sst, table: Table, batches: Sequence[pa.RecordBatch]) -> Mapped:
+        """The rows in this process's memory."""
+        mapped = Mapped.of(batches, sst, table, sum(rows.nbytes for rows in batches))
         with self._lock:
             self._in_memory[file_name(sst)] = mapped
             self._ranged.pop(file_name(sst), None)
         return mapped
-
-    def _touch(self, name: str) -> None:
-        """Note now and then that a mapped file is used, so that it is evicted late."""
-        if name not in self._touched:
-            self._touched[name] = None
-            self._folder.touch(name + _ARROW)
-
-    def _drop_evicted(self) -> None:
-        """Let go, now and then, of mapped files that were evicted: they would hold on to the disk's space."""
-        now_s = time.monotonic()
-        if now_s - self._dropped_s > _TOUCH_S:
-            self._dropped_s = now_s
-            for name in [name for name in self._mapped if not self._folder.has(name + _ARROW)]:
-                del self._mapped[name]

@@ -13,7 +13,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,15 +41,12 @@ class CacheFolder:
     """Files by name. Safe to use from many threads and processes."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Use the folder, which is created with its first file.
+        """Use the folder, which is created with its first file; nothing else may be kept in it.
 
-        Args:
-            path: the folder; nothing else may be kept in it.
-            max_bytes: what the files may take together. Each further process that writes at the same time may
-                exceed it by a tenth, and pinned files do not yield.
+        Its files may take `max_bytes` together. Each further process that writes at the same time may exceed that by a
+        tenth, and pinned files do not yield.
         """
-        self.path = path
-        self.max_bytes = max_bytes
+        self.path, self.max_bytes = path, max_bytes
         self._known_bytes = 0
         self._unmeasured_bytes = max_bytes
         self._complained = False
@@ -115,8 +112,7 @@ class CacheFolder:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        # A file system without locks does not keep us from reading; then only the time of use protects the
-        # file.
+        # A file system without locks does not keep us from reading; then only the time of use protects the file.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         if os.fstat(descriptor).st_nlink == 0:
@@ -130,31 +126,23 @@ class CacheFolder:
         fits = self._known_bytes + size <= self.max_bytes
         if fits and self._unmeasured_bytes < self.max_bytes * _SLACK:
             return
-        entries = sorted(self._measure())
+        entries = []
+        with os.scandir(self.path) as listing:
+            for item in listing:
+                with suppress(FileNotFoundError):
+                    found = item.stat()
+                    if not item.name.startswith(_TEMPORARY):
+                        entries.append((found.st_mtime_ns, found.st_size, item.name))
+                    elif found.st_mtime < time.time() - _STALE_S:
+                        self.remove(item.name)
         total = sum(taken for _, taken, _ in entries)
         if total + size > self.max_bytes:
-            for _, taken, name in entries:
+            for _, taken, name in sorted(entries):
                 if total + size <= self.max_bytes * (1 - _SLACK):
                     break
                 if self._evict(name):
                     total -= taken
-        self._known_bytes = total
-        self._unmeasured_bytes = 0
-
-    def _measure(self) -> list[tuple[int, int, str]]:
-        """Last use (ns), bytes and name of each file there is; removes what dead processes left behind."""
-        entries = []
-        with os.scandir(self.path) as listing:
-            for item in listing:
-                try:
-                    found = item.stat()
-                except FileNotFoundError:
-                    continue
-                if not item.name.startswith(_TEMPORARY):
-                    entries.append((found.st_mtime_ns, found.st_size, item.name))
-                elif found.st_mtime < time.time() - _STALE_S:
-                    self.remove(item.name)
-        return entries
+        self._known_bytes, self._unmeasured_bytes = total, 0
 
     def _evict(self, name: str) -> bool:
         """Unlink the file unless somebody has it pinned; whether its bytes are free."""
@@ -191,9 +179,8 @@ class Mapped:
     """As which one the rows are read."""
 
     @staticmethod
-    def of(batches: Iterable[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "Mapped":
+    def of(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "Mapped":
         """The SST whose rows these are. Raises `Corruption` unless it has columns that the table has or had."""
-        rows = list(batches)
         how = check_shape(sst, table, rows[0].schema, sum(each.num_rows for each in rows)) if rows else None
         return Mapped(tuple(Block.of(each, how) for each in rows), memory_bytes, table)
 
@@ -233,15 +220,14 @@ def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
 def map_file(path: Path, sst: Sst, table: Table) -> Mapped:
     """Map a file of `write_file`. Unlinked or replaced from now on, the map keeps what it has.
 
-    Raises:
-        Corruption, ArrowException, OSError: it is not what was written for this SST.
+    Raises `Corruption` or `ArrowException` or `OSError` where it is not what was written for this SST.
     """
     data = pa.memory_map(str(path)).read_buffer()
     content = data.slice(0, max(0, data.size - _TRAILER_BYTES))
     if _digest(content, sst) != data[content.size :].to_pybytes():
         raise corrupt(sst, "its copy in the cache is not what was written")
     reader = pa.ipc.open_file(content)
-    return Mapped.of((reader.get_batch(i) for i in range(reader.num_record_batches)), sst, table)
+    return Mapped.of([reader.get_batch(i) for i in range(reader.num_record_batches)], sst, table)
 
 
 def _digest(content: pa.Buffer, sst: Sst) -> bytes:

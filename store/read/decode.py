@@ -120,9 +120,7 @@ def file_name(sst: Sst) -> str:
 def fetch(store: ObjectStore, sst: Sst) -> bytes:
     """The whole object, checked against the manifest's checksum.
 
-    Raises:
-        Corruption: it is missing or not what was written.
-        Unavailable: the store did not answer.
+    Raises `Corruption` where it is missing or not what was written, `Unavailable` where the store did not answer.
     """
     try:
         data = store.at(sst.root).get(sst.object)
@@ -169,8 +167,7 @@ def check_shape(sst: Sst, table: Table, found: pa.Schema, rows: int) -> Reading 
 def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
     """The rows of a whole SST as it has them, in its order, at most `BLOCK_ROWS` at a time.
 
-    Raises:
-        Corruption: the bytes are not Parquet, or not of columns that the table has or had.
+    Raises `Corruption` where the bytes are not Parquet, or not of columns that the table has or had.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -183,8 +180,7 @@ def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
 def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Table:
     """All rows of a Parquet file; `check_pages` compares each page with its own checksum.
 
-    Raises:
-        ArrowException, OSError: it is no Parquet, or a page is damaged.
+    Raises `ArrowException` or `OSError` where it is no Parquet, or a page is damaged.
     """
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=check_pages)
     return read_groups(file, range(file.num_row_groups))

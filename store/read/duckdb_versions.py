@@ -1,11 +1,11 @@
 """A table at several of its versions, as one DuckDB view: each row of an SST, with the versions at which it is visible.
 
 An SST belongs to many versions and hardly changes from one to the next: a few of its rows are hidden by what came. So
-its file is scanned once, whatever the number of versions, and only rows that are hidden at some of them are told of one
+its file is scanned once, whatever the number of versions, and only rows that are hidden at some of them are listed one
 by one: each has the span of versions at which it is seen, all others that of their SST.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ...errors import Usage
 from ..objects.protocol import ObjectStore
-from ..sst.sorted_runs import overlapping
+from ..sst.sorted_runs import newer_than
 from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, SEQ, arrow_schema
 from ..versions.manifest import Manifest, Sst, Table
@@ -42,29 +42,33 @@ class _Stay:
 def register(
     con: duckdb.DuckDBPyConnection, name: str, store: ObjectStore, cache: SstCache, manifests: Sequence[Manifest]
 ) -> frozenset[Path]:
-    """Make the table at these versions a temporary view, with `_version` and `_committed_at` of each row.
+    """Make the table at these versions a temporary view `name`, with `_version` and `_committed_at` of each row.
 
-    The cache must stay open while it is queried. Each version is shown by its own clock. Returns the files that it
-    reads, each one of `cache.parquet_path`.
+    The manifests are versions of one stage, ascending; at least one of them has an SST, and each is shown by its own
+    clock. The connection needs no extension that DuckDB does not bring along. The cache holds local copies of a remote
+    store's SSTs, and must stay open while the view is queried. Returns the files that it reads, each one of
+    `cache.parquet_path`.
 
-    Args:
-        con: the connection; needs no extension that DuckDB does not bring along.
-        name: what the view is called.
-        store: the store of the app.
-        cache: holds local copies of a remote store's SSTs.
-        manifests: versions of one stage, ascending; at least one of them has an SST.
-
-    Raises:
-        Usage: the stage keeps no table.
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
+    Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
+    the store did not answer.
     """
     table = manifests[-1].table
     if table is None:
         raise Usage(f"stage {manifests[-1].stage!r} keeps no state, so there is no table to query")
     stays = _stays([manifest.ssts for manifest in manifests])
-    con.register(f"{name} versions", _versions(manifests))
-    con.register(f"{name} stays", _places(stays))
+    versions = {
+        "place": np.arange(len(manifests)),
+        "_version": [each.version for each in manifests],
+        "_committed_at": pa.array([each.time_ms * 1_000 for each in manifests], pa.timestamp("us", "UTC")),
+        "clock_ms": [each.clock_ms for each in manifests],
+    }
+    places = {
+        "file_index": np.arange(len(stays)),
+        "first": [stay.first for stay in stays],
+        "last": [stay.last for stay in stays],
+    }
+    con.register(f"{name} versions", pa.table(versions))
+    con.register(f"{name} stays", pa.table(places))
     con.register(f"{name} spans", _spans(store, cache, stays, table))
     columns = [each for each in arrow_schema((*table.key, *table.values)).names if not each.startswith("_")]
     expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
@@ -94,7 +98,7 @@ def register(
 
 
 def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
-    """Each SST once for each stretch of versions that has it."""
+    """Each SST once for each row of versions that have it."""
     found: list[_Stay] = []
     there: dict[Sst, _Stay] = {}
     for place, ssts in enumerate(versions):
@@ -105,18 +109,13 @@ def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
             del there[sst]
         for sst, stay in there.items():
             stay.last = place
-            entered, left = _newer(came, sst), _newer(went, sst)
+            entered, left = newer_than(sst, came), newer_than(sst, went)
             if entered or left:
                 stay.changes.append((place, entered, left))
         for sst in came:
-            there[sst] = _Stay(sst, place, place, [(place, _newer(now, sst), [])])
+            there[sst] = _Stay(sst, place, place, [(place, newer_than(sst, now), [])])
             found.append(there[sst])
     return found
-
-
-def _newer(ssts: Iterable[Sst], older: Sst) -> list[Sst]:
-    """Those of the SSTs that may hide rows of another one."""
-    return [each for each in overlapping(ssts, older.hash_min, older.hash_max) if each.seq_max > older.seq_max]
 
 
 def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: Table) -> pa.Table:
@@ -152,27 +151,6 @@ def _of_stay(stay: _Stay, hidden: dict[Sst | None, npt.NDArray[np.int64]]) -> It
             yield gone, since[gone], np.full(gone.size, place - 1)
             since[gone], changed[gone] = -1, True
         since[rows[(hiding[rows] == 0) & (since[rows] < 0)]] = place
-    again = np.flatnonzero(changed & (since >= 0))
-    if again.size:
-        yield again, since[again], np.full(again.size, stay.last)
-
-
-def _versions(manifests: Sequence[Manifest]) -> pa.Table:
-    return pa.table(
-        {
-            "place": pa.array(range(len(manifests)), pa.int64()),
-            "_version": pa.array([each.version for each in manifests], pa.int64()),
-            "_committed_at": pa.array([each.time_ms * 1_000 for each in manifests], pa.timestamp("us", "UTC")),
-            "clock_ms": pa.array([each.clock_ms for each in manifests], pa.int64()),
-        }
-    )
-
-
-def _places(stays: Sequence[_Stay]) -> pa.Table:
-    return pa.table(
-        {
-            "file_index": pa.array(range(len(stays)), pa.int64()),
-            "first": pa.array([stay.first for stay in stays], pa.int64()),
-            "last": pa.array([stay.last for stay in stays], pa.int64()),
-        }
-    )
+    until_the_last = np.flatnonzero(changed & (since >= 0))
+    if until_the_last.size:
+        yield until_the_last, since[until_the_last], np.full(until_the_last.size, stay.last)

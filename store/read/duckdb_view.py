@@ -15,6 +15,7 @@ SSTs of the same columns are one scan. What was renamed, widened or added since 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import duckdb
@@ -26,7 +27,7 @@ from cachetools import LRUCache
 
 from ...errors import Usage
 from ..objects.protocol import ObjectStore
-from ..sst.evolution import Reading, Source
+from ..sst.evolution import Reading
 from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, OP, sst_schema
 from ..versions.manifest import Manifest, Sst, Table
@@ -36,7 +37,7 @@ from .decode import check_shape, corrupt, file_name
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30
-"""Rows of all SSTs that share a bitmap: DuckDB numbers its bits by 32-bit integers."""
+"""SSTs that begin within so many rows share a bitmap: DuckDB numbers its bits by 32-bit integers."""
 _BATCH_ROWS = 1 << 16
 """Rows of a mapped SST that one thread of DuckDB takes at once."""
 _NO_CURSOR = "a cursor does not see which rows count: ask the connection itself"
@@ -56,23 +57,15 @@ def register(
     *,
     clock_ms: int | None = None,
 ) -> frozenset[Path]:
-    """Make the manifest's table a view of the connection, in the place of one of the same name.
+    """Make the manifest's table a view `name` of the connection, in the place of one of the same name.
 
-    Its columns are the key and value columns whose names do not start with `_`. The cache must stay open while the view
-    is queried. Returns the files that it reads, each one of `cache.parquet_path`.
+    Its columns are the key and value columns whose names do not start with `_`. Rows that expire at `clock_ms` or
+    before are not shown; default the manifest's own clock. The connection, of a database in memory, needs no extension
+    that DuckDB does not bring along. The cache holds local copies of a remote store's SSTs, and must stay open while
+    the view is queried. Returns the files that it reads, each one of `cache.parquet_path`.
 
-    Args:
-        con: the connection, of a database in memory; needs no extension that DuckDB does not bring along.
-        name: what the view is called.
-        store: the store of the app.
-        cache: holds local copies of a remote store's SSTs.
-        manifest: the version to show.
-        clock_ms: rows that expire at this time or before are not shown; default the manifest's own clock.
-
-    Raises:
-        Usage: the stage keeps no table.
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
+    Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
+    the store did not answer.
     """
     table = manifest.table
     if table is None:
@@ -83,41 +76,33 @@ def register(
         return frozenset()
     mapped = {sst: rows for sst in manifest.ssts if (rows := cache.peek(sst, table)) is not None}
     paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts if sst not in mapped}
-    dead = hidden_rows(store, cache, manifest.ssts, table)
+    hidden = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
-    others, expiring = _by_expiry(manifest.ssts, clock_ms)
-    # Of the others, some may be from before the table got a ttl, and lack the column.
-    by_name = table.ttl is not None
     alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
     parts: list[duckdb.DuckDBPyRelation] = []
     selects: list[str] = []
-    for letter, ssts, condition in (("a", others, "true"), ("b", expiring, alive)):
-        parts += _mapped_rows(con, [(mapped[sst], dead.get(sst)) for sst in ssts if sst in mapped], columns, condition)
+    # An expired row is left out only when its SST is read: it still hides those before it.
+    for letter, expires, condition in (("a", False, "true"), ("b", True, alive)):
+        ssts = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms) == expires]
+        parts += _mapped_rows(
+            con, [(mapped[sst], hidden.get(sst)) for sst in ssts if sst in mapped], columns, condition
+        )
         filed = [sst for sst in ssts if sst not in mapped]
-        for number, some in enumerate(alike(filed, paths, table)):
+        for number, group in enumerate(alike(filed, paths, table)):
             selects += _newest_rows(
                 con,
                 f"{name}_{letter}{number}",
-                some.select(con, columns),
-                paths,
-                [filed[place] for place in some.places],
-                dead,
-                by_name=by_name,
+                group.select(con, columns),
+                [(filed[place], paths[filed[place].object]) for place in group.places],
+                hidden,
+                # Some may be from before the table got a ttl, and lack the column.
+                by_name=table.ttl is not None,
                 condition=condition,
             )
     if selects:
         parts.append(con.sql(" UNION ALL ".join(selects)))
     reduce(duckdb.DuckDBPyRelation.union, parts).create_view(name)
     return frozenset(paths.values())
-
-
-def _by_expiry(ssts: Sequence[Sst], clock_ms: int) -> tuple[list[Sst], list[Sst]]:
-    """Those without a row that has expired, and the others: of these it is seen when they are read.
-
-    An expired row still hides those before it.
-    """
-    expiring = [sst for sst in ssts if may_have_expired(sst, clock_ms)]
-    return [sst for sst in ssts if sst not in expiring], expiring
 
 
 def _mapped_rows(
@@ -128,71 +113,58 @@ def _mapped_rows(
 ) -> Iterator[duckdb.DuckDBPyRelation]:
     """The rows that count of mapped SSTs, each with the positions of those that do not, as few relations."""
     groups: dict[tuple[object, ...], list[tuple[Mapped, npt.NDArray[np.int64] | None]]] = {}
-    for one, dead in rows:
+    for one, hidden in rows:
         fields = tuple((field.name, field.type, field.nullable) for field in one.stored.schema)
-        groups.setdefault((id(one.reading), dead is None, fields), []).append((one, dead))
-    for (_, whole, _), some in groups.items():
-        like = Alike((), some[0][0].reading, EXPIRES in some[0][0].stored.schema.names)
-        tables = [one.stored if dead is None else _with_hidden(one.stored, dead) for one, dead in some]
-        # Each thread takes a batch at a time.
-        batches = [batch for each in tables for batch in each.to_batches(max_chunksize=_BATCH_ROWS)]
+        groups.setdefault((id(one.reading), hidden is None, fields), []).append((one, hidden))
+    for (_, all_count, _), some in groups.items():
+        batches: list[pa.RecordBatch] = []
+        for one, hidden in some:
+            table = one.stored
+            if hidden is not None:
+                # In the place of `_op`, which no query asks for: whether a row is hidden.
+                is_hidden = np.zeros(table.num_rows, np.bool_)
+                is_hidden[hidden] = True
+                table = table.set_column(table.schema.get_field_index(OP), OP, pa.array(is_hidden))
+            # Each thread takes a batch at a time.
+            batches += table.to_batches(max_chunksize=_BATCH_ROWS)
         relation = con.from_arrow(pa.Table.from_batches(batches))
-        relation = relation.filter(condition if whole else f"NOT {OP} AND {condition}")
-        yield relation.project(like.select(con, columns))
-
-
-def _with_hidden(rows: pa.Table, dead: npt.NDArray[np.int64]) -> pa.Table:
-    """The rows with, in the place of `_op`, which no query asks for, whether each is hidden."""
-    hidden = np.zeros(rows.num_rows, np.bool_)
-    hidden[dead] = True
-    return rows.set_column(rows.schema.get_field_index(OP), OP, pa.array(hidden))
+        like = Alike((), some[0][0].reading, EXPIRES in some[0][0].stored.schema.names)
+        yield relation.filter(condition if all_count else f"NOT {OP} AND {condition}").project(
+            like.select(con, columns)
+        )
 
 
 def _newest_rows(
     con: duckdb.DuckDBPyConnection,
     name: str,
     selected: str,
-    paths: dict[str, Path],
-    ssts: Sequence[Sst],
-    dead: Mapping[Sst, npt.NDArray[np.int64]],
+    ssts: Sequence[tuple[Sst, Path]],
+    hidden: Mapping[Sst, npt.NDArray[np.int64]],
     *,
     by_name: bool,
     condition: str,
-) -> list[str]:
-    """The SELECTs of the view for some SSTs; sets the variables that they need."""
-    whole = [sst for sst in ssts if sst not in dead]
-    selects = []
-    if whole:
-        files = from_files([paths[sst.object] for sst in whole], by_name=by_name)
-        selects.append(f"SELECT {selected} FROM {files} WHERE {condition}")
-    for number, chunk in enumerate(_chunks([sst for sst in ssts if sst in dead])):
-        ends = np.cumsum([sst.rows for sst in chunk])
-        starts = (ends - [sst.rows for sst in chunk]).tolist()
+) -> Iterator[str]:
+    """The SELECTs of the view for some SSTs and their files; sets the variables that they need."""
+    all_count = [path for sst, path in ssts if sst not in hidden]
+    if all_count:
+        yield f"SELECT {selected} FROM {from_files(all_count, by_name=by_name)} WHERE {condition}"
+    others = [(sst, path) for sst, path in ssts if sst in hidden]
+    before = accumulate((sst.rows for sst, _ in others), initial=0)
+    for number, some in groupby(zip(others, before, strict=False), key=lambda each: each[1] // _BITMAP_ROWS):
+        chunk = [each for each, _ in some]
+        ends = np.cumsum([sst.rows for sst, _ in chunk])
+        starts = (ends - [sst.rows for sst, _ in chunk]).tolist()
         bits = np.zeros(int(ends[-1]), np.bool_)
-        for sst, start in zip(chunk, starts, strict=True):
-            bits[start + dead[sst]] = True
-        variable = f"_dead_{number}_{name}"
+        for (sst, _), start in zip(chunk, starts, strict=True):
+            bits[start + hidden[sst]] = True
+        variable = f"_hidden_{number}_{name}"
         con.execute(f"SET VARIABLE {quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
         position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
-        selects.append(
-            f"SELECT {selected} FROM {from_files([paths[sst.object] for sst in chunk], by_name=by_name)}"
+        yield (
+            f"SELECT {selected} FROM {from_files([path for _, path in chunk], by_name=by_name)}"
             f" WHERE CASE WHEN getvariable({literal(variable)}) IS NULL THEN error({literal(_NO_CURSOR)})"
             f" ELSE get_bit(getvariable({literal(variable)}), {position}) = 0 END AND {condition}"
         )
-    return selects
-
-
-def _chunks(ssts: Sequence[Sst]) -> list[list[Sst]]:
-    """The SSTs, in order, such that those of a chunk have no more rows together than a bitmap has bits."""
-    chunks: list[list[Sst]] = []
-    rows = _BITMAP_ROWS
-    for sst in ssts:
-        rows += sst.rows
-        if rows > _BITMAP_ROWS:
-            chunks.append([])
-            rows = sst.rows
-        chunks[-1].append(sst)
-    return chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +180,20 @@ class Alike:
 
     def select(self, con: duckdb.DuckDBPyConnection, names: Sequence[str]) -> str:
         """The table's columns of these names, or an SST's own, as a list of SQL expressions."""
-        how = self.reading.sources if self.reading is not None else {}
-        return ", ".join(
-            _expression(con, name, how[name])
-            if name in how
-            else f"NULL::BIGINT AS {EXPIRES}"
-            if name == EXPIRES and self.expires is False
-            else quoted(name)
-            for name in names
-        )
+        return ", ".join(self._expression(con, name) for name in names)
+
+    def _expression(self, con: duckdb.DuckDBPyConnection, name: str) -> str:
+        source = self.reading.sources.get(name) if self.reading is not None else None
+        if source is None:
+            return f"NULL::BIGINT AS {EXPIRES}" if name == EXPIRES and self.expires is False else quoted(name)
+        if source.name is not None and source.stored == source.type:
+            return f"{quoted(source.name)} AS {quoted(name)}"
+        if source.name is not None:
+            value = quoted(source.name)
+        else:
+            value = literal(str(source.default.cast(pa.string()).as_py())) if source.default.is_valid else "NULL"
+        kind = con.from_arrow(pa.schema([("kind", source.type)]).empty_table()).types[0]
+        return f"CAST({value} AS {kind}) AS {quoted(name)}"
 
 
 def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple[Alike, ...]:
@@ -228,30 +205,16 @@ def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple
         return (Alike(tuple(range(len(ssts)))),) if ssts else ()
     found: dict[tuple[int, bool], tuple[Reading | None, list[int]]] = {}
     for place, sst in enumerate(ssts):
-        schema = _schema_of(sst, paths[sst.object])
+        name = file_name(sst)
+        if name not in _schemas:
+            try:
+                _schemas[name] = pq.read_schema(paths[sst.object])
+            except (pa.ArrowException, OSError) as error:
+                raise corrupt(sst, f"it cannot be decoded ({error})") from error
+        schema = _schemas[name]
         how = check_shape(sst, table, schema, sst.rows)
         found.setdefault((id(how), EXPIRES in schema.names), (how, []))[1].append(place)
     return tuple(Alike(tuple(places), how, expires) for (_, expires), (how, places) in found.items())
-
-
-def _schema_of(sst: Sst, path: Path) -> pa.Schema:
-    name = file_name(sst)
-    if name not in _schemas:
-        try:
-            _schemas[name] = pq.read_schema(path)
-        except (pa.ArrowException, OSError) as error:
-            raise corrupt(sst, f"it cannot be decoded ({error})") from error
-    return _schemas[name]
-
-
-def _expression(con: duckdb.DuckDBPyConnection, name: str, source: Source) -> str:
-    kind = con.from_arrow(pa.schema([("kind", source.type)]).empty_table()).types[0]
-    value = source.name and quoted(source.name)
-    if value is None:
-        value = "NULL" if not source.default.is_valid else literal(str(source.default.cast(pa.string()).as_py()))
-    elif source.stored == source.type:
-        return f"{value} AS {quoted(name)}"
-    return f"CAST({value} AS {kind}) AS {quoted(name)}"
 
 
 def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:

@@ -1,7 +1,7 @@
 """Footers and page indexes of SSTs, which say where everything is, and Bloom filters: read once and kept."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from threading import Lock
 
@@ -60,15 +60,14 @@ class Footer:
     checksums: bytes
     """Of the index of each row group."""
 
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes here, about; never more than there is room for."""
-        return min(_MAX_BYTES, _CHUNK_OBJECTS_BYTES * (4 + sum(len(group.columns) for group in self.groups)))
-
     def filter_at(self, group: int, chunk: int) -> tuple[int, int]:
         """From where to where a chunk of a filter is."""
         start, end = bits_of(self.groups[group].columns[0].meta_data)
         return start + chunk * CHUNK_BYTES, min(start + (chunk + 1) * CHUNK_BYTES, end)
+
+    def index_at(self, group: int) -> list[tuple[int, int]]:
+        """From where to where are column indexes, offset indexes and checksums of the filter."""
+        return [*index_ranges(self.groups[group]), (int(self.checks[group]), int(self.checks[group + 1]))]
 
     def filter_bytes(self, group: int) -> int:
         """How many bytes of bits a row group's filter has."""
@@ -98,7 +97,9 @@ class PageIndex:
 
 
 # By name of the SST's file; indexes by row group, too, and filters by chunk.
-_footers: LRUCache[str, Footer] = LRUCache(_MAX_BYTES, getsizeof=lambda footer: footer.memory_bytes)
+_footers: LRUCache[str, Footer] = LRUCache(
+    _MAX_BYTES, lambda one: min(_MAX_BYTES, _CHUNK_OBJECTS_BYTES * (4 + sum(len(each.columns) for each in one.groups)))
+)
 _indexes: LRUCache[tuple[str, int], PageIndex] = LRUCache(_MAX_BYTES, getsizeof=lambda index: index.memory_bytes)
 _chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_BYTES, getsizeof=len)
 _lock = Lock()
@@ -107,79 +108,114 @@ _lock = Lock()
 def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
     """The SST's footer, kept from before or read now.
 
-    Raises:
-        Corruption: the object is missing or its footer is not what the manifest promises.
-        Unavailable: the store did not answer.
+    Raises `Corruption` where the object is missing or its footer is not what the manifest promises, `Unavailable` where
+    the store did not answer.
     """
     name = file_name(sst)
     with _lock:
         footer = _footers.get(name)
+    if footer is not None and footer.table == table:
+        return footer
     if footer is None:
-        footer = _read(reader, sst, table)
-        with _lock:
-            _footers[name] = footer
-    elif footer.table != table:
+        first = sst.bytes - sst.footer_bytes
+        if sst.footer_bytes <= 0 or first < 0:
+            raise corrupt(sst, f"{sst.bytes} bytes cannot end with {sst.footer_bytes} of a footer")
+        footer = decode_footer(reader.one(first, sst.bytes), sst, table)
+    else:
         # At another version, the table may have other columns.
-        footer = replace(footer, table=table, reading=_reading(footer.metadata, sst, table))
-        with _lock:
-            _footers[name] = footer
+        how = check_shape(sst, table, footer.schema, footer.metadata.num_rows)
+        footer = replace(footer, table=table, reading=how)
+    with _lock:
+        _footers[name] = footer
     return footer
 
 
-@dataclass(slots=True)
+def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
+    """The footer from the object's last bytes. Raises `Corruption` where the footer is not what was written."""
+    end = data[len(data) - sst.footer_bytes :]
+    found = xxhash.xxh3_128_hexdigest(end)
+    # Before anything looks at it: Arrow ends the process over some footers.
+    if found != sst.footer_checksum:
+        raise corrupt(sst, f"expected checksum {sst.footer_checksum} of its footer, found {found}")
+    try:
+        return _decode_footer(end, sst, table)
+    except MALFORMED as error:
+        raise corrupt(sst, f"its footer cannot be decoded ({error})") from error
+
+
+def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
+    metadata = pq.read_metadata(pa.BufferReader(end))
+    schema = metadata.schema.to_arrow_schema()
+    groups = decoded(FileMetaData, end[-8 - int.from_bytes(end[-8:-4], "little") : -8]).row_groups
+    hash_column = metadata.schema.names.index(HASH)
+    statistics = [metadata.row_group(i).column(hash_column).statistics for i in range(len(groups))]
+    reading = check_shape(sst, table, schema, metadata.num_rows)
+    if any(chunk.offset_index_offset is None for group in groups for chunk in group.columns):
+        raise ValueError("it tells of no page index")
+    filters = [bits_of(group.columns[0].meta_data) for group in groups]
+    sizes = [-(-(stop - start) // CHUNK_BYTES) * CHUNK_CHECKSUM_BYTES for start, stop in filters]
+    return Footer(
+        metadata,
+        schema,
+        table,
+        reading,
+        groups,
+        np.array([one.min for one in statistics], np.int64),
+        np.array([one.max for one in statistics], np.int64),
+        np.array([min(chunk.meta_data.start for chunk in group.columns) for group in groups], np.int64),
+        np.array([max(chunk.meta_data.end for chunk in group.columns) for group in groups], np.int64),
+        sst.bytes - sst.footer_bytes - sum(sizes) + np.concatenate(([0], np.cumsum(sizes))),
+        end[: metadata.num_row_groups * _CHECKSUM_BYTES],
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Located:
     """What a reader of an SST knows of its row groups beside the footer."""
 
-    indexes: dict[int, PageIndex]
+    sst: Sst
+    footer: Footer
+    indexes: dict[int, PageIndex] = field(default_factory=dict)
     """By row group."""
-    chunks: dict[int, dict[int, bytes]]
+    chunks: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """Of filters, by row group and number."""
 
+    def unknown(self, wanted: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
+        """Where that is, ascending, which is to be read of some row groups: their index, and chunks of their filter.
 
-def unknown(sst: Sst, footer: Footer, located: Located, wanted: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
-    """Where that is, ascending, which is to be read of some row groups: their indexes, and chunks of their filters.
+        Takes what this process knows already.
+        """
+        name, absent = file_name(self.sst), []
+        for group, numbers in wanted.items():
+            known = self.chunks.setdefault(group, {})
+            with _lock:
+                if group not in self.indexes and (index := _indexes.get((name, group))) is not None:
+                    self.indexes[group] = index
+                known |= {each: data for each in numbers if (data := _chunks.get((name, group, each))) is not None}
+            if group not in self.indexes:
+                absent += self.footer.index_at(group)
+            absent += [self.footer.filter_at(group, each) for each in numbers if each not in known]
+        return sorted(absent)
 
-    Takes into `located` what the process knows already.
-    """
-    name, absent = file_name(sst), []
-    for group, numbers in wanted.items():
-        known = located.chunks.setdefault(group, {})
-        with _lock:
-            if group not in located.indexes and (index := _indexes.get((name, group))) is not None:
-                located.indexes[group] = index
-            known |= {each: data for each in numbers if (data := _chunks.get((name, group, each))) is not None}
-        if group not in located.indexes:
-            absent += _index_at(footer, group)
-        absent += [footer.filter_at(group, each) for each in numbers if each not in known]
-    return sorted(absent)
+    def learn(self, wanted: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
+        """Take what was `unknown`; `read` gives the bytes from one offset to another.
 
-
-def learn(
-    sst: Sst,
-    footer: Footer,
-    located: Located,
-    wanted: Mapping[int, Sequence[int]],
-    read: Callable[[int, int], bytes],
-) -> None:
-    """Take what `unknown` asked for; `read` gives the bytes from one offset to another.
-
-    Raises:
-        Corruption: it is not what was written.
-    """
-    name = file_name(sst)
-    for group, numbers in wanted.items():
-        index = located.indexes.get(group)
-        if index is None:
-            index = located.indexes[group] = decode_index(read, sst, footer, group)
-        known = located.chunks[group]
-        for each in numbers:
-            if each not in known:
-                known[each] = read(*footer.filter_at(group, each))
-                check_chunk(known[each], each, sst, index, group)
-        with _lock:
-            _indexes[name, group] = index
+        Raises `Corruption` where it is not what was written.
+        """
+        name = file_name(self.sst)
+        for group, numbers in wanted.items():
+            index = self.indexes.get(group)
+            if index is None:
+                index = self.indexes[group] = decode_index(read, self.sst, self.footer, group)
+            known = self.chunks[group]
             for each in numbers:
-                _chunks[name, group, each] = known[each]
+                if each not in known:
+                    known[each] = read(*self.footer.filter_at(group, each))
+                    check_chunk(known[each], each, self.sst, index, group)
+            with _lock:
+                _indexes[name, group] = index
+                for each in numbers:
+                    _chunks[name, group, each] = known[each]
 
 
 def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int) -> None:
@@ -189,17 +225,12 @@ def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int
         raise corrupt(sst, f"the filter of row group {group} is not what was written")
 
 
-def _index_at(footer: Footer, group: int) -> list[tuple[int, int]]:
-    return [*index_ranges(footer.groups[group]), (int(footer.checks[group]), int(footer.checks[group + 1]))]
-
-
 def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, group: int) -> PageIndex:
     """The index of a row group; `read` gives the object's bytes from one offset to another.
 
-    Raises:
-        Corruption: it is not what was written.
+    Raises `Corruption` where it is not what was written.
     """
-    parts = [read(start, end) for start, end in _index_at(footer, group)]
+    parts = [read(start, end) for start, end in footer.index_at(group)]
     expected = footer.checksums[group * _CHECKSUM_BYTES : (group + 1) * _CHECKSUM_BYTES]
     if xxhash.xxh3_64_digest(b"".join(parts)) != expected:
         raise corrupt(sst, f"the page index of row group {group} is not what was written")
@@ -210,7 +241,6 @@ def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, gr
 
 
 def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
-    """From its column indexes, its offset indexes and the checksums of its filter."""
     ranges, pages = {}, []
     ((first_column, _), (first_offset, _)) = index_ranges(group)
     for chunk in group.columns:
@@ -226,8 +256,8 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
     begins = {tuple(page.first_row for page in column) for column in pages}
     if len(begins) > 1:
         raise ValueError("the pages of its columns begin with different rows")
-    first_row = [*begins.pop(), group.num_rows]
-    return PageIndex(np.array(first_row, np.int64), start, start + size, ranges, parts[2])
+    first_row = np.array([*begins.pop(), group.num_rows], np.int64)
+    return PageIndex(first_row, start, start + size, ranges, parts[2])
 
 
 def fetch_footers(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Reads) -> None:
@@ -242,61 +272,3 @@ def fetch_footers(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: 
         for one in counted:
             reads.add(replace(one, round_trips=0))
         reads.round_trips += 1
-
-
-def _read(reader: RangeReader, sst: Sst, table: Table) -> Footer:
-    first = sst.bytes - sst.footer_bytes
-    if sst.footer_bytes <= 0 or first < 0:
-        raise corrupt(sst, f"{sst.bytes} bytes cannot end with {sst.footer_bytes} of a footer")
-    return decode_footer(reader.one(first, sst.bytes), sst, table)
-
-
-def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
-    """The footer from the object's last bytes.
-
-    Raises:
-        Corruption: the footer is not what was written.
-    """
-    end = data[len(data) - sst.footer_bytes :]
-    found = xxhash.xxh3_128_hexdigest(end)
-    # Before anything looks at it: Arrow ends the process over some footers.
-    if found != sst.footer_checksum:
-        raise corrupt(sst, f"expected checksum {sst.footer_checksum} of its footer, found {found}")
-    try:
-        return _decode_footer(end, sst, table)
-    except MALFORMED as error:
-        raise corrupt(sst, f"its footer cannot be decoded ({error})") from error
-
-
-def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
-    metadata = pq.read_metadata(pa.BufferReader(end))
-    parquet = end[-8 - int.from_bytes(end[-8:-4], "little") : -8]
-    groups = decoded(FileMetaData, parquet).row_groups
-    checksums = end[: metadata.num_row_groups * _CHECKSUM_BYTES]
-    hash_column = metadata.schema.names.index(HASH)
-    statistics = [metadata.row_group(i).column(hash_column).statistics for i in range(len(groups))]
-    return Footer(
-        metadata,
-        metadata.schema.to_arrow_schema(),
-        table,
-        _reading(metadata, sst, table),
-        groups,
-        np.array([one.min for one in statistics], np.int64),
-        np.array([one.max for one in statistics], np.int64),
-        np.array([min(chunk.meta_data.start for chunk in group.columns) for group in groups], np.int64),
-        np.array([max(chunk.meta_data.end for chunk in group.columns) for group in groups], np.int64),
-        _checks(groups, sst.bytes - sst.footer_bytes),
-        checksums,
-    )
-
-
-def _checks(groups: Sequence[RowGroup], end: int) -> npt.NDArray[np.int64]:
-    if any(chunk.offset_index_offset is None for group in groups for chunk in group.columns):
-        raise ValueError("it tells of no page index")
-    spans = [bits_of(group.columns[0].meta_data) for group in groups]
-    sizes = [-(-(stop - start) // CHUNK_BYTES) * CHUNK_CHECKSUM_BYTES for start, stop in spans]
-    return end - sum(sizes) + np.concatenate(([0], np.cumsum(sizes)))
-
-
-def _reading(metadata: pq.FileMetaData, sst: Sst, table: Table) -> Reading | None:
-    return check_shape(sst, table, metadata.schema.to_arrow_schema(), metadata.num_rows)

@@ -7,7 +7,6 @@ size of the state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import dropwhile
 
 import numpy as np
@@ -18,7 +17,6 @@ from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
 from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys
-from ..sst.ttl import check_clock
 from ..sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
@@ -34,21 +32,9 @@ _AHEAD_BYTES = 128 << 10
 """Pages of several runs come at once up to this: they cost less than waiting for those of one after the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What `point_get` found, and what that took."""
-
-    values: pa.Table
-    """The value columns: one row for each key asked for, in the same order; nulls where absent."""
-    present: npt.NDArray[np.bool_]
-    """Whether each key is there."""
-    reads: Reads
-    """What the look-up took."""
-
-
 def multi_get(
     store: ObjectStore,
-    cache: SstCache,
+    cache: SstCache | None,
     ssts: Sequence[Sst],
     table: Table,
     hashes: npt.NDArray[np.int64],
@@ -66,7 +52,7 @@ def multi_get(
 
     Args:
         store: the store of the app.
-        cache: this machine's.
+        cache: this machine's; None for a few keys: nothing is kept, so nothing is fetched whole.
         ssts: the runs to search, of one state partition or of several, in any order.
         table: the declared columns.
         hashes: `hash_keys` of the keys.
@@ -82,46 +68,23 @@ def multi_get(
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
         it is present (shape of `hashes`).
 
-    Raises:
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
-        ValueError: the table has a ttl, and no clock is given.
+    Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer, `ValueError`
+    where the table has a ttl, and no clock is given.
     """
+    if table.ttl is not None and clock_ms is None:
+        raise ValueError("rows of this table expire: expected the clock to judge them by, found none")
     search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms, with_seqs=seqs is not None)
     search.look_in(newer, np.arange(len(hashes)))
-    _look_up(store, cache, ssts, search)
-    if seqs is not None:
-        seqs[:] = search.seqs()
-    return search.result()
-
-
-def point_get(
-    store: ObjectStore,
-    ssts: Sequence[Sst],
-    table: Table,
-    hashes: npt.NDArray[np.int64],
-    keys: pa.Table,
-    *,
-    clock_ms: int | None = None,
-) -> Found:
-    """Look up a few keys without a cache: reads of each SST the footer and the pages that may have them.
-
-    Arguments and errors as of `multi_get`.
-    """
-    search = _Search(table, hashes, keys, Reads(), clock_ms)
-    _look_up(store, None, ssts, search)
-    values, present = search.result()
-    return Found(values, present, search.reads)
-
-
-def _look_up(store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search") -> None:
     cold = _Cold(store, cache, ssts, search)
     for sst, wanted in search.over(ssts):
-        mapped = cache.peek(sst, search.table) if cache is not None else None
+        mapped = cache.peek(sst, table) if cache is not None else None
         search.reads.searched += wanted.size
         search.reads.cache_hits += mapped is not None
         search.reads.cache_misses += mapped is None
         search.look_in(mapped.blocks if mapped is not None else cold.read(sst, wanted), wanted)
+    if seqs is not None:
+        seqs[search.order] = search.seqs
+    return search.result()
 
 
 class _Cold:
@@ -162,20 +125,19 @@ class _Cold:
             if size > sst.bytes * (1 - _SPARED) and (mapped := self._whole(sst)) is not None:
                 return mapped.blocks
             cache.count_ranged(sst, size)
-        if sst in self._ahead:
-            return self._ahead.pop(sst)
-        if not parts or size > _AHEAD_BYTES:
-            return ranged.read(parts, search.columns)
-        self._ahead |= dict(zip(*self._read_ahead(sst), strict=True))
+        if sst not in self._ahead:
+            if not parts or size > _AHEAD_BYTES:
+                return ranged.read(parts, search.columns)
+            self._read_ahead(sst)
         return self._ahead.pop(sst)
 
     def _whole(self, sst: Sst) -> Mapped | None:
-        assert self._cache is not None  # noqa: S101  nothing is kept without one
-        return self._cache.bring(self._store, sst, self._search.table, self._search.reads)
+        cache, search = self._cache, self._search
+        return None if cache is None else cache.bring(self._store, sst, search.table, search.reads)
 
-    def _read_ahead(self, sst: Sst) -> tuple[list[Sst], list[list[Block]]]:
-        """Rows of this SST, and of older ones that may be looked in for the same keys, while these are few."""
-        asked, size = [], 0
+    def _read_ahead(self, sst: Sst) -> None:
+        """Read rows of this SST, and of older ones that may be looked in for the same keys, while these are few."""
+        parts_of, size = {}, 0
         for one, wanted in dropwhile(lambda each: each[0] is not sst, self._search.over(self._ssts)):
             if one in self._ranged and one not in self._ahead:
                 _, parts = self._ranged[one].find(self._search.hashes[wanted])
@@ -183,8 +145,8 @@ class _Cold:
                 if size > _AHEAD_BYTES:
                     break
                 if parts:
-                    asked.append((one, (self._ranged[one], parts)))
-        return [one for one, _ in asked], read_together([parts for _, parts in asked], self._search.columns)
+                    parts_of[one] = (self._ranged[one], parts)
+        self._ahead |= zip(parts_of, read_together([*parts_of.values()], self._search.columns), strict=True)
 
 
 class _Search:
@@ -198,23 +160,21 @@ class _Search:
         reads: Reads,
         clock_ms: int | None,
         *,
-        with_seqs: bool = False,
+        with_seqs: bool,
     ) -> None:
-        check_clock(table, clock_ms)
-        self.table, self.reads = table, reads
-        self._clock_ms = clock_ms
+        self.table, self.reads, self._clock_ms = table, reads, clock_ms
         reads.keys += len(hashes)
-        key_schema = arrow_schema(table.key)
-        self._value_names = [column.name for column in table.values]
-        self._looked_at = [*key_schema.names, *self._value_names, OP, *([SEQ] if with_seqs else [])]
-        self.columns = [HASH, *self._looked_at, EXPIRES]
+        key_schema, self._schema = arrow_schema(table.key), arrow_schema(table.values)
+        self._taken_columns = [*key_schema.names, *self._schema.names, OP, *([SEQ] if with_seqs else [])]
+        self.columns = [HASH, *self._taken_columns, EXPIRES]
         """What is read of an SST's."""
-        self._seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
-        self._schema = arrow_schema(table.values)
-        self._order = np.argsort(hashes)
-        self.hashes = hashes[self._order]
+        self.order = np.argsort(hashes)
+        """The position, as asked, of each key."""
+        self.hashes = hashes[self.order]
         keys = keys.select(key_schema.names).cast(key_schema)
-        self._keys = normalise_keys(keys, key_schema.names).take(pa.array(self._order)).combine_chunks()
+        self._keys = normalise_keys(keys, key_schema.names).take(pa.array(self.order)).combine_chunks()
+        self.seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
+        """`_seq` of the newest stored row of each key, 0 where there is none."""
         self._missing = np.ones(len(hashes), np.bool_)
         self._taken: list[pa.RecordBatch] = []
         self._taken_for: list[npt.NDArray[np.int64]] = []
@@ -232,20 +192,19 @@ class _Search:
         """Take what these blocks have of the keys at these positions."""
         for block in blocks:
             expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
-            columns = [*self._looked_at, *expires]
-            for positions, _, rows, same in block.match(self.hashes, self._keys, wanted, columns):
+            for positions, _, rows, same in block.match(self.hashes, self._keys, wanted, self._taken_columns + expires):
                 self._take(rows, positions, same)
 
     def _take(self, rows: pa.RecordBatch, wanted: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
         """Note the rows that are the keys' newest ones: where `same`."""
         self._missing[wanted[same]] = False
-        if self._seqs.size:
-            self._seqs[wanted[same]] = rows.column(SEQ).to_numpy()[same]
+        if self.seqs.size:
+            self.seqs[wanted[same]] = rows.column(SEQ).to_numpy()[same]
         live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
         gone = expired(rows, self._clock_ms)
         if gone is not None:
             live &= ~gone
-        values = rows.select(self._value_names)
+        values = rows.select(self._schema.names)
         if live.all():
             self._taken.append(values)
             self._taken_for.append(wanted)
@@ -253,17 +212,11 @@ class _Search:
             self._taken.append(values.filter(pa.array(live)))
             self._taken_for.append(wanted[live])
 
-    def seqs(self) -> npt.NDArray[np.int64]:
-        """`_seq` of the newest stored row of each key, 0 where there is none, in the order asked."""
-        found = np.empty_like(self._seqs)
-        found[self._order] = self._seqs
-        return found
-
     def result(self) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The values, in the order asked, and which keys are there."""
         source = np.full(len(self.hashes), -1)
         if self._taken_for:
-            taken_for = self._order[np.concatenate(self._taken_for)]
+            taken_for = self.order[np.concatenate(self._taken_for)]
             source[taken_for] = np.arange(len(taken_for))
         present = source >= 0
         taken = pa.Table.from_batches(self._taken, self._schema).combine_chunks()

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 
@@ -29,15 +30,15 @@ class ParquetCopies:
         self._lock = Lock()
         self._paths: dict[str, Path] = {}
         self._spill: Path | None = None
-        self._pins: list[int] = []
-        weakref.finalize(self, _close_all, self._pins)
+        self._pins = ExitStack()
+        weakref.finalize(self, self._pins.close)
 
     def path(self, store: ObjectStore, sst: Sst) -> Path:
         """The file with the object's bytes. See `SstCache.parquet_path`."""
         name = file_name(sst)
         path = self._paths.get(name)
         if path is None:
-            path = self._own_path(store, sst) or self._pinned_copy(store, sst) or self._spilled_copy(store, sst)
+            path = self._own_path(store, sst) or self._copy(store, sst, name + _PARQUET)
             self._paths[name] = path
         return path
 
@@ -45,7 +46,7 @@ class ParquetCopies:
         """Keep copies from eviction no longer."""
         with self._lock:
             self._paths.clear()
-            _close_all(self._pins)
+            self._pins.close()
 
     def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:
         """The object's own file, checked; None where there is none that DuckDB can name."""
@@ -60,13 +61,11 @@ class ParquetCopies:
             raise Unavailable(f"cannot read SST {path}: {error}") from error
         return path
 
-    def _pinned_copy(self, store: ObjectStore, sst: Sst) -> Path | None:
-        """A copy in the folder, safe from eviction; None when the folder cannot have it."""
-        name = file_name(sst) + _PARQUET
+    def _copy(self, store: ObjectStore, sst: Sst, name: str) -> Path:
+        """A copy in the folder, safe from eviction; outside of it where the folder cannot have one."""
         path = self._folder.path / name
-        if _is_pattern(path):
-            return None
-        if self._pin(name):
+        may_keep = not _is_pattern(path)
+        if may_keep and self._pin(name):
             try:
                 _check_file(path, sst)
             except (Corruption, OSError):
@@ -74,24 +73,14 @@ class ParquetCopies:
             else:
                 return path
         data = fetch(store, sst)
-        return path if self._folder.put(name, lambda file: file.write_bytes(data)) and self._pin(name) else None
-
-    def _pin(self, name: str) -> bool:
-        pin = self._folder.pin(name)
-        if pin is not None:
-            with self._lock:
-                self._pins.append(pin)
-        return pin is not None
-
-    def _spilled_copy(self, store: ObjectStore, sst: Sst) -> Path:
-        """A copy outside the folder."""
-        data = fetch(store, sst)
+        if may_keep and self._folder.put(name, lambda file: file.write_bytes(data)) and self._pin(name):
+            return path
         try:
             with self._lock:
                 if self._spill is None:
                     self._spill = Path(tempfile.mkdtemp(prefix="slackwater-"))
                     weakref.finalize(self, shutil.rmtree, self._spill, ignore_errors=True)
-            path = self._spill / (file_name(sst) + _PARQUET)
+            path = self._spill / name
             path.write_bytes(data)
         except OSError as error:
             raise Unavailable(
@@ -99,6 +88,13 @@ class ParquetCopies:
                 hint="free some disk, or name a larger folder for the cache",
             ) from error
         return path
+
+    def _pin(self, name: str) -> bool:
+        pin = self._folder.pin(name)
+        if pin is not None:
+            with self._lock:
+                self._pins.callback(os.close, pin)
+        return pin is not None
 
 
 def _check_file(path: Path, sst: Sst) -> None:
@@ -109,8 +105,3 @@ def _check_file(path: Path, sst: Sst) -> None:
 def _is_pattern(path: Path) -> bool:
     """Whether DuckDB would take the path for a pattern, and perhaps find another file with it."""
     return any(character in str(path) for character in "*?[")
-
-
-def _close_all(descriptors: list[int]) -> None:
-    while descriptors:
-        os.close(descriptors.pop())

@@ -1,9 +1,12 @@
-"""Ranges of one object: near ones in one request, far ones at the same time."""
+"""Reading byte ranges of objects: neighbours in one request, the others in parallel."""
 
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
 
 from ...errors import ObjectNotFound
 from ..objects.protocol import ObjectStore
@@ -22,45 +25,32 @@ _LARGEST_BYTES = 8 << 20
 _AT_ONCE = 32
 """Requests of this process under way at a time."""
 
-_executors: list[ThreadPoolExecutor] = []
 
-
+@cache
 def at_once() -> ThreadPoolExecutor:
     """The threads in which this process waits for requests."""
-    if not _executors:
-        _executors.append(ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="slackwater-read"))
-    return _executors[0]
+    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="slackwater-read")
 
 
 # Spark forks its workers; a thread does not survive that.
-os.register_at_fork(after_in_child=_executors.clear)
+os.register_at_fork(after_in_child=at_once.cache_clear)
 
 
 class RangeReader:
     """Reads ranges of an SST's object and counts them."""
 
     def __init__(self, store: ObjectStore, sst: Sst, reads: Reads) -> None:
-        self._store = store.at(sst.root)
-        self._sst = sst
-        self.reads = reads
+        self._store, self._sst, self.reads = store.at(sst.root), sst, reads
 
     def one(self, start: int, end: int) -> bytes:
-        """The bytes of one range, by one request, in this thread. Errors as of `read_all`."""
-        self.count(end - start)
+        """The bytes of one range, by one request, in this thread. Raises as `read_all`."""
+        self.reads.requests += 1
         self.reads.round_trips += 1
+        self.reads.bytes += end - start
         return self.get(start, end - start)
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> "Stretches":
-        """The bytes of these ranges (ascending). Errors as of `read_all`."""
-        return read_all([(self, ranges)])[0]
-
-    def count(self, size: int) -> None:
-        """Count a request of so many bytes."""
-        self.reads.requests += 1
-        self.reads.bytes += size
-
     def get(self, start: int, length: int) -> bytes:
-        """So many bytes from there on; does not count them. Errors as of `read_all`."""
+        """So many bytes from there on; does not count them. Raises as `read_all`."""
         try:
             data = self._store.get_range(self._sst.object, start, length)
         except ObjectNotFound as error:
@@ -70,51 +60,42 @@ class RangeReader:
         return data
 
 
-class Stretches:
-    """Some stretches of a file, ascending."""
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Some pieces of a file."""
 
-    def __init__(self, found: Sequence[tuple[int, bytes]]) -> None:
-        self.found = found
-        """Where each begins, and its bytes."""
-        self._starts = [start for start, _ in found]
+    found: Sequence[tuple[int, bytes]]
+    """Where each begins, ascending, and its bytes."""
 
     def bytes_at(self, start: int, end: int) -> bytes:
-        """The bytes from one offset of the file to another, which one stretch has."""
-        at, data = self.found[bisect_right(self._starts, start) - 1]
+        """The bytes from one offset of the file to another, which one piece has."""
+        at, data = self.found[bisect_right(self.found, start, key=itemgetter(0)) - 1]
         return data[start - at : end - at]
 
 
-def read_all(asked: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[Stretches]:
+def read_all(wanted: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[Pieces]:
     """The bytes of ranges (ascending) of several SSTs, in one round trip.
 
-    Raises:
-        Corruption: an object is missing or shorter than that.
-        Unavailable: the store did not answer.
+    Raises `Corruption` where an object is missing or shorter than that, `Unavailable` where the store did not answer.
     """
     parts = [
         (number, reader, start, at, min(_LARGEST_BYTES, end - at))
-        for number, (reader, ranges) in enumerate(asked)
+        for number, (reader, ranges) in enumerate(wanted)
         for start, end in _joined(ranges)
         for at in range(start, end, _LARGEST_BYTES)
     ]
     for _, reader, _, _, length in parts:
-        reader.count(length)
+        reader.reads.requests += 1
+        reader.reads.bytes += length
     if parts:
         parts[0][1].reads.round_trips += 1
-    found: list[dict[int, list[bytes]]] = [{} for _ in asked]
-    waiting: list[Future[bytes]] = []
-    try:
-        if len(parts) > 1:
-            waiting += [at_once().submit(reader.get, at, length) for _, reader, _, at, length in parts]
-        for place, (number, reader, start, at, length) in enumerate(parts):
-            data = waiting[place].result() if waiting else reader.get(at, length)
-            found[number].setdefault(start, []).append(data)
-    finally:
-        for future in waiting:
-            future.cancel()
+    found: list[dict[int, list[bytes]]] = [{} for _ in wanted]
+    # Where one fails, those that have not begun are cancelled.
+    each = at_once().map if len(parts) > 1 else map
+    for (number, _, start, _, _), data in zip(parts, each(lambda part: part[1].get(*part[3:]), parts), strict=True):
+        found[number].setdefault(start, []).append(data)
     return [
-        Stretches([(start, data[0] if len(data) == 1 else b"".join(data)) for start, data in one.items()])
-        for one in found
+        Pieces([(start, data[0] if len(data) == 1 else b"".join(data)) for start, data in one.items()]) for one in found
     ]
 
 

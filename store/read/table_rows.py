@@ -27,38 +27,31 @@ from .remote_sst import SMALL_BYTES, RangedSst
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """Rows that fall due in a span of time.
-
-    Attributes:
-        keys: `_hash` and the key columns, each key once.
-        values: Their value columns.
-        seqs: Their `_seq`.
-        next_ms: When the next row falls due at the earliest, after the span; None for never.
-    """
+    """Rows that fall due in a span of time."""
 
     keys: pa.Table
+    """`_hash` and the key columns, each key once."""
     values: pa.Table
+    """Their value columns."""
     seqs: npt.NDArray[np.int64]
+    """Their `_seq`."""
     next_ms: int | None
+    """When the next row falls due at the earliest, after the span; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """What a batch looks up.
-
-    Attributes:
-        table: Its columns.
-        ssts: Where its rows are: of all state partitions, or of the one that is asked about.
-        clock_ms: By which of these are expired.
-        reads: Counts the look-ups.
-    """
+    """What a batch looks up."""
 
     store: ObjectStore
     cache: SstCache
     table: Table
     ssts: Sequence[Sst]
+    """Where its rows are: of all state partitions, or of the one that is asked about."""
     clock_ms: int
+    """Rows that expire at this time or before are absent."""
     reads: Reads = field(default_factory=Reads)
+    """Counts the look-ups."""
 
     def of_keys(
         self, hashes: npt.NDArray[np.int64], keys: pa.Table
@@ -71,53 +64,44 @@ class TableRows:
         return values, found, seqs
 
     def due(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
-        """The visible rows that fall due in a span of time.
+        """The visible rows that fall due in a span of time: its first and last millisecond since 1970 UTC.
 
-        Args:
-            span: the first and the last millisecond, both included, since 1970 UTC.
-            hashes: the lowest and the highest hash of the rows that are looked for.
+        `hashes` are the lowest and the highest of the rows that are looked for. All bounds are included.
 
-        Raises:
-            Corruption: an SST is missing or damaged.
-            Unavailable: the store did not answer.
+        Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
         """
         key = arrow_schema(self.table.key)
         parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
-        following: list[int] = []
+        later: list[int | None] = []
         for sst in self.ssts:
-            blocks, bounds = self._blocks(sst, span)
-            following += bounds
+            blocks, next_ms = self._blocks(sst, span)
+            later.append(next_ms)
             for block in blocks:
-                some, later = _within(block, key.names, span, hashes)
+                low, high = (
+                    np.searchsorted(block.hashes, hashes[0]),
+                    np.searchsorted(block.hashes, hashes[1], "right"),
+                )
+                due = block.rows([DUE], int(low), int(high - low)).column(0)
+                wanted = pc.and_(pc.greater_equal(due, span[0]), pc.less_equal(due, span[1]))
+                later.append(pc.min(due.filter(pc.greater(due, span[1]))).as_py())
+                at = low + np.flatnonzero(np.asarray(pc.fill_null(wanted, False)))
+                some = block.take(at, [HASH, *key.names, SEQ])
                 parts.append(pa.table(some.columns, schema=parts[0].schema))
-                following += later
         found = pa.concat_tables(parts).combine_chunks()
         keys = found.drop_columns([SEQ])
         values, present, seqs = self.of_keys(keys[HASH].to_numpy(), keys.drop_columns([HASH]))
         newest = present & (seqs == found[SEQ].to_numpy())
         mine = pa.array(newest)
-        return DueRows(keys.filter(mine), values.filter(mine), seqs[newest], min(following, default=None))
+        next_ms = min((each for each in later if each is not None), default=None)
+        return DueRows(keys.filter(mine), values.filter(mine), seqs[newest], next_ms)
 
-    def _blocks(self, sst: Sst, span: tuple[int, int]) -> tuple[Iterable[Block], list[int]]:
+    def _blocks(self, sst: Sst, span: tuple[int, int]) -> tuple[Iterable[Block], int | None]:
         """The rows of an SST among which those of the span are, and when others fall due after it at the earliest."""
         mapped = self.cache.peek(sst, self.table)
         if mapped is None and sst.bytes <= SMALL_BYTES:
             mapped = self.cache.bring(self.store, sst, self.table, self.reads)
         if mapped is not None:
-            return mapped.blocks, []
+            return mapped.blocks, None
         ranged = RangedSst(self.store, sst, self.table, self.reads)
         parts = ranged.having(DUE, *span)
-        later = ranged.next_after(DUE, span[1])
-        return ranged.read(parts), [] if later is None else [later]
-
-
-def _within(
-    block: Block, key: Sequence[str], span: tuple[int, int], hashes: tuple[int, int]
-) -> tuple[pa.RecordBatch, list[int]]:
-    """Of a block `_hash`, key and `_seq` of the rows of the span, and when the next one falls due after it."""
-    low, high = np.searchsorted(block.hashes, hashes[0]), np.searchsorted(block.hashes, hashes[1], side="right")
-    due = block.rows([DUE], int(low), int(high - low)).column(0)
-    wanted = pc.and_(pc.greater_equal(due, span[0]), pc.less_equal(due, span[1]))
-    later = pc.min(due.filter(pc.greater(due, span[1]))).as_py()
-    at = low + np.flatnonzero(np.asarray(pc.fill_null(wanted, False)))
-    return block.take(at, [HASH, *key, SEQ]), [] if later is None else [later]
+        return ranged.read(parts), ranged.next_after(DUE, span[1])

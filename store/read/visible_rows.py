@@ -5,7 +5,7 @@ but computed instead of stored. It takes the hashes of the older SST and the key
 as in a look-up. A query then reads of the older SST nothing but the columns that it asks for.
 """
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
-from ..sst.sorted_runs import overlapping
+from ..sst.sorted_runs import newer_than
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
@@ -24,13 +24,9 @@ from .decode import BLOCK_ROWS, Block, check_shape, corrupt, file_name
 
 _MAX_BYTES = 64 << 20
 """What positions that this process keeps may take."""
-
-_AT_ONCE = 64
-"""SSTs whose keys are in memory to be looked for in another one."""
-
 _ENTRY_BYTES = 512
 """What an entry takes besides its positions: mostly its two names. Most pairs of small SSTs share no key."""
-
+_AT_ONCE = 64
 
 _found: LRUCache[tuple[str, str], npt.NDArray[np.int64]] = LRUCache(
     _MAX_BYTES, getsizeof=lambda positions: positions.nbytes + _ENTRY_BYTES
@@ -43,32 +39,28 @@ def hidden_rows(
 ) -> dict[Sst, npt.NDArray[np.int64]]:
     """Positions of the rows that do not count, of each SST of a version that has any; in no order, perhaps repeated.
 
-    Raises:
-        Corruption: an SST is missing or damaged.
-        Unavailable: the store did not answer.
+    Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
     """
-    source = _Source(store, cache, table)
+    hiding = Hiding(store, cache, table, at_once=len(ssts) + 1)
     found = {}
     for sst in ssts:
-        newer = [other for other in overlapping(ssts, sst.hash_min, sst.hash_max) if other.seq_max > sst.seq_max]
-        by = [None, *newer] if sst.tombstones else newer
-        positions = [one for one in _positions(source, sst, by) if one.size]
+        positions = [one for one in hiding.by(sst, newer_than(sst, ssts)).values() if one.size]
         if positions:
             found[sst] = np.concatenate(positions)
     return found
 
 
 class Hiding:
-    """Which rows of one SST another hides, for many SSTs of one table. Errors as of `hidden_rows`.
+    """Which rows of one SST another hides, for many SSTs of one table. Raises as `hidden_rows`.
 
-    Args:
-        store: the store of the app.
-        cache: has the SSTs, or copies of the objects.
-        table: the declared columns.
+    Hashes, keys and operations of SSTs are read where they are mapped on this machine, else from the Parquet file.
+    `at_once` is of how many SSTs the keys are in memory, to be looked for in another one.
     """
 
-    def __init__(self, store: ObjectStore, cache: SstCache, table: Table) -> None:
-        self._source = _Source(store, cache, table, LRUCache(_AT_ONCE))
+    def __init__(self, store: ObjectStore, cache: SstCache, table: Table, *, at_once: int = _AT_ONCE) -> None:
+        self.key = [column.name for column in table.key]
+        self._store, self._cache, self._table, self._at_once = store, cache, table, at_once
+        self._kept: LRUCache[Sst, list[Block]] = LRUCache(at_once)
 
     def by(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
         """The positions of the rows in `older` that each of the others hides, each once; of its tombstones for None.
@@ -76,62 +68,36 @@ class Hiding:
         Reads the older SST once for every so many others, whose keys are in memory meanwhile.
         """
         by = [None, *newer] if older.tombstones else list(newer)
-        chunks = (by[start : start + _AT_ONCE] for start in range(0, len(by), _AT_ONCE))
-        return {one: at for some in chunks for one, at in zip(some, _positions(self._source, older, some), strict=True)}
+        found: dict[Sst | None, npt.NDArray[np.int64]] = {}
+        for start in range(0, len(by), self._at_once):
+            found |= self._positions(older, by[start : start + self._at_once])
+        return found
 
-
-def _positions(source: "_Source", older: Sst, newer: Sequence[Sst | None]) -> list[npt.NDArray[np.int64]]:
-    """The positions in `older` of the keys of each of the others; of its tombstones for None."""
-    pairs = [(file_name(older), "" if one is None else file_name(one)) for one in newer]
-    with _lock:
-        known = {pair: _found[pair] for pair in pairs if pair in _found}
-    absent = [(pair, one) for pair, one in zip(pairs, newer, strict=True) if pair not in known]
-    if absent:
-        parts: dict[tuple[str, str], list[npt.NDArray[np.int64]]] = {pair: [] for pair, _ in absent}
-        start = 0
-        for block in source.blocks(older):
-            for pair, one in absent:
-                parts[pair] += [start + at for at in _in_block(source, block, one)]
-            start += len(block.hashes)
-        known |= {pair: np.concatenate([np.empty(0, np.int64), *some]) for pair, some in parts.items()}
+    def _positions(self, older: Sst, newer: Sequence[Sst | None]) -> dict[Sst | None, npt.NDArray[np.int64]]:
+        pairs = {one: (file_name(older), "" if one is None else file_name(one)) for one in newer}
         with _lock:
-            for pair, _ in absent:
-                with suppress(ValueError):  # larger than all that may be kept
-                    _found[pair] = known[pair]
-    return [known[pair] for pair in pairs]
+            known = {one: _found[pair] for one, pair in pairs.items() if pair in _found}
+        parts: dict[Sst | None, list[npt.NDArray[np.int64]]] = {one: [] for one in newer if one not in known}
+        if parts:
+            start = 0
+            for block in self._blocks(older):
+                for one, some in parts.items():
+                    some += [start + at for at in _in_block(self, block, one)]
+                start += len(block.hashes)
+            for one, some in parts.items():
+                known[one] = np.concatenate([np.empty(0, np.int64), *some])
+                # Unless it is larger than all that may be kept.
+                with _lock, suppress(ValueError):
+                    _found[pairs[one]] = known[one]
+        return {one: known[one] for one in newer}
 
+    def blocks_of(self, sst: Sst) -> list[Block]:
+        """The blocks of an SST that is compared with several."""
+        if sst not in self._kept:
+            self._kept[sst] = list(self._blocks(sst))
+        return self._kept[sst]
 
-def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
-    """The positions within a block."""
-    if newer is None:
-        yield np.flatnonzero(np.asarray(block.stored.column(OP)) == TOMBSTONE)
-        return
-    for other in source.blocks_of(newer):
-        low = np.searchsorted(other.hashes, block.hashes[0], side="left")
-        high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
-        keys = other.rows(source.key)
-        for _, at, _, same in block.match(other.hashes, keys, np.arange(low, high), source.key):
-            yield at[same]
-
-
-class _Source:
-    """Hashes, keys and operations of SSTs: mapped where this machine has them so, else from the Parquet file."""
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: SstCache,
-        table: Table,
-        blocks: MutableMapping[Sst, list[Block]] | None = None,
-    ) -> None:
-        self.key = [column.name for column in table.key]
-        self._store = store
-        self._cache = cache
-        self._table = table
-        self._blocks: MutableMapping[Sst, list[Block]] = {} if blocks is None else blocks
-
-    def blocks(self, sst: Sst) -> Iterator[Block]:
-        """The SST's rows, a block at a time."""
+    def _blocks(self, sst: Sst) -> Iterator[Block]:
         mapped = self._cache.peek(sst, self._table)
         if mapped is not None:
             yield from mapped.blocks
@@ -142,16 +108,21 @@ class _Source:
             with pq.ParquetFile(path, memory_map=True) as file:
                 how = check_shape(sst, self._table, file.schema_arrow, file.metadata.num_rows)
                 names = [HASH, *self.key, OP]
-                for batch in file.iter_batches(
-                    batch_size=BLOCK_ROWS, columns=names if how is None else how.stored_names(names)
-                ):
+                stored = names if how is None else how.stored_names(names)
+                for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=stored):
                     yield Block.of(batch, how)
         except (pa.ArrowException, OSError) as error:
             raise corrupt(sst, f"it cannot be decoded ({error})") from error
 
-    def blocks_of(self, sst: Sst) -> list[Block]:
-        """The blocks of an SST that is compared with several."""
-        found = self._blocks.get(sst)
-        if found is None:
-            found = self._blocks[sst] = list(self.blocks(sst))
-        return found
+
+def _in_block(hiding: Hiding, block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
+    """The positions within a block of the keys of another SST; of its tombstones for None."""
+    if newer is None:
+        yield np.flatnonzero(np.asarray(block.stored.column(OP)) == TOMBSTONE)
+        return
+    for other in hiding.blocks_of(newer):
+        low = np.searchsorted(other.hashes, block.hashes[0], side="left")
+        high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
+        keys = other.rows(hiding.key)
+        for _, at, _, same in block.match(other.hashes, keys, np.arange(low, high), hiding.key):
+            yield at[same]

@@ -2,17 +2,3 @@
 
 Not here: finding rows (`read`), or deciding which SSTs become one (`compaction`).
 """
-
-__all__ = [
-    "arrow_types",
-    "bloom",
-    "evolution",
-    "expiry",
-    "hashing",
-    "parquet_pages",
-    "sorted_runs",
-    "ttl",
-    "types",
-    "writer",
-    "xxh64",
-]

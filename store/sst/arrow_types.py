@@ -5,11 +5,12 @@ make the year 55,840: such a fault must be visible, so these come as text.
 """
 
 import re
-from datetime import date, timedelta
 from functools import lru_cache
 
+import numpy as np
 import pyarrow as pa
 
+from ...durations import DAY_MS
 from ..versions.column_types import Type, check_field_names, decimal, is_plain, parse, parse_ddl, unknown
 
 _PLAIN: dict[str, pa.DataType] = {
@@ -38,28 +39,21 @@ _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 def schema_of(ddl: str) -> pa.Schema:
     """The columns of a channel, from a Spark DDL string, "`name` type, `name` type".
 
-    Raises:
-        ValueError: it is no such string.
-        KeyError: as `arrow_type`.
+    Raises `ValueError` where it is no such string, `KeyError` as `arrow_type`.
     """
     return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 
 
 @lru_cache(maxsize=1024)
 def to_arrow(name: str) -> pa.DataType:
-    """The Arrow type that a `Column.type` names.
-
-    Raises:
-        Usage: no column of a state table can have this type.
-    """
+    """The Arrow type that a `Column.type` names. Raises `Usage` where no column of a state table can have this type."""
     return arrow_type(parse(name))
 
 
 def arrow_type(kind: Type) -> pa.DataType:
     """The Arrow type of a tree.
 
-    Raises:
-        KeyError: a plain type in it is neither one of a table's columns nor one of Spark's.
+    Raises `KeyError` where a plain type in it is neither one of a table's columns nor one of Spark's.
     """
     inside = [arrow_type(each) for each in kind.inside]
     match kind.name:
@@ -81,8 +75,7 @@ def from_arrow(arrow_type: pa.DataType) -> str:
     the plain one's, a timestamp in any time zone UTC's (an Arrow timestamp with a zone counts from UTC anyway). Fields
     of a struct and elements of a list may always be null.
 
-    Raises:
-        Usage: no column of a state table can have this type.
+    Raises `Usage` where no column of a state table can have this type.
     """
     types = pa.types
     if types.is_struct(arrow_type):
@@ -91,7 +84,8 @@ def from_arrow(arrow_type: pa.DataType) -> str:
         return f"struct<{', '.join(f'{_quoted(field.name)}: {from_arrow(field.type)}' for field in fields)}>"
     if types.is_map(arrow_type):
         return f"map<{from_arrow(arrow_type.key_type)}, {from_arrow(arrow_type.item_type)}>"
-    if _is_list(arrow_type):
+    lists = (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view, types.is_fixed_size_list)
+    if any(is_one(arrow_type) for is_one in lists):
         return f"list<{from_arrow(arrow_type.value_type)}>"
     if types.is_large_string(arrow_type) or types.is_string_view(arrow_type):
         return "string"
@@ -104,21 +98,8 @@ def from_arrow(arrow_type: pa.DataType) -> str:
     return str(arrow_type)
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    of = pa.types
-    kinds = (of.is_list, of.is_large_list, of.is_list_view, of.is_large_list_view, of.is_fixed_size_list)
-    return any(is_one(kind) for is_one in kinds)
-
-
 def _quoted(name: str) -> str:
     return name if _WORD.fullmatch(name) else f"`{name.replace('`', '``')}`"
-
-
-_CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
-"""After so many days the Gregorian calendar is the same again."""
-_DAY_S = 86_400
-_UNIT = {"s": (1, 0), "ms": (10**3, 3), "us": (10**6, 6), "ns": (10**9, 9)}
-"""How many are a second, and the digits that they take."""
 
 
 def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
@@ -135,10 +116,9 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
     """The values of one column, as `python_rows` gives them."""
     try:
-        values: list[object] = column.to_pylist()
+        return list(column.to_pylist())
     except (OverflowError, ValueError):
         return [_value(scalar) for scalar in column]
-    return values
 
 
 def _value(scalar: pa.Scalar) -> object:
@@ -160,10 +140,13 @@ def _inside(scalar: pa.Scalar) -> object:
     if types.is_date32(kind):
         return _day(scalar.value)
     if types.is_date64(kind):
-        return _day(scalar.value // (_DAY_S * 1_000))
+        return _day(scalar.value // DAY_MS)
     if types.is_timestamp(kind):
-        days, clock = divmod(scalar.value, _DAY_S * _UNIT[kind.unit][0])
-        return f"{_day(days)} {_clock(clock, kind.unit)}{'' if kind.tz is None else '+00:00'}"
+        days, ticks = divmod(scalar.value, int(np.timedelta64(1, "D") / np.timedelta64(1, kind.unit)))
+        # As Python prints a time of the day: with a fraction if there is one, of six digits or more.
+        whole, _, fraction = str(np.datetime64(ticks, kind.unit))[11:].partition(".")
+        clock = f"{whole}.{fraction.ljust(6, '0')}" if fraction.strip("0") else whole
+        return f"{_day(days)} {clock}{'' if kind.tz is None else '+00:00'}"
     if types.is_duration(kind):
         return f"{scalar.value} {kind.unit}"
     # Of a union, a dictionary or an extension type the value is one of another type.
@@ -171,16 +154,6 @@ def _inside(scalar: pa.Scalar) -> object:
 
 
 def _day(days: int) -> str:
-    """A day, counted from 1970-01-01: the same day of a year that Python knows, with the year that it is."""
-    cycles, day = divmod(days, _CYCLE_DAYS)
-    same = date(1970, 1, 1) + timedelta(days=day)
-    year = same.year + cycles * _CYCLE_YEARS
-    return f"{'-' if year < 0 else ''}{abs(year):04}-{same.month:02}-{same.day:02}"
-
-
-def _clock(ticks: int, unit: str) -> str:
-    """A time of the day, as Python prints it: a fraction if there is one, of six digits or more."""
-    per_s, digits = _UNIT[unit]
-    seconds, rest = divmod(ticks, per_s)
-    fraction = f".{rest:0{digits}}".ljust(7, "0") if rest else ""
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{fraction}"
+    """A day, counted from 1970-01-01, with four digits of the year or more."""
+    year, month, day = str(np.datetime64(days, "D")).rsplit("-", 2)
+    return f"{int(year):0{5 if int(year) < 0 else 4}}-{month}-{day}"

@@ -10,7 +10,6 @@ Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). P
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,45 +26,27 @@ _SALT = np.array(
 _BLOCK_BYTES = 32
 _KINDS = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
 """The end of a header in Thrift's compact protocol: of the algorithms, hashes and compressions the one there is."""
-
-
 CHUNK_BYTES = 512
 """Of a filter so much is read at least: a key asks one block of it."""
 _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """The filter of one row group."""
+def chunks_in(data: bytes) -> dict[int, bytes]:
+    """All chunks of a filter as Parquet holds it, header and bits, by their number.
 
-    blocks: npt.NDArray[np.uint32]
-    """Eight words a block."""
-
-    @staticmethod
-    def decode(data: bytes) -> "Filter":
-        """A filter as Parquet holds it, header and bits.
-
-        Raises:
-            ValueError: it is not of the one kind that the specification has.
-        """
-        # Field 1, an i32 in zigzag: how many bytes of bits follow.
-        size, at, shift = 0, 1, 0
-        while at < min(len(data), 6):
-            size |= (data[at] & 0x7F) << shift
-            shift += 7
-            at += 1
-            if data[at - 1] < 0x80:
-                break
-        num_bytes, start = size >> 1, at + len(_KINDS)
-        known = data[:1] == b"\x15" and data[at:start] == _KINDS and not size & 1
-        if not known or not num_bytes or num_bytes % _BLOCK_BYTES or len(data) != start + num_bytes:
-            raise ValueError(f"expected a split-block Bloom filter of XXH64 in {len(data)} bytes; found another header")
-        return Filter(np.frombuffer(data, "<u4", offset=start).reshape(-1, _BLOCK_BYTES // 4))
-
-    def may_have(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether each of these `_hash` can be in the row group; False is certain."""
-        hashed = _hashed(hashes)
-        return _has(self.blocks[_block_of(hashed, len(self.blocks))], hashed)
+    Raises `ValueError` where it is not of the one kind that the specification has.
+    """
+    # The header is shorter than a block: field 1, an i32 in zigzag, says how many bytes of bits follow.
+    start = len(data) % _BLOCK_BYTES
+    header, rest = bytearray(b"\x15"), (len(data) - start) << 1
+    while rest > 0x7F:
+        header.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    header.append(rest)
+    if data[:start] != header + _KINDS or len(data) == start:
+        raise ValueError(f"expected a split-block Bloom filter of XXH64 in {len(data)} bytes; found another header")
+    places = range(start, len(data), CHUNK_BYTES)
+    return {number: data[at : at + CHUNK_BYTES] for number, at in enumerate(places)}
 
 
 def bits_of(column: ColumnMetaData) -> tuple[int, int]:
@@ -81,14 +62,19 @@ def chunks_of(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.i
 
 
 def may_have(chunks: Mapping[int, bytes], hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.bool_]:
-    """Whether each of these `_hash` can be in a row group, of whose filter of so many bytes these chunks are there."""
-    asked = chunks_of(hashes, num_bytes)
+    """Whether each of these `_hash` can be in a row group; False is certain.
+
+    Of its filter, of so many bytes of bits, these chunks are there.
+    """
     numbers = np.array(sorted(chunks), np.int64)
     words = b"".join(chunks[number].ljust(CHUNK_BYTES, b"\0") for number in numbers.tolist())
     hashed = _hashed(hashes)
     within = _block_of(hashed, num_bytes // _BLOCK_BYTES).astype(np.int64) % _CHUNK_BLOCKS
-    blocks = np.frombuffer(words, "<u4").reshape(-1, _BLOCK_BYTES // 4)
-    return _has(blocks[np.searchsorted(numbers, asked) * _CHUNK_BLOCKS + within], hashed)
+    at = np.searchsorted(numbers, chunks_of(hashes, num_bytes)) * _CHUNK_BLOCKS + within
+    blocks = np.frombuffer(words, "<u4").reshape(-1, _BLOCK_BYTES // 4)[at]
+    bits = np.uint32(1) << ((hashed.astype(np.uint32)[:, np.newaxis] * _SALT) >> np.uint32(27))
+    found: npt.NDArray[np.bool_] = ((blocks & bits) == bits).all(axis=1)
+    return found
 
 
 def _hashed(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
@@ -97,10 +83,3 @@ def _hashed(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
 
 def _block_of(hashed: npt.NDArray[np.uint64], num_blocks: int) -> npt.NDArray[np.uint64]:
     return ((hashed >> np.uint64(32)) * np.uint64(num_blocks)) >> np.uint64(32)
-
-
-def _has(blocks: npt.NDArray[np.uint32], hashed: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Whether each of these blocks has the bits of each of these."""
-    bits = np.uint32(1) << ((hashed.astype(np.uint32)[:, np.newaxis] * _SALT) >> np.uint32(27))
-    found: npt.NDArray[np.bool_] = ((blocks & bits) == bits).all(axis=1)
-    return found

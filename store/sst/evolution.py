@@ -26,7 +26,7 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ColumnSource:
     """Where the values of one column of the table come from, in SSTs of other columns."""
 
     type: pa.DataType
@@ -41,15 +41,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How SSTs of some columns are read as SSTs of a table that has others.
+    """How SSTs of some columns are read as SSTs of a table that has others."""
 
-    Attributes:
-        sources: Of each key and value column of the table, by its name.
-        schema: The rows when they are read: as the table's own SSTs have them, with `_expires_at` if these have it.
-    """
-
-    sources: dict[str, Source]
+    sources: dict[str, ColumnSource]
+    """Of each key and value column of the table, by its name."""
     schema: pa.Schema
+    """The rows when they are read: as the table's own SSTs have them, with `_expires_at` if these have it."""
 
     def stored_names(self, names: Sequence[str]) -> list[str]:
         """What the SST calls these columns; those that it does not have are left out."""
@@ -58,24 +55,22 @@ class Reading:
 
     def read(self, rows: Rows, names: Sequence[str]) -> Rows:
         """These columns of rows of such an SST, as the table has them."""
-        columns = [self._column(rows, name) for name in names]
+        columns = []
+        for name in names:
+            if name in _OWN:
+                columns.append(rows.column(name))
+            elif (source := self.sources[name]).name is None:
+                columns.append(pa.repeat(source.default, rows.num_rows))
+            else:
+                column = rows.column(source.name)
+                columns.append(column if source.stored == source.type else column.cast(source.type))
         return type(rows).from_arrays(columns, schema=pa.schema([self.schema.field(name) for name in names]))
-
-    def _column(self, rows: pa.RecordBatch | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
-        if name in _OWN:
-            return rows.column(name)
-        source = self.sources[name]
-        if source.name is None:
-            return pa.repeat(source.default, rows.num_rows)
-        column = rows.column(source.name)
-        return column if source.stored == source.type else column.cast(source.type)
 
 
 def reading(found: pa.Schema, table: Table) -> Reading | None:
     """How an SST with the columns `found` is read as one of the table; None where it is one.
 
-    Raises:
-        ValueError: the table never had these columns; tells which it has.
+    Raises `ValueError` where the table never had these columns; tells which it has.
     """
     schema = sst_schema(table)
     if not table.schema:
@@ -100,7 +95,7 @@ def _reading(found: tuple[tuple[str, pa.DataType, int, bool], ...], table: Table
             raise ValueError(f"expected key column {column.name}, of id {number}; found none")
         if not widens(was, kind):
             raise ValueError(f"expected column {column.name} to be {kind}, or what became that; found {was}")
-        sources[column.name] = Source(kind, name, was, default_of(column))
+        sources[column.name] = ColumnSource(kind, name, was, default_of(column))
     as_it_is = [(name, name, kind, kind) for name, kind in known.values()]
     if [(name, each.name, each.stored, each.type) for name, each in sources.items()] == as_it_is:
         return None

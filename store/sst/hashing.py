@@ -9,7 +9,6 @@ is another key than a struct of NULLs, though they share their hash.
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,7 @@ _LONG_DECIMAL_DIGITS = 18
 def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64]:
     """Spark's `xxhash64(columns)` of each row, signed; as many as there are rows.
 
-    Raises:
-        Usage: a column's type cannot be a key.
+    Raises `Usage` where a column's type cannot be a key.
     """
     for name in columns:
         _check_hashable(name, rows.schema.field(name).type)
@@ -218,13 +216,17 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
             return hash_u32(floats.view(np.uint32), seeds)
         return hash_u64(floats.view(np.uint64), seeds)
     if types.is_decimal128(kind):
-        words = _decimal_words(column)
+        # Unscaled 128-bit integers as rows of two words, the lower first.
+        words = np.frombuffer(column.buffers()[1], "<u8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
         if kind.precision <= _LONG_DECIMAL_DIGITS:
             return hash_u64(np.ascontiguousarray(words[:, 0]), seeds)
         return hash_bytes(*_as_big_integers(words), seeds)
     large = types.is_large_string(kind) or types.is_large_binary(kind)
     if large or types.is_string(kind) or types.is_binary(kind):
-        return hash_bytes(*_byte_strings(column, np.dtype("<i8" if large else "<i4")), seeds)
+        dtype = np.dtype("<i8" if large else "<i4")
+        _, offsets, text = column.buffers()
+        offsets = np.frombuffer(offsets, dtype, len(column) + 1, column.offset * dtype.itemsize).astype(np.int64)
+        return hash_bytes(np.frombuffer(text, np.uint8) if text else np.empty(0, np.uint8), offsets, seeds)
     raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of it is not known here")
 
 
@@ -233,19 +235,6 @@ def _values(column: pa.Array) -> np.ndarray:
     kind = "f" if pa.types.is_floating(column.type) else "u" if pa.types.is_unsigned_integer(column.type) else "i"
     dtype = np.dtype(f"<{kind}{column.type.bit_width // 8}")
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
-
-
-def _byte_strings(column: pa.Array, offset_type: np.dtype[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Data and offsets of a string or binary column."""
-    _, offset_buffer, data_buffer = column.buffers()
-    offsets = np.frombuffer(offset_buffer, offset_type, len(column) + 1, column.offset * offset_type.itemsize)
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
-    return data, offsets.astype(np.int64)
-
-
-def _decimal_words(column: pa.Array) -> U64:
-    """Unscaled 128-bit integers as rows of two words, the lower first."""
-    return np.frombuffer(column.buffers()[1], "<u8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
 
 
 def _as_big_integers(words: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -21,37 +21,33 @@ from thrift.TSerialization import deserialize, serialize
 _COMPACT = TCompactProtocolAcceleratedFactory()
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException)
 """What reading bytes raises that are not what they should be, though their checksums are right."""
-_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+
+
+def _field(number: int, kind: Any) -> Any:
+    """A field of a structure: its number, and its type, Thrift's or another structure; `[type]` is a list of these."""
+    return number, kind
 
 
 class _Struct(TBase):  # type: ignore[misc]  # Thrift has no types
+    """A structure whose fields are declared by `_field`. What a value lacks is None."""
+
     thrift_spec: ClassVar[tuple[Any, ...]]
+
+    def __init_subclass__(cls) -> None:
+        declared = {name: vars(cls)[name] for name in cls.__annotations__}
+        spec: list[Any] = [None] * (1 + max(number for number, _ in declared.values()))
+        for name, (number, kind) in declared.items():
+            of = kind[0] if isinstance(kind, list) else kind
+            is_struct, is_text = isinstance(of, type), of == TType.STRING
+            element = (TType.STRUCT, [of, of.thrift_spec]) if is_struct else (of, "BINARY" if is_text else None)
+            listed = (TType.LIST, name, (*element, False))
+            spec[number] = (number, *(listed if isinstance(kind, list) else (element[0], name, element[1])), None)
+            setattr(cls, name, None)
+        cls.thrift_spec = tuple(spec)
 
     def __init__(self, **fields: Any) -> None:
         self.__dict__.update(fields)
-
-
-def _fields(kind: type[_Struct], fields: dict[int, tuple[str, Any]]) -> None:
-    """Declare fields by number: name, and type; `[type]` is a list of it. What a value lacks is None."""
-    spec: list[Any] = [None] * (max(fields) + 1)
-    for number, (name, of) in fields.items():
-        thrift_type, more = _type(of[0] if isinstance(of, list) else of)
-        listed = isinstance(of, list)
-        spec[number] = (
-            number,
-            TType.LIST if listed else thrift_type,
-            name,
-            (thrift_type, more, False) if listed else more,
-            None,
-        )
-        setattr(kind, name, None)
-    kind.thrift_spec = tuple(spec)
-
-
-def _type(of: Any) -> tuple[int, Any]:
-    if isinstance(of, type) and issubclass(of, _Struct):
-        return TType.STRUCT, [of, of.thrift_spec]
-    return of, "BINARY" if of == TType.STRING else None
 
 
 class PageHeader(_Struct):
@@ -60,44 +56,48 @@ class PageHeader(_Struct):
     class Data(_Struct):
         """Of a page of values, in either version of these."""
 
-        num_values: int
+        num_values: int = _field(1, TType.I32)
 
-    data: Data | None
-    data_v2: Data | None
+    data: Data | None = _field(5, Data)
+    data_v2: Data | None = _field(8, Data)
 
 
 class PageLocation(_Struct):
     """Where a page is, its header included."""
 
-    offset: int
-    size: int
-    first_row: int
+    offset: int = _field(1, TType.I64)
+    size: int = _field(2, TType.I32)
+    first_row: int = _field(3, TType.I64)
 
 
 class OffsetIndex(_Struct):
     """Where the pages of a column are in a row group."""
 
-    pages: list[PageLocation]
+    pages: list[PageLocation] = _field(1, [PageLocation])
 
 
 class ColumnIndex(_Struct):
     """The least and the largest value of each page of a column in a row group."""
 
-    null_pages: list[bool]
-    min_values: list[bytes]
-    max_values: list[bytes]
+    null_pages: list[bool] = _field(1, [TType.BOOL])
+    min_values: list[bytes] = _field(2, [TType.STRING])
+    max_values: list[bytes] = _field(3, [TType.STRING])
 
 
 class ColumnMetaData(_Struct):
     """A column of a row group."""
 
-    num_values: int
-    path: list[bytes]
-    total_compressed_size: int
-    data_page_offset: int
-    dictionary_page_offset: int | None
-    bloom_filter_offset: int | None
-    bloom_filter_length: int | None
+    type: int = _field(1, TType.I32)
+    encodings: list[int] = _field(2, [TType.I32])
+    path: list[bytes] = _field(3, [TType.STRING])
+    codec: int = _field(4, TType.I32)
+    num_values: int = _field(5, TType.I64)
+    total_uncompressed_size: int = _field(6, TType.I64)
+    total_compressed_size: int = _field(7, TType.I64)
+    data_page_offset: int = _field(9, TType.I64)
+    dictionary_page_offset: int | None = _field(11, TType.I64)
+    bloom_filter_offset: int | None = _field(14, TType.I64)
+    bloom_filter_length: int | None = _field(15, TType.I32)
 
     @property
     def start(self) -> int:
@@ -114,79 +114,38 @@ class ColumnMetaData(_Struct):
 class ColumnChunk(_Struct):
     """A column of a row group, and where its indexes are."""
 
-    meta_data: ColumnMetaData
-    offset_index_offset: int | None
-    offset_index_length: int
-    column_index_offset: int | None
-    column_index_length: int
+    file_offset: int = _field(2, TType.I64)
+    meta_data: ColumnMetaData = _field(3, ColumnMetaData)
+    offset_index_offset: int | None = _field(4, TType.I64)
+    offset_index_length: int = _field(5, TType.I32)
+    column_index_offset: int | None = _field(6, TType.I64)
+    column_index_length: int = _field(7, TType.I32)
 
 
 class RowGroup(_Struct):
     """A row group."""
 
-    columns: list[ColumnChunk]
-    total_byte_size: int
-    num_rows: int
+    columns: list[ColumnChunk] = _field(1, [ColumnChunk])
+    total_byte_size: int = _field(2, TType.I64)
+    num_rows: int = _field(3, TType.I64)
 
 
 class FileMetaData(_Struct):
     """The footer of a Parquet file."""
 
-    row_groups: list[RowGroup]
+    num_rows: int = _field(3, TType.I64)
+    row_groups: list[RowGroup] = _field(4, [RowGroup])
 
-
-_fields(PageHeader.Data, {1: ("num_values", TType.I32)})
-_fields(PageHeader, {5: ("data", PageHeader.Data), 8: ("data_v2", PageHeader.Data)})
-_fields(PageLocation, {1: ("offset", TType.I64), 2: ("size", TType.I32), 3: ("first_row", TType.I64)})
-_fields(OffsetIndex, {1: ("pages", [PageLocation])})
-_fields(
-    ColumnIndex,
-    {1: ("null_pages", [TType.BOOL]), 2: ("min_values", [TType.STRING]), 3: ("max_values", [TType.STRING])},
-)
-_fields(
-    ColumnMetaData,
-    {
-        1: ("type", TType.I32),
-        2: ("encodings", [TType.I32]),
-        3: ("path", [TType.STRING]),
-        4: ("codec", TType.I32),
-        5: ("num_values", TType.I64),
-        6: ("total_uncompressed_size", TType.I64),
-        7: ("total_compressed_size", TType.I64),
-        9: ("data_page_offset", TType.I64),
-        11: ("dictionary_page_offset", TType.I64),
-        14: ("bloom_filter_offset", TType.I64),
-        15: ("bloom_filter_length", TType.I32),
-    },
-)
-_fields(
-    ColumnChunk,
-    {
-        2: ("file_offset", TType.I64),
-        3: ("meta_data", ColumnMetaData),
-        4: ("offset_index_offset", TType.I64),
-        5: ("offset_index_length", TType.I32),
-        6: ("column_index_offset", TType.I64),
-        7: ("column_index_length", TType.I32),
-    },
-)
-_fields(RowGroup, {1: ("columns", [ColumnChunk]), 2: ("total_byte_size", TType.I64), 3: ("num_rows", TType.I64)})
-_fields(FileMetaData, {3: ("num_rows", TType.I64), 4: ("row_groups", [RowGroup])})
 
 Decoded = TypeVar("Decoded", bound=_Struct)
 
 
 def decoded(kind: type[Decoded], data: bytes) -> Decoded:
-    """The structure at the beginning of these bytes.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The structure at the beginning of these bytes. Raises `ValueError` where there is none."""
     try:
-        found = deserialize(kind(), data, _COMPACT)
+        found: Decoded = deserialize(kind(), data, _COMPACT)
     except (TException, EOFError, TypeError, OverflowError) as error:
         raise ValueError(f"expected Parquet's {kind.__name__} in {len(data)} bytes ({error})") from error
-    assert isinstance(found, kind)  # noqa: S101  what it was given to fill
     return found
 
 
@@ -195,16 +154,13 @@ def index_ranges(group: RowGroup) -> tuple[tuple[int, int], tuple[int, int]]:
 
     Arrow writes those of a row group one after the other.
     """
-    columns = [
-        (one.column_index_offset, one.column_index_offset + one.column_index_length)
-        for one in group.columns
-        if one.column_index_offset is not None
-    ]
-    offsets = [
-        (one.offset_index_offset, one.offset_index_offset + one.offset_index_length)
-        for one in group.columns
-        if one.offset_index_offset is not None
-    ]
+    columns, offsets = (
+        [(start, start + length) for start, length in pairs if start is not None]
+        for pairs in (
+            [(one.column_index_offset, one.column_index_length) for one in group.columns],
+            [(one.offset_index_offset, one.offset_index_length) for one in group.columns],
+        )
+    )
     return (columns[0][0], columns[-1][1]), (offsets[0][0], offsets[-1][1])
 
 
@@ -213,8 +169,8 @@ def bounds(index: ColumnIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     low, high = (
         np.array([missing if null else int.from_bytes(value, "little", signed=True) for null, value in pages], np.int64)
         for missing, pages in (
-            (_HIGHEST, zip(index.null_pages, index.min_values, strict=True)),
-            (_LOWEST, zip(index.null_pages, index.max_values, strict=True)),
+            (HIGHEST, zip(index.null_pages, index.min_values, strict=True)),
+            (LOWEST, zip(index.null_pages, index.max_values, strict=True)),
         )
     )
     return low, high
@@ -242,13 +198,15 @@ def file_of_pages(
             data = [read(start, end) for start, end in pages]
             was = chunk.meta_data
             has_dictionary = was.dictionary_page_offset is not None and bool(data)
-            first = at + len(data[0]) if has_dictionary else at
+            num_values = num_rows
+            if several:
+                # All of a chunk comes as one piece.
+                is_whole = num_rows == group.num_rows
+                num_values = was.num_values if is_whole else sum(map(_num_values, data[has_dictionary:]))
             fields = {
-                "num_values": _num_values(was.num_values, data[has_dictionary:], num_rows == group.num_rows)
-                if several
-                else num_rows,
+                "num_values": num_values,
                 "total_compressed_size": sum(map(len, data)),
-                "data_page_offset": first,
+                "data_page_offset": at + len(data[0]) if has_dictionary else at,
                 "dictionary_page_offset": at if has_dictionary else None,
                 "bloom_filter_offset": None,
                 "bloom_filter_length": None,
@@ -265,18 +223,12 @@ def file_of_pages(
     return b"".join((*body, footer, len(footer).to_bytes(4, "little"), b"PAR1"))
 
 
-def _num_values(of_all: int, pages: Sequence[bytes], whole: bool) -> int:
-    """How many values some pages of a column chunk have; the `whole` chunk comes as one piece."""
-    if whole:
-        return of_all
-    found = 0
-    for page in pages:
-        header = decoded(PageHeader, page)
-        data = header.data or header.data_v2
-        if data is None:
-            raise ValueError("expected a page of values; found another")
-        found += data.num_values
-    return found
+def _num_values(page: bytes) -> int:
+    header = decoded(PageHeader, page)
+    data = header.data or header.data_v2
+    if data is None:
+        raise ValueError("expected a page of values; found another")
+    return data.num_values
 
 
 @lru_cache(maxsize=256)

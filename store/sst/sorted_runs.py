@@ -6,7 +6,7 @@ keeps: two SSTs whose ranges of hashes meet have ranges of `_seq` that do not. S
 in the SST of the larger `seq_max`. Pure, and without numpy: `status` asks, too.
 """
 
-from bisect import bisect
+from bisect import bisect, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -29,13 +29,18 @@ def touched(sst: Sst, partitions: int) -> range:
 
 
 def touching(ssts: Iterable[Sst], partition: int, partitions: int) -> tuple[Sst, ...]:
-    """The SSTs in which hashes of a state partition can be, in the order given."""
+    """The SSTs in which hashes of a state partition can be, in their order."""
     return overlapping(ssts, *bounds(partition, partitions))
 
 
 def overlapping(ssts: Iterable[Sst], low: int, high: int) -> tuple[Sst, ...]:
-    """The SSTs in which hashes from `low` to `high`, both included, can be, in the order given."""
+    """The SSTs in which hashes from `low` to `high`, both included, can be, in their order."""
     return tuple(sst for sst in ssts if sst.hash_min <= high and sst.hash_max >= low)
+
+
+def newer_than(older: Sst, ssts: Iterable[Sst]) -> list[Sst]:
+    """Those of the SSTs that may hide rows of another one, in their order."""
+    return [each for each in overlapping(ssts, older.hash_min, older.hash_max) if each.seq_max > older.seq_max]
 
 
 def part_within(whole: int, sst: Sst, low: int, high: int) -> int:
@@ -65,9 +70,19 @@ def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
     the partition was several, or cut out of one merge; and those of one level, 1 or more, that follow each other in
     `_seq` and lie side by side in their hashes, for a key is in one of them at most.
     """
-    runs: list[_Run] = []
-    for group in _of_one_time(ssts):
-        run = _Run(group)
+    # The smallest groups of SSTs that do not overlap each other in `_seq`.
+    groups: list[list[Sst]] = []
+    oldest = 0
+    for sst in sorted(ssts, key=lambda sst: (-sst.seq_max, sst.hash_min)):
+        if groups and sst.seq_max >= oldest:
+            groups[-1].append(sst)
+            oldest = min(oldest, sst.seq_min)
+        else:
+            groups.append([sst])
+            oldest = sst.seq_min
+    runs: list[_GrowingRun] = []
+    for group in groups:
+        run = _GrowingRun(group)
         if not runs or not runs[-1].take(run):
             runs.append(run)
     return tuple(tuple(run.ssts) for run in runs)
@@ -79,21 +94,7 @@ def depth(ssts: Iterable[Sst]) -> int:
     return max(accumulate(-change for _, change in ends), default=0)
 
 
-def _of_one_time(ssts: Iterable[Sst]) -> list[list[Sst]]:
-    """The smallest groups of SSTs that do not overlap each other in `_seq`, newest first."""
-    groups: list[list[Sst]] = []
-    oldest = 0
-    for sst in sorted(ssts, key=lambda sst: (-sst.seq_max, sst.hash_min)):
-        if groups and sst.seq_max >= oldest:
-            groups[-1].append(sst)
-            oldest = min(oldest, sst.seq_min)
-        else:
-            groups.append([sst])
-            oldest = sst.seq_min
-    return groups
-
-
-class _Run:
+class _GrowingRun:
     """SSTs of one run, while more are added; `level` is 0 when nothing may be put beside them."""
 
     def __init__(self, ssts: list[Sst]) -> None:
@@ -104,13 +105,13 @@ class _Run:
         if any(later[0] <= earlier[1] for earlier, later in pairwise(self.ranges)):
             self.level = 0
 
-    def take(self, older: "_Run") -> bool:
+    def take(self, older: "_GrowingRun") -> bool:
         """Take in the SSTs of the next older run where these lie beside the own ones; whether they do."""
         if not self.level or older.level != self.level or not all(map(self._is_free, older.ranges)):
             return False
         self.ssts += older.ssts
         for each in older.ranges:
-            self.ranges.insert(bisect(self.ranges, each), each)
+            insort(self.ranges, each)
         return True
 
     def _is_free(self, hashes: tuple[int, int]) -> bool:

@@ -63,8 +63,7 @@ def seen_clock_ms(manifest: Manifest, at_ms: int) -> int:
 def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
     """The time to live of a table that there is already, which may be turned on, off, or to another length.
 
-    Raises:
-        Refused: rows would expire by another clock than they were stamped for.
+    Raises `Refused` where rows would expire by another clock than they were stamped for.
     """
     if stored is None:
         return declared
@@ -113,7 +112,11 @@ def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
     for position in reversed(range(len(runs))):
         for sst in runs[position]:
             total += sst.bytes
-            expired += sst.bytes * _expired_part(sst, clock_ms)
+            if may_have_expired(sst, clock_ms):
+                # Their times are taken as spread evenly.
+                span = sst.expires_max - sst.expires_min
+                reached = 1.0 if clock_ms >= sst.expires_max else (clock_ms - sst.expires_min) / span
+                expired += sst.bytes * reached * sst.expiring / sst.rows
         if expired >= _MOSTLY * total:
             start = position
     return start
@@ -129,18 +132,3 @@ def without_expired_suffix(inputs: Sequence[Sst], partitions: int, clock_ms: int
     while end and shows_nothing(inputs[end - 1], clock_ms) and len(touched(inputs[end - 1], partitions)) == 1:
         end -= 1
     return tuple(inputs[:end])
-
-
-def check_clock(table: Table, clock_ms: int | None) -> None:
-    """Raise `ValueError` for a reader that would show expired rows because it was given no clock."""
-    if table.ttl is not None and clock_ms is None:
-        raise ValueError("rows of this table expire: expected the clock to judge them by, found none")
-
-
-def _expired_part(sst: Sst, clock_ms: int) -> float:
-    """About which part of the SST's rows is expired, taking their times as spread evenly."""
-    if not may_have_expired(sst, clock_ms):
-        return 0.0
-    span = sst.expires_max - sst.expires_min
-    reached = 1.0 if clock_ms >= sst.expires_max else (clock_ms - sst.expires_min) / span
-    return reached * sst.expiring / sst.rows

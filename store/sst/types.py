@@ -32,8 +32,7 @@ FIELD_ID = b"PARQUET:field_id"
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
     """The Arrow schema of these columns, all nullable.
 
-    Raises:
-        Usage: a column's type is not one that state tables have.
+    Raises `Usage` where a column's type is not one that state tables have.
     """
     return pa.schema([pa.field(column.name, to_arrow(column.type)) for column in columns])
 
@@ -45,22 +44,14 @@ def sst_schema(table: Table) -> pa.Schema:
     Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`:
     see `stored_schema`; those from before it was migrated have other columns: see `evolution`.
 
-    Raises:
-        Usage: a column's type is not one that state tables have.
+    Raises `Usage` where a column's type is not one that state tables have.
     """
-    return pa.schema(
-        [
-            pa.field(HASH, pa.int64(), nullable=False),
-            *(
-                field.with_metadata({FIELD_ID: str(number).encode()})
-                for number, field in zip(table.ids, arrow_schema(table.columns), strict=True)
-            ),
-            pa.field(SEQ, pa.int64(), nullable=False),
-            pa.field(OP, pa.uint8(), nullable=False),
-            pa.field(PREV, pa.int64()),
-            *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else []),
-        ]
-    )
+    columns = zip(table.ids, arrow_schema(table.columns), strict=True)
+    fields = [pa.field(HASH, pa.int64(), nullable=False)]
+    fields += (field.with_metadata({FIELD_ID: str(number).encode()}) for number, field in columns)
+    fields += [pa.field(SEQ, pa.int64(), nullable=False), pa.field(OP, pa.uint8(), nullable=False)]
+    fields += [pa.field(PREV, pa.int64()), *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else [])]
+    return pa.schema(fields)
 
 
 def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:

@@ -12,7 +12,6 @@ looks for nothing; they are ours, because nothing else says that a filter or an 
 would hide a row.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -56,23 +55,15 @@ _ENDLESS = 1 << 30
 
 
 class SstWriter:
-    """Encodes one SST from batches of rows that come in its order. Holds the encoded bytes in memory.
-
-    Attributes:
-        num_rows: rows appended so far.
-    """
+    """Encodes one SST from batches of rows, so far `num_rows`, that come in its order. Holds the bytes in memory."""
 
     def __init__(self, table: Table) -> None:
-        self._schema = sst_schema(table)
-        self._can_expire = table.ttl is not None
+        self._schema, self._can_expire = sst_schema(table), table.ttl is not None
         self._sink = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None
         self._row_group_rows = ROW_GROUP_ROWS
-        self.num_rows = 0
-        self._num_tombstones = 0
-        self._hash_min = self._hash_max = 0
+        self.num_rows = self._num_tombstones = self._num_expiring = self._hash_min = self._hash_max = 0
         self._seqs: list[int] = []
-        self._num_expiring = 0
         self._expires: list[int] = []
 
     @property
@@ -107,10 +98,13 @@ class SstWriter:
         # The batches that Arrow writes: it ends pages between them.
         page_rows = min(PAGE_ROWS, max(_SMALL_PAGE_ROWS, rows.num_rows // _PAGES))
         page_rows = max(min(_PAGE_LEAST, page_rows), min(page_rows, int(_PAGE_BYTES / max(widest, 1))))
+        sample = rows.slice(0, _SAMPLE_ROWS)
+        text = (field.name for field in sample.schema if _is_text(field.type))
+        repeating = (name for name in text if 2 * pc.count_distinct(sample[name]).as_py() <= sample.num_rows)
         return pq.ParquetWriter(
             self._sink,
             self._schema,
-            **_encoding(self._schema, _repeating(rows.slice(0, _SAMPLE_ROWS))),
+            **_encoding(self._schema, frozenset(repeating)),
             dictionary_pagesize_limit=_DICTIONARY_BYTES,
             write_statistics=[HASH, SEQ, *(name for name in (EXPIRES, DUE) if name in self._schema.names)],
             write_page_checksum=True,
@@ -119,7 +113,7 @@ class SstWriter:
             max_rows_per_page=page_rows,
             data_page_size=_ENDLESS,
             # A dictionary that grows too large ends a page after a batch, which counts values, not rows.
-            write_batch_size=_ENDLESS if _has_nested(self._schema) else page_rows,
+            write_batch_size=_ENDLESS if any(pa.types.is_nested(kind) for kind in self._schema.types) else page_rows,
             # For a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
         )
@@ -127,8 +121,7 @@ class SstWriter:
     def finish(self, *, app: str, stage: str, partition: int, level: int) -> tuple[Sst, bytes]:
         """The SST's entry for a manifest, under a new object name, and its bytes, still to be put there.
 
-        Raises:
-            ValueError: no row was appended; an SST has at least one.
+        Raises `ValueError` where no row was appended; an SST has at least one.
         """
         if self._writer is None:
             raise ValueError("an SST has at least one row; found none")
@@ -156,10 +149,6 @@ class SstWriter:
         return sst, data
 
 
-def _has_nested(schema: pa.Schema) -> bool:
-    return any(pa.types.is_nested(field.type) for field in schema)
-
-
 def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
     return list(pc.min_max(numbers).as_py().values()) if len(numbers) else []
 
@@ -167,14 +156,11 @@ def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
 def prepare(rows: pa.Table, table: Table) -> pa.Table:
     """The rows as an SST holds them: its columns and types, one form for each key, sorted by (`_hash`, key).
 
-    Args:
-        rows: `_hash`, key and value columns, `_seq`, `_op`, perhaps `_prev_seq`, and for a table with a ttl
-            `_expires_at`, in any order of columns and rows; others are dropped.
-        table: what the columns are declared to be.
+    They have `_hash`, the table's key and value columns, `_seq`, `_op`, perhaps `_prev_seq`, and for a table with a ttl
+    `_expires_at`, in any order of columns and rows; other columns are dropped.
 
-    Raises:
-        Refused: a column is missing or its values do not fit the declared type; or two rows have the same
-            key.
+    Raises `Refused` where a column is missing or its values do not fit the declared type; or two rows have the same
+    key.
     """
     schema = sst_schema(table)
     if rows.schema != schema:
@@ -219,13 +205,10 @@ def write(
 ) -> Sst:
     """Put one SST with these rows, at least one, into the store (one request), and into the cache if there is one.
 
-    Returns:
-        Its entry for the manifest. Until a manifest with it is committed, nobody else sees the object.
+    Returns its entry for the manifest. Until a manifest with it is committed, nobody else sees the object.
 
-    Raises:
-        Refused: see `prepare`; or a row belongs to another state partition.
-        ValueError: there are no rows.
-        Unavailable: the store did not answer.
+    Raises `Refused` as `prepare` and where a row belongs to another state partition, `ValueError` where there are no
+    rows, `Unavailable` where the store did not answer.
     """
     rows = prepare(rows, table)
     writer = SstWriter(table)
@@ -243,35 +226,33 @@ def write(
     return sst
 
 
-def _repeating(sample: pa.Table) -> frozenset[str]:
-    """The columns of text or bytes whose values come again and again, as far as some rows tell."""
-    return frozenset(
-        field.name
-        for field in sample.schema
-        if _is_text(field.type) and 2 * pc.count_distinct(sample[field.name]).as_py() <= sample.num_rows
-    )
-
-
 @lru_cache(maxsize=64)
 def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
-    """How the columns are encoded and compressed, as `pq.ParquetWriter` takes it; `repeating` as of `_repeating`.
+    """How the columns are encoded and compressed, as `pq.ParquetWriter` takes it.
+
+    `repeating` are the columns of text or bytes whose values come again and again, as far as some rows tell.
 
     Measured on 5 M rows of a string key and two numbers: with zstd for all columns they are 105 MB, and DuckDB sums the
     numbers in 111 ms; with lz4 for the numbers 103 MB, and 43 ms; with hashes and the key as here 88 MB, and as long.
     """
-    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
+    sink = pa.BufferOutputStream()
+    pq.ParquetWriter(sink, schema).close()
+    parquet = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    # Parquet's plain columns, those that a nested column is made of among them.
+    plain = {parquet.column(number).path: parquet.column(number).physical_type for number in range(len(parquet))}
     # A dictionary pays for what repeats as a whole; of the rest, lengths apart from text are faster to read.
     apart = [field.name for field in schema if _is_text(field.type) and field.name not in repeating]
-    text = [path for path, kind in leaves if _is_text(kind) and path not in apart]
+    text = [path for path, kind in plain.items() if kind == "BYTE_ARRAY" and path not in apart]
     # lz4 is the fastest to read, and with the bytes of numbers apart it finds what zstd would. DuckDB reads this
     # encoding for these types and for no others.
-    numbers = [f.name for f in schema if _is_number(f.type) and f.name not in (HASH, SEQ, OP, PREV, EXPIRES)]
-    levels = {path: 1 for path, _ in leaves}
+    is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)
+    numbers = [field.name for field in schema if any(is_one(field.type) for is_one in is_number)]
+    numbers = [name for name in numbers if name not in (HASH, SEQ, OP, PREV, EXPIRES)]
     # Sorted hashes lie close to each other; nothing else makes them smaller.
     fast = dict.fromkeys(numbers, "lz4") | {HASH: "none"}
     return {
-        "compression": dict.fromkeys(levels, "zstd") | fast,
-        "compression_level": {name: level for name, level in levels.items() if name not in fast},
+        "compression": dict.fromkeys(plain, "zstd") | fast,
+        "compression_level": {path: 1 for path in plain if path not in fast},
         "use_dictionary": [SEQ, OP, PREV, EXPIRES, *text],
         "column_encoding": {HASH: "DELTA_BINARY_PACKED"}
         | dict.fromkeys(numbers, "BYTE_STREAM_SPLIT")
@@ -283,10 +264,6 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind))
-
-
 def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
     """The file with checksums before the footer; bytes of filters and index with theirs, and of the rest to the end."""
     # Parquet ends with the footer, its length in four bytes, and PAR1.
@@ -296,29 +273,11 @@ def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
     chunks, digests = [], []
     for group in groups:
         start, stop = bits_of(group.columns[0].meta_data)
-        chunks.append(
-            b"".join(
-                xxhash.xxh32_digest(data[at : min(at + CHUNK_BYTES, stop)]) for at in range(start, stop, CHUNK_BYTES)
-            )
-        )
+        pieces = (data[at : min(at + CHUNK_BYTES, stop)] for at in range(start, stop, CHUNK_BYTES))
+        chunks.append(b"".join(map(xxhash.xxh32_digest, pieces)))
         digests.append(xxhash.xxh3_64_digest(b"".join((*(data[a:b] for a, b in index_ranges(group)), chunks[-1]))))
     rows_end = max(chunk.meta_data.end for chunk in groups[-1].columns)
     added = b"".join((*chunks, *digests))
     filter_bytes = end - rows_end + sum(map(len, chunks))
     # Nothing in a footer points at itself, so it may begin later.
     return b"".join((data.slice(0, end), added, data.slice(end))), filter_bytes, 8 * len(groups) + footer_bytes
-
-
-def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Parquet's paths of the plain columns that a column is made of, and their types."""
-    types = pa.types
-    if types.is_struct(kind):
-        for number in range(kind.num_fields):
-            yield from _leaves(f"{path}.{kind.field(number).name}", kind.field(number).type)
-    elif types.is_map(kind):
-        yield from _leaves(f"{path}.key_value.key", kind.key_type)
-        yield from _leaves(f"{path}.key_value.value", kind.item_type)
-    elif types.is_list(kind):
-        yield from _leaves(f"{path}.list.element", kind.value_type)
-    else:
-        yield path, kind

@@ -38,12 +38,9 @@ def hash_u32(values: npt.NDArray[np.uint32], seeds: U64) -> U64:
 
 
 def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seeds: U64) -> U64:
-    """XXH64 of byte strings laid out as Arrow does.
+    """XXH64 of byte strings laid out as Arrow does, each with a seed of its own.
 
-    Args:
-        data: the bytes of all strings.
-        offsets: string i is `data[offsets[i]:offsets[i + 1]]`; one more than there are strings.
-        seeds: one for each string.
+    String i is `data[offsets[i]:offsets[i + 1]]`: there is one offset more than there are strings.
     """
     out = np.empty(len(seeds), np.uint64)
     for begin in range(0, len(seeds), _BLOCK_ROWS):
@@ -93,7 +90,8 @@ def _hash_block(
         rows = np.flatnonzero(rest > i)
         if not rows.size:
             break
-        out[rows] = _add_byte(out[rows], words[at[rows] + i] & np.uint64(0xFF))
+        byte = words[at[rows] + i] & np.uint64(0xFF)
+        out[rows] = _rotl(out[rows] ^ (byte * _P5), 11) * _P1
     out = _avalanche(out)
 
     for row in np.flatnonzero(lengths > _LONG_BYTES).tolist():
@@ -135,10 +133,6 @@ def _add_word(x: U64, word: U64) -> U64:
 
 def _add_half_word(x: U64, half: U64) -> U64:
     return _rotl(x ^ (half * _P1), 23) * _P2 + _P3
-
-
-def _add_byte(x: U64, byte: U64) -> U64:
-    return _rotl(x ^ (byte * _P5), 11) * _P1
 
 
 def _avalanche(x: U64) -> U64:

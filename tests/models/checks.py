@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from slackwater.keep.gc.retention import Retention
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
-from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Manifest
@@ -43,9 +43,9 @@ def check_reads(
     assert there.tolist() == [form in shown for form in forms]
     nothing = (None,) * len(table.values)
     assert [tuple(row.values()) for row in found.to_pylist()] == [shown.get(form, nothing) for form in forms]
-    point = point_get(store, manifest.ssts, table, hashed, asked_for, clock_ms=clock_ms)
-    assert point.present.tolist() == there.tolist()
-    assert point.values == found
+    values, present = multi_get(store, None, manifest.ssts, table, hashed, asked_for, clock_ms=clock_ms)
+    assert present.tolist() == there.tolist()
+    assert values == found
     register(con, "t", store, cache, manifest, clock_ms=clock_ms)
     rows = (tuple(row.values()) for row in con.sql("FROM t").to_arrow_table().to_pylist())
     actual = sorted(repr(same_form(row)) for row in rows)

@@ -18,7 +18,7 @@ from slackwater.fold.step import Step
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.read.multi_get import point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Table
@@ -107,8 +107,8 @@ class Stage(Committing):
             ],
             names=list(KEY),
         )
-        found = point_get(self.store, self.head.ssts, TABLE, hash_keys(asked, KEY), asked)
-        for row, there in zip(found.values.to_pylist(), found.present.tolist(), strict=True):
+        values, present = multi_get(self.store, None, self.head.ssts, TABLE, hash_keys(asked, KEY), asked)
+        for row, there in zip(values.to_pylist(), present.tolist(), strict=True):
             yield (row["n"], row["mm"]) if there else None
 
 

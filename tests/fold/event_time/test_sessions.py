@@ -16,7 +16,7 @@ from slackwater.fold.fits import evolve
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Groups, Kind, key_of_table
 from slackwater.fold.kinds.session import BoundSessions, Sessions
-from slackwater.store.read.multi_get import point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Table
@@ -108,10 +108,10 @@ def in_minutes(row: dict[str, object]) -> dict[str, object]:
 def stored(stage: Stage) -> list[dict[str, object]]:
     """The sessions in the table, as a query unnests them."""
     asked = pa.table({"user": list(USERS)})
-    found = point_get(stage.store, stage.head.ssts, stage.table, hash_keys(asked, ["user"]), asked)
+    values, present = multi_get(stage.store, None, stage.head.ssts, stage.table, hash_keys(asked, ["user"]), asked)
     rows = [
         in_minutes(session | {"user": user})
-        for user, there, sessions in zip(USERS, found.present, found.values["session"].to_pylist(), strict=True)
+        for user, there, sessions in zip(USERS, present, values["session"].to_pylist(), strict=True)
         for session in (sessions if there else [])
     ]
     assert rows == in_order(iter(rows)), "a list is sorted"

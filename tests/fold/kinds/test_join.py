@@ -22,7 +22,7 @@ from slackwater.fold.multi_input import TAG
 from slackwater.fold.next_version import Result
 from slackwater.fold.step import Step
 from slackwater.pipeline.batch.task import MARK
-from slackwater.store.read.multi_get import point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
@@ -118,10 +118,10 @@ class Stage(Committing):
     def waiting(self, key: str) -> set[int] | None:
         """The numbers of a key's rows that wait; None where there is no such key."""
         asked = pa.table({"number": pa.array([key])})
-        found = point_get(self.store, self.head.ssts, self.table, hash_keys(asked, ["number"]), asked)
-        if not found.present[0]:
+        values, present = multi_get(self.store, None, self.head.ssts, self.table, hash_keys(asked, ["number"]), asked)
+        if not present[0]:
             return None
-        (row,) = found.values.to_pylist()
+        (row,) = values.to_pylist()
         return {one["o"] for one in row["orders"]} | {one["p"] for one in row["payments"]}
 
 

@@ -18,7 +18,7 @@ from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
-from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
 
@@ -92,7 +92,7 @@ class State:
         expected = [self.model.get(key) for key in KEYS]
         values, present = multi_get(self.store, self.cache, self.ssts, self.table, hashes, keys)
         assert (values["flights"].to_pylist(), present.tolist()) == (expected, [key in self.model for key in KEYS])
-        assert point_get(self.store, self.ssts, self.table, hashes, keys).values == values
+        assert multi_get(self.store, None, self.ssts, self.table, hashes, keys)[0] == values
         register(self.con, "t", self.store, self.cache, manifest_of(self.table, self.ssts))
         rows = self.con.sql("SELECT origin, dest, flights FROM t").fetchall()
         assert sorted(rows) == sorted((*key, value) for key, value in self.model.items())

@@ -15,7 +15,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read import footers, range_reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -96,7 +96,7 @@ def test_absent_keys_cost_a_part_of_a_filter_and_no_page(
     assert reads.filtered >= 65
     assert reads.bytes < reads.touched_bytes / 4
     keys = pa.table({"k": numbers})
-    assert not point_get(store, ssts, NUMBERED, hash_keys(keys, ["k"]), keys).present.any()
+    assert not multi_get(store, None, ssts, NUMBERED, hash_keys(keys, ["k"]), keys)[1].any()
 
 
 def test_a_key_costs_three_round_trips_and_a_page_of_each_column(
@@ -131,11 +131,12 @@ def test_pages_come_from_a_real_s3(each_s3: str) -> None:
     store = CountingStore(open_store(f"s3://{BUCKET}/{uuid4().hex}"))
     ssts = (put(store, np.arange(200_000), 1), put(store, np.arange(0, 200_000, 10), 2))
     keys = pa.table({"k": [20, 77_777, 200_001]})
-    found = point_get(store, ssts, NUMBERED, hash_keys(keys, ["k"]), keys)
-    assert found.values["v"].to_pylist() == [202, 777_771, None]
+    reads = Reads()
+    values, _ = multi_get(store, None, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads)
+    assert values["v"].to_pylist() == [202, 777_771, None]
     assert "get" not in store.counts
-    assert found.reads.round_trips <= 4
-    assert found.reads.bytes == store.bytes_read < sum(sst.bytes for sst in ssts) / 10
+    assert reads.round_trips <= 4
+    assert reads.bytes == store.bytes_read < sum(sst.bytes for sst in ssts) / 10
 
 
 def test_the_tails_of_all_runs_come_at_once(
@@ -163,7 +164,7 @@ def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingSto
     reads = Reads()
     before = store.counts["get_range"]
     ranges = [(0, 400_000), (600_000, 649_900), (650_000, 900_000), (1_500_000, 1_500_100), (1_504_000, 1_504_100)]
-    found = range_reads.RangeReader(store, base, reads).read(ranges).found
+    found = range_reads.read_all([(range_reads.RangeReader(store, base, reads), ranges)])[0].found
     assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 4_100)]
     assert all(piece == data[start : start + len(piece)] for start, piece in found)
     assert (reads.requests, reads.bytes) == (3, 704_100)
@@ -176,15 +177,17 @@ def test_a_long_range_is_read_in_parts(
     store, (base, *_) = table
     monkeypatch.setattr(range_reads, "_LARGEST_BYTES", 100_000)
     reads = Reads()
-    ((start, data),) = range_reads.RangeReader(store, base, reads).read([(5, 350_005)]).found
+    (found,) = range_reads.read_all([(range_reads.RangeReader(store, base, reads), [(5, 350_005)])])
+    ((start, data),) = found.found
     assert (start, data) == (5, store.get(base.object)[5:350_005])
     assert reads.requests == 4
 
 
 def test_a_range_beyond_the_object_is_damage(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
     store, (base, *_) = table
+    reader = range_reads.RangeReader(store, base, Reads())
     with pytest.raises(Corruption, match="expected 200 bytes"):
-        range_reads.RangeReader(store, base, Reads()).read([(0, 100), (base.bytes - 100, base.bytes + 100)])
+        range_reads.read_all([(reader, [(0, 100), (base.bytes - 100, base.bytes + 100)])])
 
 
 def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:

@@ -20,7 +20,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
-from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import codec, history, keys
@@ -83,9 +83,9 @@ def look_up(found: Made, some: slice = slice(None)) -> list[int]:
 
 
 def points(found: Made) -> list[int]:
-    point = point_get(found.store, found.ssts, TABLE, hash_keys(ASKED, ["n"]), ASKED)
-    assert point.present.all()
-    return list(point.values["v"].to_pylist())
+    point, present = multi_get(found.store, None, found.ssts, TABLE, hash_keys(ASKED, ["n"]), ASKED)
+    assert present.all()
+    return list(point["v"].to_pylist())
 
 
 def merge(found: Made) -> list[int]:
@@ -174,10 +174,10 @@ def test_pages_of_another_sst_are_not_taken_for_those_of_this_one(data: st.DataO
         asked = pa.table({"n": pa.array(range(first, first + NUM_KEYS), pa.int64())})
         found = Made(store, (mine,), cache)
         whole = found.rows((mine,))
-        point_get(store, (mine,), TABLE, hash_keys(asked, ["n"]), asked)  # the footer is known from here on
+        multi_get(store, None, (mine,), TABLE, hash_keys(asked, ["n"]), asked)  # the footer is known from here on
         store.put(mine.object, store.get(others.object).ljust(mine.bytes, b"\0")[: mine.bytes])
         with pytest.raises(Corruption, match=mine.object):
-            point_get(store, (mine,), TABLE, hash_keys(asked, ["n"]), asked)
+            multi_get(store, None, (mine,), TABLE, hash_keys(asked, ["n"]), asked)
         assert len(whole) == NUM_KEYS
     shutil.rmtree(folder, ignore_errors=True)
 

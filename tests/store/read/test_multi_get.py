@@ -13,7 +13,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.decode import Block
-from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import writer
 from slackwater.store.versions.manifest import Column, Sst, Table
 
@@ -42,13 +42,9 @@ def look_up(
     table: Table = ROUTES,
     hashes: Hashes = AS_ALWAYS,
 ) -> list[Values | None]:
-    """The values of each key, None where absent; by `point_get` without a cache."""
+    """The values of each key, None where absent; without a cache, too."""
     asked = columns(table.key, keys)
-    if cache is None:
-        found = point_get(store, ssts, table, hashes.of(table, asked), asked)
-        values, present = found.values, found.present
-    else:
-        values, present = multi_get(store, cache, ssts, table, hashes.of(table, asked), asked)
+    values, present = multi_get(store, cache, ssts, table, hashes.of(table, asked), asked)
     assert values.schema.names == [column.name for column in table.values]
     rows = [tuple(row.values()) for row in values.to_pylist()]
     assert all(here or row == (None,) * len(row) for row, here in zip(rows, present, strict=True))
@@ -179,12 +175,13 @@ def test_a_point_look_up_reads_pages_of_each_run_that_may_have_the_key(store: Co
     (base,), keys, numbers = wide_sst(store, 10)
     newer = write_version(store, None, ROUTES, {("other", "x"): (7, None, None), keys[0]: None}, 2)
     asked = columns(ROUTES.key, [keys[9]])
-    found = point_get(store, (base, *newer), ROUTES, AS_ALWAYS.of(ROUTES, asked), asked)
-    assert found.present.tolist() == [True]
-    assert found.values["flights"].to_pylist() == [int(numbers[9])]
-    assert found.reads.row_groups <= 2
-    assert found.reads.bytes < base.bytes / 20
-    assert store.counts["get_range"] == found.reads.requests <= 12
+    reads = Reads()
+    values, present = multi_get(store, None, (base, *newer), ROUTES, AS_ALWAYS.of(ROUTES, asked), asked, reads)
+    assert present.tolist() == [True]
+    assert values["flights"].to_pylist() == [int(numbers[9])]
+    assert reads.row_groups <= 2
+    assert reads.bytes < base.bytes / 20
+    assert store.counts["get_range"] == reads.requests <= 12
     assert "get" not in store.counts
     # Deleted in the newer run.
     assert look_up(store, None, (base, *newer), [keys[0]]) == [None]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
-from slackwater.store.read.multi_get import point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import sst_schema
@@ -58,9 +58,10 @@ def test_each_key_has_its_own_values(name: str) -> None:
     # One by one: for many keys, whole row groups are read.
     for key in np.random.default_rng(7).choice(len(values), 40, replace=False).tolist():
         keys = pa.table({"k": [key]})
-        found = point_get(store, (sst,), table, hash_keys(keys, ["k"]), keys)
-        assert found.values["v"].to_pylist() == [values[key]]
-        assert found.reads.bytes < sst.bytes / 2
+        reads = Reads()
+        found, _ = multi_get(store, None, (sst,), table, hash_keys(keys, ["k"]), keys, reads)
+        assert found["v"].to_pylist() == [values[key]]
+        assert reads.bytes < sst.bytes / 2
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -68,7 +69,7 @@ def test_a_row_group_is_read_whole(name: str, tmp_path: Path) -> None:
     kind, values, piece = CASES[name]
     store, sst, table, rows = written(kind, list(values), piece)
     ranged = RangedSst(store, sst, table, Reads())
-    (group, *_) = ranged.within(-(1 << 63), (1 << 63) - 1)
+    (group, *_) = ranged.having("_hash", -(1 << 63), (1 << 63) - 1)
     blocks = list(ranged.read([Part(group.group, None)]))
     read = pa.concat_tables(pa.Table.from_batches([block.stored]) for block in blocks)
     assert read["v"].to_pylist() == rows["v"].slice(0, read.num_rows).to_pylist()

@@ -19,7 +19,7 @@ from slackwater.store.compaction.plan import Compaction
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read import duckdb_versions, duckdb_view
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import evolution
 from slackwater.store.sst.evolution import reading, widens
 from slackwater.store.sst.types import sst_schema
@@ -177,9 +177,9 @@ class Evolving:
         expected = [{name: rows[k][name] for name in names} if k in rows else None for k in KEYS]
         values, there = multi_get(self.store, self.cache, manifest.ssts, table, hashes, keys, clock_ms=0)
         assert self.as_found(values, there) == expected
-        cold = point_get(self.store, manifest.ssts, table, hashes, keys, clock_ms=0)
-        assert self.as_found(cold.values, cold.present) == expected
-        assert values.schema == cold.values.schema
+        cold, present = multi_get(self.store, None, manifest.ssts, table, hashes, keys, clock_ms=0)
+        assert self.as_found(cold, present) == expected
+        assert values.schema == cold.schema
         duckdb_view.register(con, "t", self.store, self.cache, manifest)
         found = con.sql("FROM t ORDER BY k").to_arrow_table()
         assert found.schema.names == ["k", *names]

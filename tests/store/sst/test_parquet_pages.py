@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read.decode import decode, fetch
-from slackwater.store.read.multi_get import point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import to_arrow
@@ -95,10 +95,10 @@ def test_pages_give_the_same_rows_as_the_whole(data: st.DataObject) -> None:
 
     absent = pa.table([pa.array([None], column.type) for column in rows.select(names).columns], names=names)
     looked = pa.concat_tables([rows.select(names), absent])
-    result = point_get(store, (sst,), table, hash_keys(looked, names), looked)
-    assert result.present[:num].all()
-    assert result.values.slice(0, num) == rows.select([column.name for column in table.values])
-    assert result.present[num] == any(all(value is None for value in row[: len(key)]) for row in listed)
+    values, present = multi_get(store, None, (sst,), table, hash_keys(looked, names), looked)
+    assert present[:num].all()
+    assert values.slice(0, num) == rows.select([column.name for column in table.values])
+    assert present[num] == any(all(value is None for value in row[: len(key)]) for row in listed)
 
 
 def test_all_rows_of_a_row_group_are_read_without_its_index() -> None:

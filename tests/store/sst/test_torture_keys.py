@@ -21,7 +21,7 @@ from slackwater.store.compaction.plan import Compaction, apply
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
-from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.sorted_runs import by_partition, sorted_runs
 from slackwater.store.versions.manifest import Column, Sst, Table
 
@@ -158,7 +158,7 @@ def test_every_key_stays_itself_through_the_whole_store(kind: str, modulus: int,
         found, there = multi_get(store, cache, ssts, table, hashes.of(table, asked), asked)
         assert there.tolist() == [number in model for number in range(len(keys))]
         assert [tuple(row.values()) for row in found.to_pylist()] == expected
-        assert point_get(store, ssts, table, hashes.of(table, asked), asked).values == found
+        assert multi_get(store, None, ssts, table, hashes.of(table, asked), asked)[0] == found
         with duckdb.connect() as con:
             register(con, "t", store, cache, manifest_of(table, ssts))
             rows = con.sql("SELECT n, trip, tags, fares FROM t ORDER BY n").to_arrow_table().to_pylist()

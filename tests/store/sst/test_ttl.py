@@ -15,7 +15,7 @@ from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold.kinds.upsert import upsert
 from slackwater.moments.cut.graph import Cut
 from slackwater.pipeline.api.app import App
-from slackwater.pipeline.api.table import check_ttl, lifetime_ms, table
+from slackwater.pipeline.api.table import check_ttl, table
 from slackwater.pipeline.api.topic import topic
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
@@ -308,13 +308,13 @@ def test_while_it_is_off_rows_are_written_that_never_expire() -> None:
     [("7 days", 7 * DAY_MS), ("1 day 12 hours", 129_600_000), ("36h", 129_600_000), ("2W", 14 * DAY_MS), ("5 ms", 5)],
 )
 def test_a_ttl_is_written_as_people_write_it(text: str, expected: int) -> None:
-    assert lifetime_ms(text) == expected
+    assert table(ttl=text).ttl == Ttl(expected)
 
 
 @pytest.mark.parametrize("text", ["", "7", "days", "-1 day", "0 days", "7 months", "1000001 days", "7days!"])
 def test_what_is_no_span_of_time_is_refused(text: str) -> None:
     with pytest.raises(Usage, match="ttl"):
-        lifetime_ms(text)
+        table(ttl=text)
 
 
 def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> None:
