@@ -4,15 +4,4 @@ Here too: counting requests and what they cost, retrying them, spooling them on 
 here: what the objects mean; names of objects are plain keys.
 """
 
-__all__ = [
-    "counting",
-    "local",
-    "memory",
-    "open",
-    "protocol",
-    "retry",
-    "s3",
-    "spooled",
-    "stats",
-    "wrapper",
-]
+__all__ = ["counting", "local", "memory", "open", "protocol", "retry", "s3", "stats", "wrapper"]

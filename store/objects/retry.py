@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Lock
 from typing import TypeVar
 
@@ -16,9 +17,18 @@ from ...silence import SILENT_S, address_of, told_of_silence, warn_of
 AT_ONCE = 20.0
 """Repetitions that may follow each other at once, where nobody says otherwise."""
 PER_S = 1.0
-"""Repetitions a second that a server may get at length, likewise."""
-
+"""Repetitions a second that a server may get at length, where nobody says otherwise."""
 _PER_ANSWER = 0.1
+
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 5.0
+_SHORTEST_S = 0.001
+_QUIET_S = 1.0
+"""An outage shorter than this is nobody's concern."""
+
+_log = logging.getLogger("slackwater")
+
+T = TypeVar("T")
 
 
 class RetryBudget:
@@ -63,18 +73,6 @@ class RetryBudget:
         """The server has answered a request; `repeated` when a token was taken for it."""
         with self._lock:
             self._tokens = min(self._at_once, self._tokens + (1 if repeated else _PER_ANSWER))
-
-
-_FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 5.0
-_SHORTEST_S = 0.001
-
-_QUIET_S = 1.0
-"""An outage shorter than this is nobody's concern."""
-
-_log = logging.getLogger("slackwater")
-
-T = TypeVar("T")
 
 
 class TransientError(Exception):
@@ -139,7 +137,9 @@ class Retry:
         while True:
             asked_s = self._clock()
             try:
-                result = self._asked(attempt)
+                # A server that never answered may be none: its silence is told before it ends.
+                with nullcontext() if self._has_answered else told_of_silence(self._silent, self._silent_s):
+                    result = attempt()
             except TransientError as error:
                 now_s = self._clock()
                 if first_failure_s is None:
@@ -152,7 +152,8 @@ class Retry:
                         f"{self._what} did not answer for {elapsed_s:.0f} s: {error}",
                         hint=address_of(self._setting) or "see that it runs and can be reached from here",
                     ) from error.__cause__
-                self._failed(asked_s, now_s, str(error))
+                trying = f"{self._what} does not answer ({error}); trying again for {self._patience_s:.0f} s"
+                self._away(asked_s, _QUIET_S, trying)
                 paid, delay_s = self._rest(delay_s, left_s)
             except Exception:
                 self._answered(repeated=paid)  # it refused, so it is there
@@ -161,22 +162,20 @@ class Retry:
                 self._answered(repeated=paid)
                 return result
 
-    def _asked(self, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns. A server that never answered may be none: its silence is told before it ends."""
-        if self._has_answered:
-            return attempt()
-        with told_of_silence(self._silent, self._silent_s):
-            return attempt()
-
     def _silent(self) -> None:
+        if not self._has_answered:
+            since_s = self._clock() - self._silent_s
+            self._away(since_s, 0, f"{self._what} has not answered for {self._silent_s:.0f} s")
+
+    def _away(self, since_s: float, quiet_s: float, silence: str) -> None:
+        """Note that the server is away since then or before; say so once, if that is at least `quiet_s` ago."""
         with self._lock:
-            if self._reported or self._has_answered:
-                return
-            # As after an attempt that failed: the end of the silence is told as well.
-            self._reported = True
             if self._away_since is None:
-                self._away_since = self._clock() - self._silent_s
-        warn_of(f"{self._what} has not answered for {self._silent_s:.0f} s", self._setting)
+                self._away_since = since_s
+            if self._reported or self._clock() - self._away_since < quiet_s:
+                return
+            self._reported = True
+        warn_of(silence, self._setting)
 
     def _rest(self, delay_s: float, left_s: float) -> tuple[bool, float]:
         """Wait for a random part of `delay_s`, and on until the budget has a token, but no longer than `left_s`.
@@ -194,15 +193,6 @@ class Retry:
                 return True, delay_s
             if left_s < _SHORTEST_S:
                 return False, delay_s
-
-    def _failed(self, asked_s: float, now_s: float, reason: str) -> None:
-        with self._lock:
-            if self._away_since is None:
-                self._away_since = asked_s
-            if self._reported or now_s - self._away_since < _QUIET_S:
-                return
-            self._reported = True
-        warn_of(f"{self._what} does not answer ({reason}); trying again for {self._patience_s:.0f} s", self._setting)
 
     def _answered(self, *, repeated: bool) -> None:
         self._budget.answered(repeated=repeated)

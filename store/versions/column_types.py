@@ -73,9 +73,10 @@ def parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
     Raises:
         ValueError: it is something else.
     """
-    return _cached_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl(ddl)
+    return _parse_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl.__wrapped__(ddl)
 
 
+@lru_cache(maxsize=256)
 def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
     tokens = _Tokens(ddl)
     columns = []
@@ -84,9 +85,6 @@ def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
         if tokens.next:
             tokens.take(",")
     return tuple(columns)
-
-
-_cached_ddl = lru_cache(maxsize=256)(_parse_ddl)
 
 
 class _Tokens:
@@ -105,7 +103,7 @@ class _Tokens:
         word = self.next
         if word in ("", "`", *"<>(),:"):
             raise ValueError(f"expected a word, found {word or 'the end'}")
-        self.next = next(self._rest, "")
+        self.take(word)
         return word
 
     def name(self) -> str:

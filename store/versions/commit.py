@@ -20,6 +20,15 @@ from . import codec, history, horizon, keys
 from .limits import OWN
 from .manifest import Kind, Manifest
 
+_READ_AGAIN = "read the head again and build on it"
+_GO_ON = "let the newer runner go on, or stop it and start this one again"
+_TAKEN = {
+    "rescale": ("rescaled", "start this one again: it goes on with the new number of state partitions"),
+    "migration": ("migrated to another program", "start that program: this one is of before"),
+    "retire": ("retired", "take it out of the program; a program that has it brings it back where it stopped"),
+}
+"""What took a stage from its writer, by the kind of the version that did, and what to do next."""
+
 _S = TypeVar("_S", bound=Struct)
 
 
@@ -67,15 +76,12 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     Two more, a listing and a byte, where this process has not seen the number free within the last half minute: a
     writer that was away could re-create one that others have used and that is gone with its app, or collected.
 
-    After `Unavailable` the outcome is not known: calling this again with the very same manifest settles it.
-
     Raises:
         Fenced: the number is taken by a writer with a newer epoch, or was and is collected; this writer must stop.
         CommitConflict: the number is taken by another commit; read the head and see.
-        Unavailable: storage did not answer.
+        Unavailable: storage did not answer; calling this again with the very same manifest settles what came of it.
         Corruption: the number is taken by something that cannot be read.
-        ValueError: version or epoch is not at least 1, or the manifest is none that could be read again; nothing was
-            put.
+        ValueError: version or epoch is not at least 1, or the manifest could not be read again; nothing was put.
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
@@ -83,21 +89,35 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     try:
         store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
     except ObjectExists:
-        existing = _taken_by(store, manifest)
-    else:
-        existing = manifest
-    if existing == manifest:  # created, or our own write, whose answer was lost
-        _check_not_collected(store, manifest)
-        horizon.freshness(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
-        return
-    check_epoch(existing, manifest.epoch)
-    raise lost_to(existing, manifest.epoch, itself=existing.writer == manifest.writer)
+        try:
+            existing = history.read_fresh(store, manifest.app, manifest.stage, manifest.version)
+        except ObjectNotFound:
+            raise CommitConflict(
+                f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed by another writer "
+                "and has been deleted since",
+                version=manifest.version,
+                hint=_READ_AGAIN,
+            ) from None
+        if existing != manifest:  # else it is our own write, whose answer was lost
+            check_epoch(existing, manifest.epoch)
+            raise lost_to(existing, manifest.epoch, itself=existing.writer == manifest.writer) from None
+    _check_not_collected(store, manifest)
+    horizon.freshness(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
 
 
 def check_epoch(head: Manifest, epoch: int) -> None:
     """Raise `Fenced` where a stage was taken from the writer of this epoch."""
-    if head.epoch > epoch:
-        raise _fenced(head, epoch)
+    if head.epoch <= epoch:
+        return
+    done, hint = _TAKEN.get(head.kind, ("taken over", _GO_ON))
+    if head.called:
+        done, hint = f"renamed to {head.called}", "start the program that has it under that name: this one is of before"
+    raise Fenced(
+        f"stage {head.app}/{head.stage} was {done}: v{head.version} has epoch {head.epoch}, "
+        f"written by {_author(head)}; this writer has epoch {epoch} and must stop",
+        version=head.version,
+        hint=f"nothing committed is lost; {hint}",
+    )
 
 
 def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConflict:
@@ -107,7 +127,7 @@ def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConfl
         f"{'this writer itself, with other content,' if itself else _author(first)} "
         f"with epoch {first.epoch}; this commit has epoch {epoch}",
         version=first.version,
-        hint="read the head again and build on it",
+        hint=_READ_AGAIN,
     )
 
 
@@ -151,7 +171,7 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
                 f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
                 f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",
                 version=manifest.version,
-                hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
+                hint=f"nothing committed is lost; {_GO_ON}",
             )
         if manifest.version > 1 and not manifest.begins:
             check_there(store, manifest, manifest.version - 1)
@@ -160,41 +180,8 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
         raise
 
 
-def _taken_by(store: ObjectStore, manifest: Manifest) -> Manifest:
-    try:
-        return history.read_fresh(store, manifest.app, manifest.stage, manifest.version)
-    except ObjectNotFound:
-        raise CommitConflict(
-            f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed by another writer "
-            "and has been deleted since",
-            version=manifest.version,
-            hint="read the head again and build on it",
-        ) from None
-
-
 def _author(manifest: Manifest) -> str:
     return manifest.by or f"writer {manifest.writer}"
-
-
-def _fenced(newer: Manifest, epoch: int) -> Fenced:
-    done, hint = "taken over", "let the newer runner go on, or stop it and start this one again"
-    if newer.kind == "rescale":
-        done, hint = "rescaled", "start this one again: it goes on with the new number of state partitions"
-    if newer.kind == "migration":
-        done, hint = "migrated to another program", "start that program: this one is of before"
-    if newer.called:
-        done, hint = (
-            f"renamed to {newer.called}",
-            "start the program that has it under that name: this one is of before",
-        )
-    elif newer.kind == "retire":
-        done, hint = "retired", "take it out of the program; a program that has it brings it back where it stopped"
-    return Fenced(
-        f"stage {newer.app}/{newer.stage} was {done}: v{newer.version} has epoch {newer.epoch}, "
-        f"written by {_author(newer)}; this writer has epoch {epoch} and must stop",
-        version=newer.version,
-        hint=f"nothing committed is lost; {hint}",
-    )
 
 
 def _each(part: Any) -> Any:

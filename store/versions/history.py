@@ -23,11 +23,8 @@ from .manifest import Manifest
 
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
-
 _STEPS = 4
 """Versions tried one by one after a hint, before searching."""
-
-
 _RECENT = 256
 """Manifests kept for each store."""
 
@@ -37,14 +34,11 @@ _lock = Lock()
 
 
 def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifest | None:
-    """The newest version, or None when the stage has none.
+    """The newest version, or None when the stage has none. Raises `Corruption` where its manifest is not readable.
 
     `known` is a version that the caller has seen within the last half hour. With it, this takes one request and one
     for each version since (one more when the known manifest was not read lately). Without it, or many versions later:
     a listing and a read, and at 100,000 versions two more listings and some 13 requests of a byte each.
-
-    Raises:
-        Corruption: the newest manifest is not readable.
     """
     low = 0
     if known:
@@ -53,10 +47,9 @@ def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifes
             return newer[-1]
         if newer:
             low = newer[-1].version
-        else:
-            # Should it be gone, the app was deleted since, and perhaps made anew.
-            if (found := find(store, app, stage, known)) is not None:
-                return found
+        # Should it be gone, the app was deleted since, and perhaps made anew.
+        elif (found := find(store, app, stage, known)) is not None:
+            return found
     version = _newest(store, app, stage, low)
     return read(store, app, stage, version) if version else None
 
@@ -69,9 +62,21 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
         Corruption: its manifest is not readable, or is another version's.
     """
     found = find(store, app, stage, version)
-    if found is None:
-        raise _missing(store, app, stage, version)
-    return found
+    if found is not None:
+        return found
+    stages = list_stages(store, app)
+    if stage not in stages:
+        if not stages:
+            apps.read_app(store, app)  # says so when the app is what is missing
+        raise NotFound(f"stage of app {app!r}", stage, stages)
+    newest = head(store, app, stage)
+    if newest is None:
+        raise NotFound(f"version of {app}/{stage}", f"v{version}")
+    kept = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
+    if len(kept) > 1:
+        kept = [f"{len(kept)} of {kept[0]} to {kept[-1]}"]
+    whole = f"v{first_version(store, app, stage)} to v{newest.version}"
+    raise NotFound(f"version of {app}/{stage}", f"v{version}", found=f"there are {' and '.join([*kept, whole])}")
 
 
 def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
@@ -104,10 +109,7 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
 
 
 def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
-    """The versions that follow `version`, oldest first, up to the newest.
-
-    One request each, and one that finds none.
-    """
+    """The versions that follow `version`, oldest first, up to the newest. One request each, and one that finds none."""
     while (manifest := find(store, app, stage, version + 1)) is not None:
         yield manifest
         version += 1
@@ -135,8 +137,7 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
     that garbage collection left before the first are not looked at: which of them belong together, a boundary's
     moments say.
 
-    Raises:
-        Corruption: a manifest on the way is not readable.
+    Raises `Corruption` where a manifest on the way is not readable.
     """
     newest = head(store, app, stage)
     if newest is None:
@@ -193,11 +194,7 @@ def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """Names of the app's stages, in order; empty when there is none, also for an app that does not exist.
-
-    Raises:
-        Refused: the app is being removed.
-    """
+    """The app's stages, in order; none of an app that does not exist. Raises `Refused` where it is being removed."""
     found = tuple(store.list_folders(keys.stages(app)))
     if keys.REMOVING in found:
         raise apps.being_removed(app)
@@ -239,20 +236,3 @@ def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) 
         else:
             high = middle
     return low
-
-
-def _missing(store: ObjectStore, app: str, stage: str, version: int) -> NotFound:
-    stages = list_stages(store, app)
-    if stage not in stages:
-        if not stages:
-            apps.read_app(store, app)  # says so when the app is what is missing
-        return NotFound(f"stage of app {app!r}", stage, stages)
-    newest = head(store, app, stage)
-    if newest is None:
-        return NotFound(f"version of {app}/{stage}", f"v{version}")
-    first = first_version(store, app, stage)
-    before = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
-    if len(before) > 1:
-        before = [f"{len(before)} of {before[0]} to {before[-1]}"]
-    found = "there are " + " and ".join([*before, f"v{first} to v{newest.version}"])
-    return NotFound(f"version of {app}/{stage}", f"v{version}", found=found)

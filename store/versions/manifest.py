@@ -379,7 +379,7 @@ class Manifest(Struct, frozen=True):
     """The number of the newest migration that the stage went through: the same for all stages of an app, but between
     the first and the last commit of one."""
     aside: dict[fits.Name, Aside] = {}
-    """Tables beside the stage's own, by what they are called behind its name (`aside.NAMES`)."""
+    """Tables beside the stage's own, by what they are called behind its name (`aside.REJECTED`)."""
     called: fits.NameOrNone = ""
     """Of a stage that is retired because it was renamed, its name from then on: under this one it never comes back."""
     formerly: Annotated[tuple[Former, ...], fits.RENAMES] = ()

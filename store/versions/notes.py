@@ -46,19 +46,15 @@ def add(store: ObjectStore, key: str, note: T, *, under: Callable[[T], str] | No
 
 @dataclass(frozen=True, slots=True)
 class Notes(Generic[T]):
-    """One kind. `of` is what the folder is of: an app, or a stage's sink, as `folder` takes it.
-
-    Attributes:
-        kind: the struct.
-        folder: prefix of the keys.
-        name: what one is called in it. Numbers sort as such.
-        app: the app that it says it is of, for kinds that do.
-    """
+    """One kind. `of` is what the folder is of: an app, or a stage's sink, as `folder` takes it."""
 
     kind: type[T]
     folder: Callable[..., str]
+    """Prefix of the keys."""
     name: Callable[[T], str | int]
+    """What one is called in it. Numbers sort as such."""
     app: Callable[[T], str] | None = None
+    """The app that it says it is of, for kinds that do."""
 
     def key(self, note: T, *of: str) -> str:
         """Under which key it belongs."""

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _CONNECTIONS = 32
-
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
-
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 """The endpoint of a client that was given a region and nothing else."""
-
 _USER = re.compile(r"//[^/]*@")
 
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
@@ -61,6 +58,14 @@ _REGION_CODES = frozenset(
     {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
 )
 
+_REASONS = (
+    (boto.SSLError, "the secure connection could not be made"),
+    (boto.ConnectTimeoutError, "the connection timed out"),
+    (boto.ReadTimeoutError, "no answer in time"),
+    (boto.ProxyConnectionError, "the proxy cannot be reached"),
+    (boto.EndpointConnectionError, "cannot connect"),
+)
+
 
 class Connection(NamedTuple):
     """What the stores of a process share when they are in the same place."""
@@ -73,14 +78,6 @@ class Connection(NamedTuple):
     """Those that it signs with, which renew themselves where they are temporary; None when nothing names any."""
     ca_bundle: str
 
-
-_REASONS = (
-    (boto.SSLError, "the secure connection could not be made"),
-    (boto.ConnectTimeoutError, "the connection timed out"),
-    (boto.ReadTimeoutError, "no answer in time"),
-    (boto.ProxyConnectionError, "the proxy cannot be reached"),
-    (boto.EndpointConnectionError, "cannot connect"),
-)
 
 _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
 _lock = Lock()
@@ -109,16 +106,29 @@ def connection(place: S3Place, read_timeout_s: float) -> Connection:
     key = (os.getpid(), place, read_timeout_s, environment)
     with _lock:
         if key not in _connections:
-            settings = place.settings
-            with _usable():
-                session = session_at(place)
-                s3 = _make(session, place, read_timeout_s)
-                bundle = str(session._session.get_config_variable("ca_bundle") or "")
-                credentials = session.get_credentials()
-            encrypt(s3, settings, s3.meta.endpoint_url)
-            budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
-            _connections[key] = Connection(s3, s3.meta.endpoint_url, budget, credentials, bundle)
+            _connections[key] = _connect(place, read_timeout_s)
         return _connections[key]
+
+
+def _connect(place: S3Place, read_timeout_s: float) -> Connection:
+    settings = place.settings
+    try:
+        session = session_at(place)
+        s3 = _make(session, place, read_timeout_s)
+        bundle = str(session._session.get_config_variable("ca_bundle") or "")
+        credentials = session.get_credentials()
+    except ValueError as error:
+        # What stands before a '@' may be a password.
+        shown = re.sub(r"\S*@", "", str(error))
+        raise Usage(
+            f"the S3 endpoint is not a URL: {shown}",
+            hint="set AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL to http://host:port",
+        ) from None
+    except boto.BotoCoreError as error:
+        raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
+    encrypt(s3, settings, s3.meta.endpoint_url)
+    budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
+    return Connection(s3, s3.meta.endpoint_url, budget, credentials, bundle)
 
 
 def hand_over(connected: Connection, settings: S3Settings) -> S3Access | None:
@@ -132,21 +142,6 @@ def hand_over(connected: Connection, settings: S3Settings) -> S3Access | None:
     endpoint = "" if _AWS_OWN.fullmatch(connected.endpoint) else connected.endpoint
     place = S3Place(endpoint, connected.s3.meta.region_name, settings, connected.ca_bundle, handed_over=True)
     return S3Access(place, S3Credentials(now.access_key or "", now.secret_key or "", now.token or ""))
-
-
-@contextmanager
-def _usable() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        # What stands before a '@' may be a password.
-        shown = re.sub(r"\S*@", "", str(error))
-        raise Usage(
-            f"the S3 endpoint is not a URL: {shown}",
-            hint="set AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL to http://host:port",
-        ) from None
-    except boto.BotoCoreError as error:
-        raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
 
 
 def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
@@ -186,10 +181,6 @@ def error_code(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _status(error: boto.ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
 @contextmanager
 def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
     """Errors of boto3 in our words. Answers with an `expected` code pass through as `ClientError`.
@@ -206,7 +197,8 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
     try:
         yield
     except boto.ClientError as error:
-        code, status = error_code(error), _status(error)
+        code, status = error_code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        message = error.response.get("Error", {}).get("Message") or "no reason given"
         if code == "NoSuchBucket":
             raise NotFound(
                 "bucket",
@@ -221,28 +213,21 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
             raise TransientError(f"{status} {code}") from error
         if code in _REGION_CODES or status == 301:
             raise Refused(
-                f"{where} belongs to another region: {_message(error)}", hint="set AWS_REGION to the bucket's"
+                f"{where} belongs to another region: {message}", hint="set AWS_REGION to the bucket's"
             ) from None
         if status in (401, 403) or code == _UNKNOWN_ACCESS_KEY:
             raise Refused(
-                f"{where} refused the credentials or the request ({code}): {_message(error)}",
+                f"{where} refused the credentials or the request ({code}): {message}",
                 hint=f"{_CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
             ) from None
-        raise Refused(f"{where} answered {status} {code}: {_message(error)}") from error
+        raise Refused(f"{where} answered {status} {code}: {message}") from error
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
         raise Refused(f"no credentials for {where}: {error}", hint=_CREDENTIALS_HINT) from None
     except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError) as error:
-        raise TransientError(_reason(error)) from error
+        # In a few words: boto3's own sentence repeats the URL.
+        reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
+        raise TransientError(reason) from error
     except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
         raise TransientError("the answer arrived damaged") from error
     except boto.BotoCoreError as error:
         raise Refused(f"cannot ask {where}: {error}", hint=_CREDENTIALS_HINT) from error
-
-
-def _message(error: boto.ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Message", "")) or "no reason given"
-
-
-def _reason(error: Exception) -> str:
-    """Why there was no answer, in a few words: boto3's own sentence repeats the URL."""
-    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")

@@ -7,10 +7,10 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from boto3.session import Session
-from botocore.credentials import CredentialProvider, CredentialResolver, Credentials, ReadOnlyCredentials
+from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.session import Session as Core
 
 from ....errors import Refused
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 _NO_FILE = (None, None, os.devnull, None)
 """In place of where botocore looks for a file: setting, variable, default, conversion."""
+_CREATING = ("PutObject", "CreateMultipartUpload")
 
 
 class _Handed(Credentials):
-    """Credentials from another process: those that it handed over last."""
+    """Credentials that another process handed over last; to botocore also the resolver, which finds them."""
 
     def __init__(self) -> None:
         super().__init__("", "", method="handed over")
@@ -35,17 +36,9 @@ class _Handed(Credentials):
         """What the next request is signed with."""
         return self.now
 
-
-class _HandedProvider(CredentialProvider):
-    METHOD = CANONICAL_NAME = "handed over"
-
-    def __init__(self, credentials: _Handed) -> None:
-        super().__init__()
-        self._credentials = credentials
-
-    def load(self) -> _Handed:
-        """Botocore's hook."""
-        return self._credentials
+    def load_credentials(self) -> Self:
+        """These."""
+        return self
 
 
 _handed: dict[S3Place, _Handed] = {}
@@ -56,10 +49,11 @@ def take(access: S3Access) -> S3Place:
 
     So a worker that lives long has one client for a place, however often the credentials change.
     """
-    given = access.credentials
-    signing = _handed.setdefault(access.place, _Handed())
+    new = access.credentials
     # One assignment: nobody signs with halves of two.
-    signing.now = ReadOnlyCredentials(given.access_key, given.secret_key, given.token or None, None)
+    _handed.setdefault(access.place, _Handed()).now = ReadOnlyCredentials(
+        new.access_key, new.secret_key, new.token or None, None
+    )
     return access.place
 
 
@@ -82,11 +76,8 @@ def session_at(place: S3Place) -> Session:
     nothing = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
     core = Core(nothing)
     core.set_config_variable("ignore_configured_endpoint_urls", True)
-    core.register_component("credential_provider", CredentialResolver([_HandedProvider(_handed[place])]))
+    core.register_component("credential_provider", _handed[place])
     return Session(botocore_session=core, region_name=place.region)
-
-
-_CREATING = ("PutObject", "CreateMultipartUpload")
 
 
 def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
@@ -100,12 +91,11 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
     """
     if not settings.sse:
         return
-    given = (settings.sse, settings.sse_kms_key_id, settings.sse_bucket_key)
-    names = ("ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled")
-    wanted = {name: value for name, value in zip(names, given, strict=True) if value}
+    names = {"ServerSideEncryption": "sse", "SSEKMSKeyId": "sse_kms_key_id", "BucketKeyEnabled": "sse_bucket_key"}
+    requested = {name: value for name, field in names.items() if (value := getattr(settings, field))}
 
     def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
-        return {**params, **wanted}
+        return {**params, **requested}
 
     def see(parsed: dict[str, Any], **_: Any) -> None:
         # Some servers take any header that they do not know, and would keep the object in the clear.

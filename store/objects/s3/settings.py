@@ -94,10 +94,10 @@ def aws_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _value(prefix: str, name: str, value: Any) -> Any:
     field = name.lower()
     if field not in _FIELDS:
-        near = get_close_matches(field, _FIELDS, n=1)
-        shown = near[0].upper() if near and name.isupper() else "".join(near)
+        nearest = "".join(get_close_matches(field, _FIELDS, n=1))
+        shown = nearest.upper() if name.isupper() else nearest
         raise Usage(
-            f"{prefix}{name} is not a setting{f'; the nearest is {prefix}{shown}' if near else ''}",
+            f"{prefix}{name} is not a setting{f'; the nearest is {prefix}{shown}' if nearest else ''}",
             hint=f"the settings of S3 are {', '.join(_FIELDS)}",
         )
     try:
@@ -144,4 +144,3 @@ class Remote(Protocol):
 
     def access(self) -> S3Access | None:
         """How this process gets there, at this moment; None when it has no credentials."""
-        ...

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from botocore.exceptions import ClientError
@@ -29,7 +28,6 @@ _SETTING = (
     "SLACKWATER_STORE or store in slackwater.toml"
 )
 _PRECONDITION_FAILED = "PreconditionFailed"
-
 _SHORTEST_READ_S = 5.0
 
 T = TypeVar("T")
@@ -71,8 +69,7 @@ class S3Store(OtherRoots):
         self._place = place or S3Place(without_credentials(endpoint_url), "", settings or settings_in(os.environ))
         super().__init__(partial(OtherRoots.open_root, patience_s=patience_s, place=self._place))
         self._bucket = bucket
-        self._prefix = prefix.strip("/")
-        self._base = f"{self._prefix}/" if self._prefix else ""
+        self._base = f"{prefix.strip('/')}/".lstrip("/")
         self._patience_s = patience_s
         self._settings = self._place.settings
         self._connected: tuple[int, Connection, Retry] | None = None
@@ -86,8 +83,7 @@ class S3Store(OtherRoots):
 
     @property
     def url(self) -> str:
-        """`s3://bucket/prefix`."""
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        return f"s3://{self._bucket}/{self._base}".rstrip("/")
 
     def access(self) -> S3Access | None:
         """How this process gets to the store now, for another; None when nothing names credentials."""
@@ -96,12 +92,10 @@ class S3Store(OtherRoots):
             return hand_over(connected, self._settings)
 
     def get(self, key: str) -> bytes:
-        """The object's bytes. Raises `ObjectNotFound`."""
         name = self._name(key)
-        return self._read(key, lambda: download(self._call, self._bucket, name, self._settings, expected=_NO_BYTES))
+        return self._read(key, lambda: download(self._call, self._bucket, name, self._settings, _NO_BYTES))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`, fewer at the object's end. Raises `ObjectNotFound`."""
         check_range(start, length)
         name = self._name(key)
         # HTTP has no empty range; one byte tells whether the object exists.
@@ -122,7 +116,6 @@ class S3Store(OtherRoots):
             raise ObjectNotFound(key, self.url) from None
 
     def put(self, key: str, data: bytes) -> None:
-        """Write or overwrite, atomically. A large object takes several requests."""
         name = self._name(key)
         if len(data) > self._settings.multipart_bytes:
             upload(self._call, self._connect()[0].s3, self._bucket, name, data, self._settings)
@@ -130,11 +123,6 @@ class S3Store(OtherRoots):
             self._call(lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data))
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        """Create the object. Raises `ObjectExists` when the key is taken, also by a race.
-
-        A repeated request whose first answer was lost may raise `ObjectExists` for the caller's own write:
-        read back and compare.
-        """
         name = self._name(key)
         try:
             self._call(
@@ -145,29 +133,21 @@ class S3Store(OtherRoots):
             raise ObjectExists(key, self.url) from None
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts after `start_after`, in the order of keys.
-
-        One request for each 1,000 objects, made as they are taken.
-        """
+        """See `ObjectStore`. One request for each 1,000 objects, made as they are taken."""
         extra = {"StartAfter": self._base + start_after} if start_after else {}
         for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
             for entry in page.get("Contents", ()):
                 # A key that ends with '/' is how some tools draw an empty folder.
                 if not entry["Key"].endswith("/"):
-                    yield ObjectInfo(
-                        entry["Key"].removeprefix(self._base),
-                        entry["Size"],
-                        int(entry["LastModified"].timestamp() * 1000),
-                    )
+                    modified_ms = int(entry["LastModified"].timestamp() * 1000)
+                    yield ObjectInfo(entry["Key"].removeprefix(self._base), entry["Size"], modified_ms)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        """Names of the folders directly under `prefix` (which ends with '/' or is empty), in order."""
         for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, Delimiter="/"):
             for entry in page.get("CommonPrefixes", ()):
                 yield entry["Prefix"].removeprefix(self._base + prefix).removesuffix("/")
 
     def delete(self, key: str) -> None:
-        """Remove the object; no error when it is not there."""
         name = self._name(key)
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
 
@@ -183,7 +163,6 @@ class S3Store(OtherRoots):
                 yield Leftover(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
 
     def discard(self, leftover: Leftover) -> None:
-        """Abort an upload; no error when it has ended."""
         name = self._name(leftover.key)
         with suppress(ClientError):
             self._call(
@@ -191,20 +170,16 @@ class S3Store(OtherRoots):
                 expected=(_NO_SUCH_UPLOAD,),
             )
 
-    def local_path(self, key: str) -> Path | None:
-        """Always None: the object is elsewhere."""
-        return None
-
     def _name(self, key: str) -> str:
         return self._base + check_key(key)
 
-    def _pages(self, method: str, goes_on_at: str, **given: Any) -> Iterator[Any]:
+    def _pages(self, method: str, goes_on_at: str, **params: Any) -> Iterator[Any]:
         while True:
-            page: Any = self._call(lambda s3: getattr(s3, method)(Bucket=self._bucket, **given))
+            page: Any = self._call(lambda s3: getattr(s3, method)(Bucket=self._bucket, **params))
             yield page
             if not page.get("IsTruncated"):
                 return
-            given[goes_on_at] = page[f"Next{goes_on_at}"]
+            params[goes_on_at] = page[f"Next{goes_on_at}"]
 
     def _call(self, request: "Callable[[S3Client], T]", *, expected: Collection[str] = ()) -> T:
         connected, retry = self._connect()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -33,7 +34,6 @@ class Asking(Protocol):
 
     def __call__(self, request: "Callable[[S3Client], T]", *, expected: Collection[str] = ()) -> T:
         """What `request` returns."""
-        ...
 
 
 def upload(ask: Asking, s3: "S3Client", bucket: str, name: str, data: bytes, settings: S3Settings) -> None:
@@ -78,42 +78,34 @@ class _Patient:
     def __init__(self, ask: Asking, s3: "S3Client") -> None:
         self.meta = s3.meta
         self._s3 = s3
-        self._patiently = ask
+        self._ask = ask
         self._failed: Exception | None = None
+        self.create_multipart_upload = partial(self._patiently, "create_multipart_upload")
+        self.upload_part = partial(self._patiently, "upload_part")
+        self.complete_multipart_upload = partial(self._patiently, "complete_multipart_upload")
 
-    def create_multipart_upload(self, **given: Any) -> Any:
-        return self._ask(lambda s3: s3.create_multipart_upload(**given))
-
-    def upload_part(self, *, Body: Any, **given: Any) -> Any:  # noqa: N803  boto3's name
-        def attempt(s3: "S3Client") -> Any:
-            Body.seek(0)
-            return s3.upload_part(Body=Body, **given)
-
-        return self._ask(attempt)
-
-    def complete_multipart_upload(self, **given: Any) -> Any:
-        return self._ask(lambda s3: s3.complete_multipart_upload(**given))
-
-    def abort_multipart_upload(self, **given: Any) -> None:
+    def abort_multipart_upload(self, **params: Any) -> None:
         # Once: the server may be away, and was waited for long enough.
         with suppress(ClientError, BotoCoreError):
-            self._s3.abort_multipart_upload(**given)
+            self._s3.abort_multipart_upload(**params)
 
-    def _ask(self, request: "Callable[[S3Client], T]") -> T:
-        def attempt(s3: "S3Client") -> T:
+    def _patiently(self, method: str, **params: Any) -> Any:
+        def attempt(s3: "S3Client") -> Any:
             # When one part has failed for good, the others need not be waited for.
             if self._failed is not None:
                 raise self._failed
-            return request(s3)
+            if "Body" in params:
+                params["Body"].seek(0)
+            return getattr(s3, method)(**params)
 
         try:
-            return self._patiently(attempt, expected=(_NO_SUCH_UPLOAD,))
+            return self._ask(attempt, expected=(_NO_SUCH_UPLOAD,))
         except Exception as error:
             self._failed = self._failed or error
             raise
 
 
-def download(ask: Asking, bucket: str, name: str, settings: S3Settings, *, expected: Collection[str] = ()) -> bytes:
+def download(ask: Asking, bucket: str, name: str, settings: S3Settings, expected: Collection[str]) -> bytes:
     """An object, the first of it by one request and the rest, if there is more, in parts.
 
     Raises:
@@ -142,14 +134,14 @@ def download(ask: Asking, bucket: str, name: str, settings: S3Settings, *, expec
 
 
 def _part(
-    bucket: str, name: str, start: int, settings: S3Settings, **given: Any
+    bucket: str, name: str, start: int, settings: S3Settings, **condition: Any
 ) -> "Callable[[S3Client], tuple[bytes, str, int]]":
     """A request for a part of an object; it returns the bytes, the object's ETag and its size."""
 
     def request(s3: "S3Client") -> tuple[bytes, str, int]:
         asked_s = time.monotonic()
         wanted = f"bytes={start}-{start + settings.part_bytes - 1}"
-        answer = s3.get_object(Bucket=bucket, Key=name, Range=wanted, **given)
+        answer = s3.get_object(Bucket=bucket, Key=name, Range=wanted, **condition)
         data = read(answer["Body"], asked_s + settings.attempt_timeout_s)
         size = answer.get("ContentRange", "").rpartition("/")[2]
         return data, answer.get("ETag", ""), int(size) if size.isdigit() else len(data)

@@ -18,8 +18,8 @@ from slackwater.keep.clone.clone import clone
 from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore, SharedCounts, shared_stats
+from slackwater.store.objects.local import SpooledStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.objects.stats import Reads, Stats, looked_up
 from slackwater.store.versions import codec, history
 from slackwater.store.versions.amend import charged
