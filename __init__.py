@@ -52,19 +52,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "App": "app",
     "decode": "pipeline.messages.decode",
-    "event_time": "pipeline.api.event_time",
-    "foreach_version": "pipeline.api.sink",
-    "join": "fold.kinds.join",
-    "leveled": "pipeline.api.table",
     "open": "client",
+    **{name: f"pipeline.api.{name}" for name in ("event_time", "sink", "table", "topic", "update")},
+    "foreach_version": "pipeline.api.sink",
     "repartition": "pipeline.api.topic",
-    "sink": "pipeline.api.sink",
-    "table": "pipeline.api.table",
-    "topic": "pipeline.api.topic",
-    "universal": "pipeline.api.table",
-    "update": "pipeline.api.update",
-    "upsert": "fold.kinds.upsert",
-    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "fold.kinds.aggregate"),
+    **dict.fromkeys(("leveled", "universal"), "pipeline.api.table"),
+    **{name: f"fold.kinds.{name}" for name in ("aggregate", "join", "upsert")},
+    **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "fold.kinds.aggregate"),
 }
 
 

@@ -34,10 +34,8 @@ _SPAN = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 def parse_ms(what: str, text: object, *, bare_seconds: bool = False) -> int:
     """A span of time in milliseconds, rounded to whole ones. Upper and lower case are the same; `m` is minutes.
 
-    With `bare_seconds`, a number without a unit is taken, as seconds.
-
-    Raises:
-        Usage: it is written otherwise, or is longer than 10^9 days; the message begins with `what`.
+    With `bare_seconds`, a number without a unit is taken, as seconds. Raises `Usage`, which begins with `what`, where
+    it is written otherwise, or is longer than 10^9 days.
     """
     words = text.strip().lower() if isinstance(text, str) else ""
     if bare_seconds:

@@ -7,9 +7,8 @@ number or an earlier one, so it fails and finds the newer epoch there. A rescale
 claim by nobody who goes on. Who builds on which version, and what the loser of a race does next, is in `amend`.
 """
 
-from collections.abc import Iterator
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields, replace
@@ -61,8 +60,9 @@ def successor(
 
 def carried(value: _S) -> _S:
     """A manifest, or a part of one, without what is told of this version alone: fields that are `limits.Own`."""
-    own, parts = _fields(type(value))
-    return replace(value, **own, **{name: _each(getattr(value, name)) for name in parts})
+    own = _own(type(value))
+    parts = {name: _each(getattr(value, name)) for name in value.__struct_fields__ if name not in own}
+    return replace(value, **own, **parts)
 
 
 def without_snapshots(manifest: Manifest) -> Manifest:
@@ -186,25 +186,16 @@ def _author(manifest: Manifest) -> str:
 
 def _each(part: Any) -> Any:
     if isinstance(part, dict):
-        return {name: carried(each) for name, each in part.items()}
-    return None if part is None else carried(part)
+        return {name: _each(one) for name, one in part.items()}
+    return carried(part) if isinstance(part, Struct) else part
 
 
 @cache
-def _fields(kind: type[Struct]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The fields of one version alone, as they are when it says nothing, and those with such fields in them."""
+def _own(kind: type[Struct]) -> dict[str, Any]:
+    """The fields of one version alone, as they are when it says nothing."""
     hints = get_type_hints(kind, include_extras=True)
-    own = {
+    return {
         field.name: field.default if field.default is not NODEFAULT else field.default_factory()
         for field in fields(kind)
         if OWN in getattr(hints[field.name], "__metadata__", ())
     }
-    return own, tuple(name for name, hint in hints.items() if any(any(_fields(each)) for each in _structs(hint)))
-
-
-def _structs(hint: Any) -> Iterator[type[Struct]]:
-    """The structs in the type of a field."""
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        yield hint
-    for inner in get_args(hint):
-        yield from _structs(inner)

@@ -74,8 +74,7 @@ class Notes(Generic[T]):
 
     def find(self, store: ObjectStore, name: str | int, *of: str) -> T | None:
         """The one of that name, if there is one. One request. Raises as `all`."""
-        key = keys.note(self.folder(*of), name)
-        return find(store, key, self.kind, under=lambda note: self.key(note, *of))
+        return find(store, keys.note(self.folder(*of), name), self.kind, under=lambda note: self.key(note, *of))
 
     def listed(self, store: ObjectStore, *of: str) -> tuple[ObjectInfo, ...]:
         """The objects, by name. One listing."""
