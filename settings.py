@@ -209,10 +209,9 @@ def _table(path: Path, name: str, value: object) -> dict[str, Any]:
 
 
 def _checked(path: Path, name: str, table: object, kind: type[Struct], what: str) -> dict[str, Any]:
-    """A table's values by the fields of `kind`, each of its field's type; those of inner tables are not looked at.
+    """A table's values by the fields of `kind`, each of its field's type; those of inner tables are not checked.
 
-    Raises:
-        Usage: there is no such field, or its value is of another type; `what` is what a field is called.
+    Raises `Usage` where there is no such field, which is called a `what`, or its value is of another type.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     found = {}

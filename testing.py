@@ -38,8 +38,7 @@ class Replayed:
     def row(self, *key: object) -> Row | None:
         """The row of a key, by the values of its columns; None where there is none.
 
-        Raises:
-            NotFound: The batch does not touch this key.
+        Raises `NotFound` where the batch does not touch this key.
         """
         for known, row in self.keys:
             if known == key:

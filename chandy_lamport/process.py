@@ -26,10 +26,8 @@ class Process:
     Args:
         inputs: The channels it reads; none for a stage that reads only users' topics.
         outputs: The channels it writes.
-        recorded: What the property of that name was at the last commit.
-
-    Raises:
-        ProtocolError: A snapshot awaits a marker on a channel that is no input.
+        recorded: What the property of that name was at the last commit. Raises `ProtocolError` where a snapshot awaits
+            a marker on a channel that is no input.
     """
 
     __slots__ = ("_inputs", "_outputs", "_role", "_snapshots", "_unknown")

@@ -97,11 +97,7 @@ OtherRoots.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:
-    """See that a root could be one that a store gave as its `url`, which manifests keep. Empty is the manifest's own.
-
-    Raises:
-        Usage: no store calls itself so.
-    """
+    """Raise `Usage` for a root that no store gives as its `url`, which manifests keep. Empty is the manifest's own."""
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     if root.startswith("s3://"):
         usable = _ANY_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)

@@ -37,10 +37,8 @@ class ObjectStore(Protocol):
     def at(self, root: str) -> "ObjectStore":
         """The store at another root, a `url` or empty for this one; the same one each time.
 
-        It is asked as this one is: with its patience and settings, its requests counted where this one's are.
-
-        Raises:
-            Usage: the root cannot be understood.
+        Requests to it are made as to this one: with its patience and settings, and counted where this one's are. Raises
+        `Usage` where the root cannot be understood.
         """
 
     def get(self, key: str) -> bytes:
@@ -94,9 +92,8 @@ def documents(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
 def check_key(key: str) -> str:
     """Return `key` if every store can hold it and it stays under the root.
 
-    Raises:
-        Refused: it is empty, absolute, has an empty, '.' or '..' segment, a control character, or a segment longer
-            than file systems take; a manifest that was tampered with is one way to meet such a key.
+    Raises `Refused` where it is empty, absolute, has an empty, '.' or '..' segment, a control character, or a segment
+    longer than file systems take; a manifest that was tampered with is one way to meet such a key.
     """
     segments = key.split("/")
     if UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):

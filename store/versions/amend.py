@@ -138,9 +138,7 @@ def begin(store: ObjectStore, first: Manifest) -> bool:
 def newest(store: ObjectStore, app: str, stage: str, known: Manifest | None = None) -> Manifest | None:
     """A stage's newest version, to build the next on, None when it has none; `known` was it within the last half hour.
 
-    Raises:
-        Fenced: the stage is gone, or all of its history up to `known`.
-        Corruption: the newest manifest is not readable.
+    Raises `Fenced` where the stage is gone, or its history up to `known`, and `Corruption` where it is not readable.
     """
     seen = horizon.freshness(store)
     began = seen.now()

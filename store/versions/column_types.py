@@ -52,11 +52,7 @@ class Type:
 
 @lru_cache(maxsize=1024)
 def parse(name: str) -> Type:
-    """The type that a `Column.type` names.
-
-    Raises:
-        Usage: no column of a state table can have this type.
-    """
+    """The type that a `Column.type` names. Raises `Usage` where no column of a state table can have it."""
     try:
         tokens = _Tokens(name)
         kind = tokens.type(0)
@@ -70,8 +66,7 @@ def parse(name: str) -> Type:
 def parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
     """The columns of "`name` type, `name` type", as Spark's `simpleString` writes them, whatever types they have.
 
-    Raises:
-        ValueError: it is something else.
+    Raises `ValueError` where it is something else.
     """
     return _parse_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl.__wrapped__(ddl)
 

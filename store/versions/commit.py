@@ -37,11 +37,8 @@ def successor(
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
     State, offsets, open snapshots and `totals` are carried on, and what `head` itself read, wrote and took is not
-    (`carried`). `time_ms` is `now_ms`, or one more than `head`'s when that is later.
-
-    Raises:
-        Fenced: `head` has a newer epoch than `epoch`.
-        Refused: the stage is retired, and `kind` does not bring it back; or it has another name since.
+    (`carried`). `time_ms` is `now_ms`, or one more than `head`'s when that is later. Raises `Fenced` where `head` has a
+    newer epoch, and `Refused` where the stage is retired and `kind` does not bring it back, or has another name since.
     """
     check_epoch(head, epoch)
     if head.retired and (kind != "claim" or head.called):
@@ -146,10 +143,9 @@ def is_retired(head: Manifest) -> Refused:
 
 
 def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
-    """See that a version of this stage is there, on which a writer builds. One request for a byte.
+    """Raise `Fenced` where a version of this stage, on which a writer builds, is gone. One request for a byte.
 
-    Raises:
-        Fenced: it is gone, and so is its app, or all of the history up to it; the writer must stop.
+    Then so is its app, or all of the history up to it; the writer must stop.
     """
     if not exists(store, keys.manifest(manifest.app, manifest.stage, version)):
         raise Fenced(

@@ -55,12 +55,7 @@ def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifes
 
 
 def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version.
-
-    Raises:
-        NotFound: there is no such app, stage or version; says what there is.
-        Corruption: its manifest is not readable, or is another version's.
-    """
+    """One version. Raises as `find`, and `NotFound`, which says what there is, where there is none."""
     found = find(store, app, stage, version)
     if found is not None:
         return found
@@ -80,7 +75,7 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
 
 
 def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
-    """One version, or None when there is none. Raises `Corruption` as `read`. One request, or none."""
+    """One version, or None when there is none; raises as `read_fresh` else. One request, or none."""
     with _lock:
         recent = _recent.get(store)
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
@@ -90,11 +85,9 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version, from storage itself.
+    """One version, from storage itself. Raises `ObjectNotFound` where there is none.
 
-    Raises:
-        ObjectNotFound: there is no such version.
-        Corruption: its manifest is not readable, or is another version's.
+    Raises `Corruption` where its manifest is not readable, or is another version's.
     """
     key = keys.manifest(app, stage, version)
     manifest = codec.read(store, key, Manifest)

@@ -3,4 +3,4 @@
 The only place that imports boto3 and botocore. Not here: anything that a folder on a disk needs as well.
 """
 
-__all__ = ["client", "session", "settings", "store", "transfer"]
+__all__ = ["client", "session", "settings", "store"]

@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 from ....errors import NotFound, Refused, Usage
 from ..retry import RetryBudget, TransientError
 from .session import encrypt, session_at
-from .settings import S3Access, S3Credentials, S3Place, S3Settings
+from .settings import S3Place, aws_variables
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -76,7 +76,8 @@ class Connection(NamedTuple):
     budget: RetryBudget
     credentials: Credentials | None
     """Those that it signs with, which renew themselves where they are temporary; None when nothing names any."""
-    ca_bundle: str
+    elsewhere: S3Place
+    """What another process needs to get there as this one does, besides credentials."""
 
 
 _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
@@ -95,15 +96,11 @@ os.register_at_fork(after_in_child=_after_fork)
 def connection(place: S3Place, read_timeout_s: float) -> Connection:
     """This process's client for a place, which waits so long for an answer: made once (some 0.1 s), for many threads.
 
-    A forked child gets its own, because parent and child must not talk over the same connections; so does a
-    process whose AWS environment has changed.
-
-    Raises:
-        Usage: the endpoint is not a URL.
-        Refused: the AWS configuration cannot be used, such as a profile that does not exist.
+    A forked child gets its own, because parent and child must not talk over the same connections; so does a process
+    whose AWS environment has changed. Raises `Usage` where the endpoint is not a URL, and `Refused` where the AWS
+    configuration cannot be used, such as a profile that does not exist.
     """
-    environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
-    key = (os.getpid(), place, read_timeout_s, environment)
+    key = (os.getpid(), place, read_timeout_s, tuple(sorted(aws_variables(os.environ).items())))
     with _lock:
         if key not in _connections:
             _connections[key] = _connect(place, read_timeout_s)
@@ -126,22 +123,12 @@ def _connect(place: S3Place, read_timeout_s: float) -> Connection:
         ) from None
     except boto.BotoCoreError as error:
         raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
-    encrypt(s3, settings, s3.meta.endpoint_url)
+    endpoint = s3.meta.endpoint_url
+    encrypt(s3, settings, endpoint)
     budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
-    return Connection(s3, s3.meta.endpoint_url, budget, credentials, bundle)
-
-
-def hand_over(connected: Connection, settings: S3Settings) -> S3Access | None:
-    """What another process needs to get to S3 as this one does; None when this one has no credentials.
-
-    Temporary credentials are renewed before, where their end is near.
-    """
-    if connected.credentials is None:
-        return None
-    now = connected.credentials.get_frozen_credentials()
-    endpoint = "" if _AWS_OWN.fullmatch(connected.endpoint) else connected.endpoint
-    place = S3Place(endpoint, connected.s3.meta.region_name, settings, connected.ca_bundle, handed_over=True)
-    return S3Access(place, S3Credentials(now.access_key or "", now.secret_key or "", now.token or ""))
+    own = "" if _AWS_OWN.fullmatch(endpoint) else endpoint
+    elsewhere = S3Place(own, s3.meta.region_name, settings, bundle, handed_over=True)
+    return Connection(s3, endpoint, budget, credentials, elsewhere)
 
 
 def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":

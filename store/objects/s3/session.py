@@ -60,9 +60,8 @@ def take(access: S3Access) -> S3Place:
 def session_at(place: S3Place) -> Session:
     """The session of this machine, or for a place that was handed over one to which this machine says nothing.
 
-    Raises:
-        Refused: the place wants a file that this machine has not.
-        BotoCoreError: this machine's configuration cannot be used.
+    Raises `Refused` where the place wants a file that this machine has not, and `BotoCoreError` where this machine's
+    configuration cannot be used.
     """
     if not place.handed_over:
         # boto3 by itself knows AWS_DEFAULT_REGION only.

@@ -60,13 +60,8 @@ _FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.struct
 def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
     """The settings that variables say, and before defaults those of a table; an empty variable says nothing.
 
-    Args:
-        environ: the variables, others among them.
-        table: `[s3]` of slackwater.toml.
-        where: what the table's settings are called by in errors, such as `slackwater.toml: s3.`.
-
-    Raises:
-        Usage: it cannot be understood.
+    `table` is `[s3]` of slackwater.toml, `where` what goes before its settings' names in errors, such as
+    `slackwater.toml: s3.`. Raises `Usage` where one cannot be understood.
     """
     variables = {name.removeprefix(_PREFIX): value for name, value in environ.items() if name.startswith(_PREFIX)}
     given = [(where, name, value) for name, value in (table or {}).items()]
