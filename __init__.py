@@ -9,32 +9,9 @@ from . import errors
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "App",
-    "__version__",
-    "aggregate",
-    "count",
-    "decode",
-    "errors",
-    "event_time",
-    "first",
-    "foreach_version",
-    "join",
-    "last",
-    "leveled",
-    "max",
-    "mean",
-    "min",
-    "open",
-    "repartition",
-    "sink",
-    "sum",
-    "table",
-    "topic",
-    "universal",
-    "update",
-    "upsert",
-]
+__all__ = ["App", "__version__", "errors", "open"]
+__all__ += ["decode", "event_time", "foreach_version", "leveled", "repartition", "sink", "table", "topic", "universal"]
+__all__ += ["aggregate", "count", "first", "join", "last", "max", "mean", "min", "sum", "update", "upsert"]
 
 if TYPE_CHECKING:
     from .app import App
@@ -49,7 +26,7 @@ if TYPE_CHECKING:
     from .pipeline.api.update import update
     from .pipeline.messages.decode import decode
 
-_HOMES = {
+_MODULES = {
     "App": "app",
     "decode": "pipeline.messages.decode",
     "open": "client",
@@ -66,6 +43,6 @@ def __getattr__(name: str) -> Any:
     # The command line imports this package too, and must not wait for Arrow.
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

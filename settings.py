@@ -83,10 +83,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
 
     def retention_of(self, app: str, **said: int | None) -> "Retention":
-        """What of an app's history to keep: its own rules in the file, else the common ones, overridden by `said`.
-
-        Raises `Usage` for a number that could not work.
-        """
+        """An app's own rules, else the common ones, overridden by `said`. Raises `Usage` for a bad number."""
         from .keep.gc.retention import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())

@@ -7,5 +7,3 @@ What lives here decides; it never does. Events go in, actions come out, and the 
 clock, no randomness, no I/O and no import from outside the standard library, so a network of these machines runs under
 any schedule a test can think of.
 """
-
-__all__ = ["events", "global_state", "process", "state"]

@@ -15,10 +15,7 @@ class Channel:
     """One channel between one writer and one reader, as a global state found it.
 
     The counts are of records since it began, one for each partition: sums would let one partition hide what is missing
-    in another.
-
-    Raises:
-        ProtocolError: The counts are of different numbers of partitions, or one is negative.
+    in another. Raises `ProtocolError` for counts of different numbers of partitions, and for one that is negative.
     """
 
     name: str
@@ -50,8 +47,7 @@ class Channel:
 class GlobalState:
     """One version of each stage, and what every channel held between them.
 
-    Raises:
-        ProtocolError: A channel's sender or receiver has no version.
+    Raises `ProtocolError` where a channel's sender or receiver has no version.
     """
 
     versions: Mapping[str, int]
@@ -100,10 +96,8 @@ def completed(network: Mapping[str, Ports], finished: Mapping[str, int]) -> dict
     """The cut of one snapshot, as the version of each stage; None while a stage has not finished its part.
 
     `network` has all stages by name; `finished`, of each that awaits no marker any more, the version that it recorded.
-
-    Raises:
-        ProtocolError: No snapshot of this network would complete: it is empty, a channel has no writer or more
-            than one, or channels lead in a circle.
+    Raises `ProtocolError` where no snapshot of this network would complete: it is empty, a channel has no writer or
+    more than one, or channels lead in a circle.
     """
     what = "the network cannot be recorded"
     if not network:

@@ -38,8 +38,7 @@ class CountingStore(Wrapper):
     """Another store, with its requests counted by verb as S3 would count them; those to other roots are, too.
 
     A listing is a request for each 1,000 entries taken, at least one; a request that the store repeats until it is
-    answered is one. `on_request` is called for each with the method's name, bytes read and bytes written. Safe to use
-    from many threads.
+    answered is one. `on_request` is called for each with the method's name, bytes read and bytes written. Thread-safe.
     """
 
     def __init__(self, inner: ObjectStore, on_request: Callable[[str, int, int], None] | None = None) -> None:
@@ -112,8 +111,6 @@ class CountingStore(Wrapper):
 
 _SLOTS = ("gets", "puts", "lists", "deletes", "bytes_read", "bytes_written")
 _BYTES = 8 * len(_SLOTS)
-_SLOT_OF = {method: _SLOTS.index(verb) for method, verb in VERBS.items()}
-_READ, _WRITTEN = _SLOTS.index("bytes_read"), _SLOTS.index("bytes_written")
 
 
 class SharedCounts:
@@ -129,9 +126,8 @@ class SharedCounts:
     def add(self, method: str, read: int, written: int) -> None:
         """Count a request: the `on_request` of a `CountingStore`."""
         with self._lock:
-            self._slots[_SLOT_OF[method]] += 1
-            self._slots[_READ] += read
-            self._slots[_WRITTEN] += written
+            for field, number in ((VERBS[method], 1), ("bytes_read", read), ("bytes_written", written)):
+                self._slots[_SLOTS.index(field)] += number
 
 
 def shared_stats(folder: Path) -> Stats:

@@ -222,10 +222,7 @@ class SpooledStore(Wrapper):
         return self._inner.at(root)
 
     def upload(self, key: str) -> None:
-        """Put an object that waits into the store; raises `ObjectNotFound` where none does.
-
-        It still waits until it is forgotten, so that it is read here.
-        """
+        """Put an object that waits, or raise `ObjectNotFound`. It is still read from here, until it is forgotten."""
         self._inner.put(key, self._spool.get(key))
 
     def forget(self, key: str) -> None:

@@ -129,8 +129,7 @@ class FaultyStore(Wrapper):
         super().__init__(inner)
         self._random = random.Random(seed)  # noqa: S311 - it has to be repeatable
         self._lock = RLock()
-        self._rates = {"refused": refused, "lost": lost, "late": late, "echoed": echoed}
-        self._slow = slow
+        self._rates = {"refused": refused, "lost": lost, "late": late, "echoed": echoed, "slow": slow}
         self._slow_s = slow_s
         self._sleep = sleep
         self._under_way: list[Callable[[], object]] = []
@@ -146,7 +145,8 @@ class FaultyStore(Wrapper):
         """Let the late writes that are still under way arrive."""
         with self._lock:
             while self._under_way:
-                self._arrive(self._under_way.pop(0))
+                with suppress(ObjectExists):  # its sender has long stopped listening
+                    self._under_way.pop(0)()
 
     def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
         is_write = method in ("put", "put_if_absent", "delete")
@@ -168,8 +168,9 @@ class FaultyStore(Wrapper):
             for request in tuple(self._under_way):
                 if self._random.random() < 0.5:
                     self._under_way.remove(request)
-                    self._arrive(request)
-            slow = self._random.random() < self._slow
+                    with suppress(ObjectExists):
+                        request()
+            slow = self._random.random() < self._rates["slow"]
             point, chosen = self._random.random(), ""
             for fault in filter(None, faults):
                 if not chosen and point < self._rates[fault]:
@@ -179,9 +180,3 @@ class FaultyStore(Wrapper):
         if slow:
             self._sleep(self._slow_s)
         return chosen
-
-    @staticmethod
-    def _arrive(request: Callable[[], object]) -> None:
-        # Its sender has long stopped listening.
-        with suppress(ObjectExists):
-            request()

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TypeVar
 
 from ...errors import Unavailable
-from ...silence import SILENT_S, address_of, told_of_silence, warn_of
+from ...silence import SILENT_S, address_of, on_silence, warn_of
 
 AT_ONCE = 20.0
 """Repetitions that may follow each other at once, where nobody says otherwise."""
@@ -118,10 +118,10 @@ class Retry:
         delay_s = _FIRST_DELAY_S
         paid = False
         while True:
-            asked_s = self.clock()
+            began_s = self.clock()
             try:
-                # A server that never answered may be none: its silence is told before it ends.
-                with nullcontext() if self._has_answered else told_of_silence(self._silent, self.silent_s):
+                # A server that never answered may be none: its silence is reported before it ends.
+                with nullcontext() if self._has_answered else on_silence(self._silent, self.silent_s):
                     result = attempt()
             except TransientError as error:
                 now_s = self.clock()
@@ -136,7 +136,7 @@ class Retry:
                         hint=address_of(self.setting) or "see that it runs and can be reached from here",
                     ) from error.__cause__
                 trying = f"{self.what} does not answer ({error}); trying again for {self.patience_s:.0f} s"
-                self._away(asked_s, _QUIET_S, trying)
+                self._away(began_s, _QUIET_S, trying)
                 paid, delay_s = self._rest(delay_s, left_s)
             except Exception:
                 self._answered(repeated=paid)  # it refused, so it is there

@@ -110,7 +110,7 @@ def amend(
             )
         if taken is not None and head is not None:
             spent += taken()
-            made = charged(head, made, spent)
+            made = with_stats(head, made, spent)
         try:
             commit.commit(store, made)
         except CommitConflict as lost:
@@ -155,7 +155,7 @@ def newest(store: ObjectStore, app: str, stage: str, known: Manifest | None = No
     return head
 
 
-def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
+def with_stats(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
     """The manifest that follows `before`, with what it took in `stats`, and added to `totals`.
 
     That is `taken`, and the bytes of the SSTs that are new, which are counted here.

@@ -13,7 +13,6 @@ from ..objects.open import check_root
 from . import column_types, keys
 from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sst, Table
 
-_RESERVED = frozenset(keys.RESERVED_COLUMNS)
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
 
@@ -152,7 +151,7 @@ def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
 
 def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
     folded = column.name.casefold()
-    if folded in _RESERVED:
+    if folded in keys.RESERVED_COLUMNS:
         yield Wrong(f"{at}.name", column.name, "a name that no column of an SST's own has")
     if folded in seen:
         yield Wrong(f"{at}.name", column.name, "a name that no other column has, in capitals or not")

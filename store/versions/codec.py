@@ -52,9 +52,8 @@ _decoder = cache(msgspec.json.Decoder)
 def encode(value: msgspec.Struct) -> bytes:
     """The bytes of a manifest, an app's identity, a snapshot or a request. Equal values give equal bytes.
 
-    Raises:
-        Unstorable: the value is not what its type says, so these bytes would not be read as it was written, or not at
-            all. Stored, they could not be taken back: a millisecond for 1,000 SSTs is little for that.
+    Raises `Unstorable` where the value is not what its type says, so these bytes would not be read as it was written,
+    or not at all. Stored, they could not be taken back: a millisecond for 1,000 SSTs is little for that.
     """
     what, again = f"this {type(value).__name__}", "could not be read again"
     body = _encoder.encode(value)
@@ -108,8 +107,8 @@ def _values(data: bytes) -> int:
 def decode(data: bytes, as_type: type[T], *, key: str) -> T:
     """The value in an object's bytes; `key` names the object in errors.
 
-    Raises:
-        Corruption: they are not those that were written, not this type's JSON, or of a format too new for this program.
+    Raises `Corruption` where they are not those that were written, not this type's JSON, or of a format too new for
+    this program.
     """
     # Looking for a field all through the JSON would take a third of the time of decoding all of them.
     start = _START.match(data)

@@ -12,24 +12,12 @@ from functools import lru_cache
 
 from ...errors import Usage
 
-_PLAIN = (
-    "string",
-    "binary",
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float",
-    "double",
-    "date32[day]",
-    "date32",
-    "timestamp[us]",
-    "timestamp[us, tz=UTC]",
-)
+_TIMES = ("date32[day]", "timestamp[us]", "timestamp[us, tz=UTC]")
+_NAMES = ("string", "binary", "bool", "int8", "int16", "int32", "int64", "float", "double", *_TIMES)
+_PLAIN = frozenset((*_NAMES, "date32"))
 """Arrow's names of the types that a table's columns are made of, but for decimals."""
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d{1,2}), ?(\d{1,2})\)")
-_KNOWN = ", ".join([*(name for name in _PLAIN if name != "date32"), "decimal128(p, s)"])
+_KNOWN = ", ".join([*_NAMES, "decimal128(p, s)"])
 # Spark does not quote the fields of a struct, which may have spaces inside.
 _TOKEN = re.compile(r"`(?:[^`]|``)*`|(?!\s)(?:\[us, tz=UTC\]|[^<>(),:`])+(?:\([\d, ]*\))?|\S")
 _NESTED = {"struct": "struct", "map": "map", "list": "list", "array": "list"}

@@ -85,10 +85,7 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version, from storage itself. Raises `ObjectNotFound` where there is none.
-
-    Raises `Corruption` where its manifest is not readable, or is another version's.
-    """
+    """One version, from storage itself. Raises `ObjectNotFound`; `Corruption` where it is unreadable or another's."""
     key = keys.manifest(app, stage, version)
     manifest = codec.read(store, key, Manifest)
     found = (manifest.app, manifest.stage, manifest.version)
@@ -165,14 +162,11 @@ def first_version(store: ObjectStore, app: str, stage: str) -> int:
     """The version from which on the history is whole, 0 when the stage has none. Two or three requests."""
     if whole_from := horizon.newest(store, app).first.get(stage):
         return whole_from
-    return 1 if _exists(store, app, stage, 1) else next(iter(list_manifests(store, app, stage)), (0,))[0]
+    return 1 if exists(store, keys.manifest(app, stage, 1)) else next(iter(list_manifests(store, app, stage)), (0,))[0]
 
 
 def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
-    """All versions that belong to the history, ascending: those left of what was collected, and the whole rest.
-
-    By listing: a request for each 1,000, and those of `horizon.newest`.
-    """
+    """All versions that were not collected, ascending. A request for each 1,000, and those of `horizon.newest`."""
     limit = horizon.newest(store, app)
     # One that is collectable may still be there, or be again, for a while.
     return tuple(version for version, _ in list_manifests(store, app, stage) if limit.allows(stage, version))
@@ -194,16 +188,12 @@ def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
     return found
 
 
-def _exists(store: ObjectStore, app: str, stage: str, version: int) -> bool:
-    return exists(store, keys.manifest(app, stage, version))
-
-
 def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
     """The largest version, given that `low` exists or is 0."""
     # A disk tells in microseconds whether a file exists, and lists a long history in a fifth of a second.
     if store.local_path(keys.manifest(app, stage, 1)) is not None:
         low = max(low, horizon.newest(store, app).first.get(stage, 1))
-        if _exists(store, app, stage, low):
+        if exists(store, keys.manifest(app, stage, low)):
             return _search(store, app, stage, low, within=1)
         low = 0
     while True:
@@ -218,13 +208,13 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
 def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
     """A version that exists and is less than `within` versions before the first that does not; `low` exists."""
     step = within
-    while _exists(store, app, stage, low + step):
+    while exists(store, keys.manifest(app, stage, low + step)):
         low += step
         step *= 2
     high = low + step
     while high - low > within:
         middle = (low + high) // 2
-        if _exists(store, app, stage, middle):
+        if exists(store, keys.manifest(app, stage, middle)):
             low = middle
         else:
             high = middle

@@ -91,6 +91,7 @@ class Boundary(Struct, frozen=True):
 
 BOUNDARIES = Notes(Boundary, keys.boundaries, lambda boundary: boundary.number)
 """What may exist of apps' versions: the newest counts."""
+NOTHING_COLLECTED = Boundary(0, final=True)
 
 
 @checks.relations.register
@@ -108,14 +109,8 @@ def _(value: Boundary) -> Iterator[checks.Wrong]:
             yield checks.Wrong(f"moments[{number}].until_ms", moment.until_ms, f"0, or from {moment.time_ms} on")
 
 
-NOTHING_COLLECTED = Boundary(0, final=True)
-
-
 def newest(store: ObjectStore, app: str) -> Boundary:
-    """The boundary that counts; `NOTHING_COLLECTED` before the first. One listing, and a read if there is one.
-
-    Raises `Corruption` where it is not readable.
-    """
+    """The boundary that counts, or `NOTHING_COLLECTED`. A listing, and a read if there is one. Raises `Corruption`."""
     return BOUNDARIES.newest(store, app) or NOTHING_COLLECTED
 
 

@@ -29,8 +29,7 @@ class Column(Struct, frozen=True):
     name: fits.ColumnName
     type: fits.TypeName
     id: fits.Seq = 0
-    """What the column is called in SSTs, whatever its name is now. 0 in a table that was never migrated: then it is
-    the column's place among key and value columns, counted from 1."""
+    """Its name in SSTs, for good; 0 in a table that was never migrated: then its place among all columns, from 1."""
     default: fits.Text | None = None
     """What older rows have in it, as the text that Arrow casts to its type; None for null."""
     since: fits.Seq = 0
@@ -38,10 +37,7 @@ class Column(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """How a table is compacted, in the words of RocksDB's options: which SSTs are merged when, never what it holds.
-
-    Each state partition is an LSM tree by itself.
-    """
+    """Which SSTs of a table are merged when, in the words of RocksDB's options; each state partition is an LSM tree."""
 
     kind: Literal["universal", "leveled"] = "universal"
     """Runs of similar size are merged, or there are levels of growing size, each one run: modules of `compaction`."""
@@ -208,10 +204,7 @@ class Output(Struct, frozen=True):
 
 
 class Sink(Struct, frozen=True):
-    """What one version wrote for one sink: rows on an internal topic of one partition, for a publisher to take out.
-
-    It is no channel: no stage reads it, so it is in no cut, and nobody waits for it.
-    """
+    """What one version wrote for one sink, on an internal topic of one partition. It is no channel, so in no cut."""
 
     topic: fits.Topic
     """The internal topic."""
@@ -369,8 +362,7 @@ class Manifest(Struct, frozen=True):
     stopped: dict[fits.Topic, Input] = {}
     """Inputs that migrations took from the stage, where it stopped reading: whoever reads one next goes on there."""
     migration: fits.Seq = 0
-    """The number of the newest migration that the stage went through: the same for all stages of an app, but between
-    the first and the last commit of one."""
+    """The newest migration that the stage went through: the same for all stages, but while one is being committed."""
     aside: dict[fits.Name, Aside] = {}
     """Tables beside the stage's own, by what they are called behind its name (`aside.REJECTED`)."""
     called: fits.NameOrNone = ""

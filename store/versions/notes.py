@@ -83,9 +83,7 @@ class Notes(Generic[T]):
     def read(self, store: ObjectStore, listed: Iterable[ObjectInfo], *of: str) -> Iterator[T]:
         """What these hold, in their order, without those that are gone since they were listed. A read for each.
 
-        Raises:
-            Corruption: one cannot be read, or belongs elsewhere.
-            Unavailable: storage did not answer.
+        Raises `Corruption` where one cannot be read, or belongs elsewhere, and `Unavailable`.
         """
         for info in listed:
             with suppress(ObjectNotFound):

@@ -60,7 +60,7 @@ class S3Store(OtherRoots):
         endpoint_url: instead of what the environment says.
         patience_s: how long a request is repeated, in seconds.
         settings: of encryption, timeouts and parts; None for what the environment says.
-        place: where another process said that S3 is, and how (`session.take`); endpoint and settings are its.
+        place: where another process said that S3 is, and how (`client.take`); endpoint and settings are its.
     """
 
     def __init__(
