@@ -9,32 +9,9 @@ from . import errors
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "App",
-    "__version__",
-    "aggregate",
-    "count",
-    "decode",
-    "errors",
-    "event_time",
-    "first",
-    "foreach_version",
-    "join",
-    "last",
-    "leveled",
-    "max",
-    "mean",
-    "min",
-    "open",
-    "repartition",
-    "sink",
-    "sum",
-    "table",
-    "topic",
-    "universal",
-    "update",
-    "upsert",
-]
+__all__ = ["App", "__version__", "errors", "open"]
+__all__ += ["decode", "event_time", "foreach_version", "leveled", "repartition", "sink", "table", "topic", "universal"]
+__all__ += ["aggregate", "count", "first", "join", "last", "max", "mean", "min", "sum", "update", "upsert"]
 
 if TYPE_CHECKING:
     from .app import App
@@ -49,22 +26,16 @@ if TYPE_CHECKING:
     from .pipeline.api.update import update
     from .pipeline.messages.decode import decode
 
-_HOMES = {
+_MODULES = {
     "App": "app",
     "decode": "pipeline.messages.decode",
-    "event_time": "pipeline.api.event_time",
-    "foreach_version": "pipeline.api.sink",
-    "join": "fold.kinds.join",
-    "leveled": "pipeline.api.table",
     "open": "client",
+    **{name: f"pipeline.api.{name}" for name in ("event_time", "sink", "table", "topic", "update")},
+    "foreach_version": "pipeline.api.sink",
     "repartition": "pipeline.api.topic",
-    "sink": "pipeline.api.sink",
-    "table": "pipeline.api.table",
-    "topic": "pipeline.api.topic",
-    "universal": "pipeline.api.table",
-    "update": "pipeline.api.update",
-    "upsert": "fold.kinds.upsert",
-    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "fold.kinds.aggregate"),
+    **dict.fromkeys(("leveled", "universal"), "pipeline.api.table"),
+    **{name: f"fold.kinds.{name}" for name in ("aggregate", "join", "upsert")},
+    **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "fold.kinds.aggregate"),
 }
 
 
@@ -72,6 +43,6 @@ def __getattr__(name: str) -> Any:
     # The command line imports this package too, and must not wait for Arrow.
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -34,10 +34,8 @@ _SPAN = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 def parse_ms(what: str, text: object, *, bare_seconds: bool = False) -> int:
     """A span of time in milliseconds, rounded to whole ones. Upper and lower case are the same; `m` is minutes.
 
-    With `bare_seconds`, a number without a unit is taken, as seconds.
-
-    Raises:
-        Usage: it is written otherwise, or is longer than 10^9 days; the message begins with `what`.
+    With `bare_seconds`, a number without a unit is taken, as seconds. Raises `Usage`, which begins with `what`, where
+    it is written otherwise, or is longer than 10^9 days.
     """
     words = text.strip().lower() if isinstance(text, str) else ""
     if bare_seconds:
@@ -49,17 +47,15 @@ def parse_ms(what: str, text: object, *, bare_seconds: bool = False) -> int:
             f"{what} {text!r} is not a span of time; {expected}".lstrip(),
             hint="the units are ms, s, m, h, d and w, or whole words; several add up: 1d12h",
         )
-    span_ms = sum(_part_ms(number, _UNITS_MS[word or letter]) for number, word, letter in _PART.findall(words))
+    span_ms = 0
+    for number, word, letter in _PART.findall(words):
+        # In whole numbers: a float has no word for each millisecond of a long span.
+        digits, _, fraction = number.partition(".")
+        parts: int = 10 ** len(fraction)
+        span_ms += (2 * int(digits + fraction) * _UNITS_MS[word or letter] + parts) // (2 * parts)
     if span_ms > _MOST_MS:
         raise Usage(f"{what} {text!r} is longer than {_MOST_MS // DAY_MS:,} days".lstrip())
     return span_ms
-
-
-def _part_ms(number: str, unit_ms: int) -> int:
-    # In whole numbers: a float has no word for each millisecond of a long span.
-    digits, _, fraction = number.partition(".")
-    parts: int = 10 ** len(fraction)
-    return (2 * int(digits + fraction) * unit_ms + parts) // (2 * parts)
 
 
 def format_ms(span_ms: int) -> str:

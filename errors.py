@@ -7,21 +7,8 @@ prints both and exits 1. Anything else that escapes is a bug.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = [
-    "BadRecord",
-    "CommitConflict",
-    "Corruption",
-    "Fenced",
-    "Gone",
-    "NotFound",
-    "ObjectExists",
-    "ObjectNotFound",
-    "Refused",
-    "SlackwaterError",
-    "Unavailable",
-    "Unstorable",
-    "Usage",
-]
+__all__ = ["BadRecord", "CommitConflict", "Corruption", "Fenced", "Gone", "NotFound", "ObjectExists", "ObjectNotFound"]
+__all__ += ["Refused", "SlackwaterError", "Unavailable", "Unstorable", "Usage"]
 
 
 class SlackwaterError(Exception):

@@ -18,8 +18,7 @@ def now_ms() -> int:
 def parse(what: str, text: str) -> int:
     """An instant, in milliseconds since 1970 UTC: an ISO time (local, unless it says otherwise), or `-5m`, before now.
 
-    Raises:
-        Usage: it is neither; the message begins with `what`.
+    Raises `Usage`, which begins with `what`, where it is neither.
     """
     if text.startswith("-"):
         return now_ms() - parse_ms(what, text[1:])

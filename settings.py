@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -83,10 +83,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
 
     def retention_of(self, app: str, **said: int | None) -> "Retention":
-        """What of an app's history to keep: the app's own rules in the file, else the common ones, then what is said.
-
-        Raises `Usage` for a number that could not work.
-        """
+        """An app's own rules, else the common ones, overridden by `said`. Raises `Usage` for a bad number."""
         from .keep.gc.retention import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
@@ -94,9 +91,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def store_root(self) -> str:
         """The store root. Raises `Usage` when nothing names one."""
-        if not self.store:
-            raise _missing("store", "the store root is", "s3://bucket/prefix or a folder", "--store ROOT")
-        return self.store
+        return self.store or _missing("store", "the store root is", "s3://bucket/prefix or a folder", "--store ROOT")
 
     def open_store(self) -> "ObjectStore":
         """The store. Raises `Usage` when nothing names one, or what names it cannot be understood."""
@@ -112,9 +107,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def kafka(self) -> dict[str, str]:
         """Client properties, always with `bootstrap.servers`. Raises `Usage` when nothing names brokers."""
-        if not self.brokers:
-            raise _missing("kafka", "the Kafka brokers are", "host:port", "--kafka HOST:PORT")
-        return {**self.kafka_properties, "bootstrap.servers": self.brokers}
+        brokers = self.brokers or _missing("kafka", "the Kafka brokers are", "host:port", "--kafka HOST:PORT")
+        return {**self.kafka_properties, "bootstrap.servers": brokers}
 
     def open_kafka(self) -> "Kafka":
         """Kafka, of which nothing is asked yet. Raises `Usage` when nothing names brokers."""
@@ -183,24 +177,26 @@ def _read(path: Path, environ: Mapping[str, str]) -> Settings:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Usage(f"{path} is not TOML: {error}", hint='a line looks like: store = "s3://bucket"') from None
-    given = _checked(path, "", values, Settings, "setting")
-    if "://" not in given.get("store", "://"):
-        given["store"] = str((path.parent / Path(given["store"]).expanduser()).resolve())
-    if "cache" in given:
-        given["cache"] = str(path.parent / Path(given["cache"]).expanduser())
-    if "prices" in given:
-        given["prices"] = Prices(**_checked(path, "prices", given["prices"], Prices, "price"))
-    if "retention" in given:
-        given["retention"] = _retention(path, given["retention"])
-    given["programs"] = {
-        app: str((path.parent / Path(file).expanduser()).resolve()) for app, file in given.get("programs", {}).items()
-    }
-    if "invariants" in given:
-        tables = _table(path, "invariants", given["invariants"])
-        given["invariants"] = {name: _invariant(path, name, table) for name, table in tables.items()}
-    given["s3"] = settings_in(environ, _table(path, "s3", given.get("s3", {})), f"{path}: s3.")
-    given["kafka_properties"] = dict(_properties(path, "", given.get("kafka_properties", {})))
-    return Settings(**given)
+    found = _checked(path, "", values, Settings, "setting")
+
+    def beside(file: str) -> Path:
+        return path.parent / Path(file).expanduser()
+
+    if "://" not in found.get("store", "://"):
+        found["store"] = str(beside(found["store"]).resolve())
+    if "cache" in found:
+        found["cache"] = str(beside(found["cache"]))
+    if "prices" in found:
+        found["prices"] = Prices(**_checked(path, "prices", found["prices"], Prices, "price"))
+    if "retention" in found:
+        found["retention"] = _retention(path, found["retention"])
+    found["programs"] = {app: str(beside(file).resolve()) for app, file in found.get("programs", {}).items()}
+    if "invariants" in found:
+        tables = _table(path, "invariants", found["invariants"])
+        found["invariants"] = {name: _invariant(path, name, table) for name, table in tables.items()}
+    found["s3"] = settings_in(environ, _table(path, "s3", found.get("s3", {})), f"{path}: s3.")
+    found["kafka_properties"] = dict(_properties(path, "", found.get("kafka_properties", {})))
+    return Settings(**found)
 
 
 def _table(path: Path, name: str, value: object) -> dict[str, Any]:
@@ -210,13 +206,12 @@ def _table(path: Path, name: str, value: object) -> dict[str, Any]:
 
 
 def _checked(path: Path, name: str, table: object, kind: type[Struct], what: str) -> dict[str, Any]:
-    """A table's values by the fields of `kind`, each of its field's type; those of inner tables are not looked at.
+    """A table's values by the fields of `kind`, each of its field's type; those of inner tables are not checked.
 
-    Raises:
-        Usage: there is no such field, or its value is of another type; `what` is what a field is called.
+    Raises `Usage` where there is no such field, which is called a `what`, or its value is of another type.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    given = {}
+    found = {}
     for key, value in _table(path, name, table).items():
         called = f"{name}.{key}" if name else key
         if key not in fields:
@@ -227,26 +222,26 @@ def _checked(path: Path, name: str, table: object, kind: type[Struct], what: str
         kinds = (fields[key].type, *get_args(fields[key].type))
         expected = [meta.description for each in kinds for meta in getattr(each, "__metadata__", ())]
         try:
-            given[fields[key].name] = msgspec.convert(value, fields[key].type) if expected else value
+            found[fields[key].name] = msgspec.convert(value, fields[key].type) if expected else value
         except msgspec.ValidationError:
             raise Usage(f"{path}: {called} must be {expected[0]}, not {value!r}") from None
-    return given
+    return found
 
 
 def _retention(path: Path, table: object) -> "dict[str, Retention]":
     """`[retention]`: the common rules, and a table for each app that has rules of its own."""
     from .keep.gc.retention import Retention
 
-    common = {rule: value for rule, value in _table(path, "retention", table).items() if not isinstance(value, dict)}
-    own = {app: rules for app, rules in _table(path, "retention", table).items() if isinstance(rules, dict)}
+    entries = _table(path, "retention", table)
+    own = {app: rules for app, rules in entries.items() if isinstance(rules, dict)}
+    common = {rule: value for rule, value in entries.items() if rule not in own}
     found = {}
     for app, rules in (("", common), *own.items()):
         name = f"retention.{app}" if app else "retention"
-        given = _checked(path, name, rules, _Rules, "rule of retention")
-        spans = {rule: parse_ms(f"{path}: {name}.{rule}", value) for rule, value in given.items() if rule != "versions"}
-        found[app] = Retention(
-            versions=given.get("versions"), **{f"{rule}_ms": span_ms for rule, span_ms in spans.items()}
-        )
+        values = _checked(path, name, rules, _Rules, "rule of retention")
+        versions = values.pop("versions", None)
+        spans = {f"{rule}_ms": parse_ms(f"{path}: {name}.{rule}", value) for rule, value in values.items()}
+        found[app] = Retention(versions=versions, **spans)
     return found
 
 
@@ -254,14 +249,15 @@ def _invariant(path: Path, name: str, table: object) -> "Invariant":
     from .search.watcher import Invariant
 
     called = f"invariants.{name}"
-    given = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))
-    if (given.check is None) == (given.where is None):
+    values = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))
+    if (values.check is None) == (values.where is None):
         raise Usage(
             f"{path}: {called} must have either check or where",
             hint="check is a condition that must hold, where a query that returns rows when something is wrong",
         )
-    every_ms = parse_ms(f"{path}: {called}.every", given.every)
-    return Invariant(name, given.where or "", every_ms, given.on_failure, given.app, given.check or "", given.table)
+    every_ms = parse_ms(f"{path}: {called}.every", values.every)
+    where, check = values.where or "", values.check or ""
+    return Invariant(name, where, every_ms, values.on_failure, values.app, check, values.table)
 
 
 def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, str]]:
@@ -275,8 +271,8 @@ def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, s
             raise Usage(f"{path}: kafka property '{prefix}{key}' must be a string, a number or a boolean")
 
 
-def _missing(key: str, what: str, shape: str, flag: str) -> Usage:
-    return Usage(
+def _missing(key: str, what: str, shape: str, flag: str) -> NoReturn:
+    raise Usage(
         f"nothing says where {what}",
         hint=f'give {flag}, or set SLACKWATER_{key.upper()}, or write {key} = "…" ({shape}) in {FILE}',
     )

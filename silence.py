@@ -1,4 +1,4 @@
-"""Says early that a server is silent, and which setting has its address: whoever mistyped it need not wait on."""
+"""Early warnings that a server is silent, with the setting that has its address, for whoever mistyped it."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from threading import Timer
 
 SILENT_S = 5.0
-"""Who waits for longer is told for what."""
+"""A silence that is longer gets a warning."""
 
 _log = logging.getLogger("slackwater")
 
@@ -22,12 +22,9 @@ def warn_of(silence: str, setting: str) -> None:
 
 
 @contextmanager
-def told_of_silence(tell: Callable[[], None], after_s: float = SILENT_S) -> Iterator[None]:
-    """While something is asked that may take longer: `tell` is called once, in a thread, if it does.
-
-    A thread for each question: not for those that are asked by the thousand.
-    """
-    timer = Timer(after_s, tell)
+def on_silence(warn: Callable[[], None], after_s: float = SILENT_S) -> Iterator[None]:
+    """While a request may take longer: call `warn` once, in a thread, if it does. Not for requests by the thousand."""
+    timer = Timer(after_s, warn)
     timer.daemon = True
     timer.start()
     try:

@@ -36,11 +36,7 @@ class Replayed:
         return self.comparison.same
 
     def row(self, *key: object) -> Row | None:
-        """The row of a key, by the values of its columns; None where there is none.
-
-        Raises:
-            NotFound: The batch does not touch this key.
-        """
+        """The row of a key, by its columns' values, or None. Raises `NotFound` where the batch does not touch it."""
         for known, row in self.keys:
             if known == key:
                 return row

@@ -22,8 +22,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def whole(what: str, value: object, least: int, most: int | None = None) -> int:
     """The value, when it is a whole number (also one of numpy's) from `least` to `most`; None for no limit.
 
-    Raises:
-        Usage: it is something else, too small or too large; the message begins with `what`.
+    Raises `Usage`, which begins with `what`, where it is something else, too small or too large.
     """
     if isinstance(value, Integral) and not isinstance(value, bool) and _lies(int(value), least, most):
         return int(value)
@@ -38,8 +37,7 @@ def whole(what: str, value: object, least: int, most: int | None = None) -> int:
 def finite(what: str, value: object, least: float, most: float | None = None) -> float:
     """The value as a float, when it is a finite number (also one of numpy's) from `least` to `most`; None for no limit.
 
-    Raises:
-        Usage: it is something else, infinite, no number (NaN), too small or too large; the message begins with `what`.
+    Raises `Usage`, which begins with `what`, where it is something else, infinite, no number (NaN), too small or large.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an int that no float can hold

@@ -12,8 +12,7 @@ from .errors import Refused
 def whole_file(path: Path, option: str) -> Iterator[Path]:
     """A file beside `path` to write to, which takes its place when the block is done.
 
-    Raises:
-        Refused: the file cannot be written; `option` named it.
+    Raises `Refused` where it cannot be written; `option` named it.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:

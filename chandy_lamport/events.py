@@ -9,24 +9,16 @@ from dataclasses import dataclass
 class ProtocolError(Exception):
     """A step the protocol does not have. Whatever received it is unchanged; the caller has a bug.
 
-    Attributes:
-        what: What was being done.
-        expected: What would have been legal.
-        found: What came instead.
+    It says what was being done, what would have been legal, and what came instead.
     """
 
     def __init__(self, what: str, expected: str, found: str) -> None:
         # All three go into `args`, so that the error survives pickling.
         super().__init__(what, expected, found)
-        self.what = what
-        self.expected = expected
-        self.found = found
+        self.what, self.expected, self.found = what, expected, found
 
     def __str__(self) -> str:
         return f"{self.what}: expected {self.expected}, found {self.found}"
-
-
-# Into a process.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +32,8 @@ class Requested:
 class BatchArrived:
     """Records of a channel were consumed. They lie before every marker of it that has not yet arrived.
 
-    In one commit, the batches of all channels come before the markers: a batch is a barrier, so the state
-    that the commit records has already seen them.
+    In one commit, the batches of all channels come before the markers: a batch is a barrier, so the state that the
+    commit records has already seen them.
     """
 
     channel: str
@@ -53,8 +45,7 @@ class BatchArrived:
 class MarkerArrived:
     """All of the channel up to this snapshot's marker was consumed, in every partition of the channel.
 
-    Where it is the process's first marker of the snapshot, nothing that lies after it may be in the same
-    commit.
+    Where it is the process's first marker of the snapshot, nothing after it may be in the same commit.
     """
 
     snapshot: str
@@ -70,9 +61,6 @@ class Forgotten:
 
 Event = Requested | BatchArrived | MarkerArrived | Forgotten
 """What a process receives."""
-
-
-# Out of a process. The actions of one `receive` belong in one atomic commit, in this order.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +88,4 @@ class Capture:
 
 
 Action = RecordState | SendMarker | Capture
-"""What a process wants done."""
+"""What a process wants done. The actions of one `receive` belong in one atomic commit, in their order."""

@@ -1,10 +1,10 @@
-"""What a cut is to the protocol, a global state in the words of the paper, and whether it is consistent. Pure.
+"""Global states, which are cuts in the words of the paper, and whether they are consistent. Pure.
 
 Also when a snapshot of a network is complete, and whether markers can reach each of its stages.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .events import ProtocolError
@@ -14,11 +14,8 @@ from .events import ProtocolError
 class Channel:
     """One channel between one writer and one reader, as a global state found it.
 
-    The counts are of records since the channel began, one count for each partition: sums would let one
-    partition hide what is missing in another.
-
-    Raises:
-        ProtocolError: The counts are of different numbers of partitions, or one is negative.
+    The counts are of records since it began, one for each partition: sums would let one partition hide what is missing
+    in another. Raises `ProtocolError` for counts of different numbers of partitions, and for one that is negative.
     """
 
     name: str
@@ -50,8 +47,7 @@ class Channel:
 class GlobalState:
     """One version of each stage, and what every channel held between them.
 
-    Raises:
-        ProtocolError: A channel's sender or receiver has no version.
+    Raises `ProtocolError` where a channel's sender or receiver has no version.
     """
 
     versions: Mapping[str, int]
@@ -70,10 +66,7 @@ def violations(state: GlobalState) -> tuple[str, ...]:
 
     Nothing may be consumed that was not sent, and what was sent is consumed, lost or in flight.
     """
-    return tuple(_violations(state))
-
-
-def _violations(state: GlobalState) -> Iterator[str]:
+    found = []
     for channel in state.channels:
         sender = f"{channel.sender} at version {state.versions[channel.sender]}"
         receiver = f"{channel.receiver} at version {state.versions[channel.receiver]}"
@@ -83,9 +76,12 @@ def _violations(state: GlobalState) -> Iterator[str]:
             place = f"{channel.name}[{partition}]"
             had = f"consumed {consumed}, lost {gone}" if gone else f"consumed {consumed}"
             if consumed + gone > sent:
-                yield f"{place}: {receiver} {had} records, but {sender} had sent only {sent}"
+                found.append(f"{place}: {receiver} {had} records, but {sender} had sent only {sent}")
             elif sent != consumed + gone + in_flight:
-                yield f"{place}: {sender} sent {sent} records, but {receiver} {had} and {in_flight} are in flight"
+                found.append(
+                    f"{place}: {sender} sent {sent} records, but {receiver} {had} and {in_flight} are in flight"
+                )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +95,10 @@ class Ports:
 def completed(network: Mapping[str, Ports], finished: Mapping[str, int]) -> dict[str, int] | None:
     """The cut of one snapshot, as the version of each stage; None while a stage has not finished its part.
 
-    Args:
-        network: All stages, by name.
-        finished: The version that each stage recorded which awaits no marker any more.
-
-    Raises:
-        ProtocolError: No snapshot of this network would complete: it is empty, a channel has no writer or more
-            than one, or channels lead in a circle.
+    `network` has all stages by name; `finished`, of each that awaits no marker any more, the version that it recorded.
+    Raises `ProtocolError` where no snapshot of this network would complete: it is empty, a channel has no writer or
+    more than one, or channels lead in a circle.
     """
-    _check(network)
-    return {stage: finished[stage] for stage in network} if network.keys() <= finished.keys() else None
-
-
-def _check(network: Mapping[str, Ports]) -> None:
     what = "the network cannot be recorded"
     if not network:
         raise ProtocolError(what, "at least one stage", "none")
@@ -119,9 +106,8 @@ def _check(network: Mapping[str, Ports]) -> None:
     for channel in sorted(writers.keys() | {name for ports in network.values() for name in ports.inputs}):
         if writers[channel] != 1:
             raise ProtocolError(what, f"one stage that writes channel {channel!r}", str(writers[channel]))
-    # Every process records when markers can reach it from an initiator (Chandy and Lamport, section 3.3).
-    # They allow circles; but there the marker of a forgotten snapshot would go round, beginning it anew for
-    # ever.
+    # Every process records when markers can reach it from an initiator (Chandy and Lamport, section 3.3). They allow
+    # circles; but there the marker of a forgotten snapshot would go round, beginning it anew for ever.
     reached: set[str] = set()
     marked: set[str] = set()
     while new := {name for name in network.keys() - reached if network[name].inputs <= marked}:
@@ -130,3 +116,4 @@ def _check(network: Mapping[str, Ports]) -> None:
     if reached != network.keys():
         found = ", ".join(map(repr, sorted(network.keys() - reached)))
         raise ProtocolError(what, "no stage in or behind a circle of channels", found)
+    return {stage: finished[stage] for stage in network} if network.keys() <= finished.keys() else None

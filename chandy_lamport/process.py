@@ -20,19 +20,17 @@ from .state import Phase, Role, Signal, Step, marker_signal, records_signal, tra
 class Process:
     """Records its state at the first marker of a snapshot, passes the marker on, and captures what is late.
 
-    All actions that one commit's events give belong in that commit. When the commit did not happen, this
-    object is ahead of the truth: make another from the last commit that did.
+    All actions that one commit's events give belong in that commit. When the commit did not happen, this object is
+    ahead of the truth: make another from the last commit that did.
 
     Args:
         inputs: The channels it reads; none for a stage that reads only users' topics.
         outputs: The channels it writes.
-        recorded: What the property of that name was at the last commit.
-
-    Raises:
-        ProtocolError: A snapshot awaits a marker on a channel that is no input.
+        recorded: What the property of that name was at the last commit. Raises `ProtocolError` where a snapshot awaits
+            a marker on a channel that is no input.
     """
 
-    __slots__ = ("_inputs", "_outputs", "_role", "_snapshots")
+    __slots__ = ("_inputs", "_outputs", "_role", "_snapshots", "_unknown")
 
     def __init__(
         self, inputs: frozenset[str], outputs: frozenset[str], recorded: Mapping[str, Iterable[str]] | None = None
@@ -40,6 +38,7 @@ class Process:
         self._inputs = inputs
         self._outputs = tuple(sorted(outputs))
         self._role = Role.READER if inputs else Role.SOURCE
+        self._unknown = (Phase.UNKNOWN, inputs)
         self._snapshots: dict[str, tuple[Phase, frozenset[str]]] = {}
         for snapshot, channels in (recorded or {}).items():
             awaited = frozenset(channels)
@@ -51,25 +50,20 @@ class Process:
     def recorded(self) -> dict[str, frozenset[str]]:
         """Every snapshot recorded and not forgotten, with the channels whose marker it awaits.
 
-        This is all there is to store. A process that awaits none has done its part. For those that nobody asks
-        for any more, `Forgotten` is due: also when it was received before, for a marker that comes later begins
-        the snapshot anew.
+        This is all there is to store. A process that awaits none has done its part. For those that nobody asks for any
+        more, `Forgotten` is due: also when it was received before, for a later marker begins the snapshot anew.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 
     def receive(self, event: Event) -> tuple[Action, ...]:
-        """What to do about `event`, in order.
-
-        Raises:
-            ProtocolError: The event is illegal here. The process is as it was.
-        """
+        """What to do about `event`, in order. Raises `ProtocolError` for one that is illegal here, changing nothing."""
         match event:
             case Requested(snapshot):
                 return self._advance(snapshot, Signal.REQUEST)
             case MarkerArrived(snapshot, channel):
                 self._check_input(channel, f"a marker of snapshot {snapshot!r} arrived")
-                signal = marker_signal(channel, self._progress(snapshot)[1])
-                return self._advance(snapshot, signal, arrived=channel)
+                _, awaited = self._snapshots.get(snapshot, self._unknown)
+                return self._advance(snapshot, marker_signal(channel, awaited), arrived=channel)
             case BatchArrived(channel, records):
                 self._check_input(channel, "a batch arrived")
                 actions: list[Action] = []
@@ -79,19 +73,13 @@ class Process:
                 return tuple(actions)
             case Forgotten(snapshot):
                 return self._advance(snapshot, Signal.FORGET)
-        raise ProtocolError(
-            "a process received what it does not know",
-            "Requested, BatchArrived, MarkerArrived or Forgotten",
-            repr(event),
-        )
-
-    def _progress(self, snapshot: str) -> tuple[Phase, frozenset[str]]:
-        return self._snapshots.get(snapshot, (Phase.UNKNOWN, self._inputs))
+        known = "Requested, BatchArrived, MarkerArrived or Forgotten"
+        raise ProtocolError("a process received what it does not know", known, repr(event))
 
     def _advance(
         self, snapshot: str, signal: Signal, *, arrived: str = "", late: Capture | None = None
     ) -> tuple[Action, ...]:
-        phase, awaited = self._progress(snapshot)
+        phase, awaited = self._snapshots.get(snapshot, self._unknown)
         phase, steps = transition(self._role, phase, signal, snapshot)
         if phase is Phase.UNKNOWN:
             self._snapshots.pop(snapshot, None)

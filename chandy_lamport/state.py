@@ -1,11 +1,10 @@
 """The law: every transition of the protocol is a row of the one table in this file.
 
-A row is about one snapshot and one process: in this phase, this signal leads to that phase and asks for these
-steps, in their order. Snapshots do not know each other, so any number of them may overlap. What has no row is
-illegal.
+A row is about one snapshot and one process: in this phase, this signal leads to that phase and asks for these steps,
+in their order. Snapshots do not know each other, so any number of them may overlap. What has no row is illegal.
 
-`Process` only turns events into signals (by `marker_signal` and `records_signal`), keeps the phase that the
-table answers, and turns steps into actions. It decides nothing.
+`Process` only turns events into signals (by `marker_signal` and `records_signal`), keeps the phase that the table
+answers, and turns steps into actions. It decides nothing.
 """
 
 from collections.abc import Mapping
@@ -82,11 +81,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
 
 
 def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple[Phase, tuple[Step, ...]]:
-    """Look the row up; `snapshot` is for the message only.
-
-    Raises:
-        ProtocolError: The table has no such row.
-    """
+    """Look the row up, or raise `ProtocolError` where there is none; `snapshot` is for the message only."""
     rows = TRANSITIONS[role, phase]
     if signal not in rows:
         raise ProtocolError(

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import Refused
+from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.spooled import SpooledStore
 from ...store.versions.manifest import Manifest
 from ..dev.process import locked
 from ..upkeep.meter import StageMeter

@@ -17,9 +17,9 @@ from ...fold.next_version import Outcome, Written, has_rows, next_version
 from ...fold.records import Position
 from ...keep.backfill.fill import fill_changes
 from ...store.compaction import plan
+from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
-from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.versions.aside import rejected_of

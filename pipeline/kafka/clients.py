@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 
 from ...errors import Gone, Refused, Unavailable
-from ...silence import SILENT_S, address_of, told_of_silence, warn_of
+from ...silence import SILENT_S, address_of, on_silence, warn_of
 from .patience import SETTING, Patience
 from .protocol import Properties, gone_error
 
@@ -129,7 +129,7 @@ def server(kafka: Properties) -> str:
 @contextmanager
 def asking(kafka: Properties) -> Iterator[None]:
     """While the brokers are asked something: if they are silent, people hear early where their address is from."""
-    with told_of_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", SETTING)):
+    with on_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", SETTING)):
         yield
 
 

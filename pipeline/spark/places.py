@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...store.objects.counting import CountingStore
+from ...store.objects.local import SpooledStore
 from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access, S3Place, S3Settings
-from ...store.objects.spooled import SpooledStore
 from ...store.read.cache import SstCache
 
 

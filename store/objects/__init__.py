@@ -3,16 +3,3 @@
 Here too: counting requests and what they cost, retrying them, spooling them on this machine, injecting faults. Not
 here: what the objects mean; names of objects are plain keys.
 """
-
-__all__ = [
-    "counting",
-    "local",
-    "memory",
-    "open",
-    "protocol",
-    "retry",
-    "s3",
-    "spooled",
-    "stats",
-    "wrapper",
-]

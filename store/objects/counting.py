@@ -1,4 +1,4 @@
-"""How many requests something takes: the figures that the project promises are counted here, and what versions say.
+"""Counts of requests to a store and of their bytes: for the figures that the project promises, and for versions.
 
 Another process reads counters while they grow: `SharedCounts` has its numbers in a small memory-mapped file. One file
 for each process that counts, all of one purpose in one folder. Nothing is synchronised: a number is one aligned machine
@@ -38,20 +38,15 @@ class CountingStore(Wrapper):
     """Another store, with its requests counted by verb as S3 would count them; those to other roots are, too.
 
     A listing is a request for each 1,000 entries taken, at least one; a request that the store repeats until it is
-    answered is one. `on_request` is called for each with the method's name, bytes read and bytes written. Safe to use
-    from many threads.
+    answered is one. `on_request` is called for each with the method's name, bytes read and bytes written. Thread-safe.
     """
 
     def __init__(self, inner: ObjectStore, on_request: Callable[[str, int, int], None] | None = None) -> None:
         super().__init__(inner)
         self._on_request = on_request
         self._lock = Lock()
-        self._counts = Counter[str]()
-        """Requests by method, since the start or the last `reset`."""
-        self._bytes = Counter[str]()
-        """Likewise, by direction."""
-        self._not_taken = Counter[str]()
-        """By field of `Stats`, since the last `take`."""
+        # Since the start or the last `reset`: requests by method, sums by field of `Stats`, what `take` gave of these.
+        self._counts, self._totals, self._taken = Counter[str](), Counter[str](), Counter[str]()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -68,46 +63,43 @@ class CountingStore(Wrapper):
     @property
     def bytes_read(self) -> int:
         """Bytes of objects received since the start or the last `reset`."""
-        return self._bytes["read"]
+        return self._totals["bytes_read"]
 
     @property
     def bytes_written(self) -> int:
         """Bytes of objects sent since the start or the last `reset`, also by puts that were refused."""
-        return self._bytes["written"]
+        return self._totals["bytes_written"]
 
     def take(self) -> Stats:
         """What came since the last `take` (or the start, or the last `reset`): each request is taken once."""
         with self._lock:
-            taken = Stats(**self._not_taken)
-            self._not_taken.clear()
-        return taken
+            new = self._totals - self._taken
+            self._taken.update(new)
+        return Stats(**new)
 
     def reset(self) -> None:
         """Count from zero."""
         with self._lock:
-            for counter in (self._counts, self._bytes, self._not_taken):
+            for counter in (self._counts, self._totals, self._taken):
                 counter.clear()
 
     def _count(self, method: str, *, read: int = 0, written: int = 0) -> None:
         with self._lock:
             self._counts[method] += 1
-            self._bytes["read"] += read
-            self._bytes["written"] += written
-            self._not_taken[VERBS[method]] += 1
-            self._not_taken["bytes_read"] += read
-            self._not_taken["bytes_written"] += written
+            self._totals.update({VERBS[method]: 1, "bytes_read": read, "bytes_written": written})
         if self._on_request is not None:
             self._on_request(method, read, written)
 
     def _ask(self, method: str, key: str, request: Callable[[], Any], sent: bytes = b"") -> Any:
+        if VERBS[method] == "lists":
+            return self._pages(method, request())
         result = b""
         try:
             result = request()
         finally:
             # A request that fails is a request.
-            if method not in ("list", "list_folders"):
-                self._count(method, read=len(result or b""), written=len(sent))
-        return self._pages(method, result) if method in ("list", "list_folders") else result
+            self._count(method, read=len(result or b""), written=len(sent))
+        return result
 
     def _pages(self, method: str, entries: Iterator[T]) -> Iterator[T]:
         self._count(method)
@@ -119,8 +111,6 @@ class CountingStore(Wrapper):
 
 _SLOTS = ("gets", "puts", "lists", "deletes", "bytes_read", "bytes_written")
 _BYTES = 8 * len(_SLOTS)
-_SLOT_OF = {method: _SLOTS.index(verb) for method, verb in VERBS.items()}
-_READ, _WRITTEN = _SLOTS.index("bytes_read"), _SLOTS.index("bytes_written")
 
 
 class SharedCounts:
@@ -136,9 +126,8 @@ class SharedCounts:
     def add(self, method: str, read: int, written: int) -> None:
         """Count a request: the `on_request` of a `CountingStore`."""
         with self._lock:
-            self._slots[_SLOT_OF[method]] += 1
-            self._slots[_READ] += read
-            self._slots[_WRITTEN] += written
+            for field, number in ((VERBS[method], 1), ("bytes_read", read), ("bytes_written", written)):
+                self._slots[_SLOTS.index(field)] += number
 
 
 def shared_stats(folder: Path) -> Stats:

@@ -1,4 +1,7 @@
-"""The object store in a folder: what S3 promises, kept with fsync, rename(2) and link(2)."""
+"""The object store in a folder: what S3 promises, kept with fsync, rename(2) and link(2).
+
+Also a store whose puts wait in such a folder until somebody uploads them.
+"""
 
 import errno
 import os
@@ -11,7 +14,7 @@ from uuid import uuid4
 
 from ...errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from .protocol import Leftover, ObjectInfo, ObjectStore, check_key, check_range
-from .wrapper import OtherRoots
+from .wrapper import OtherRoots, Wrapper
 
 _SCRATCH = ".slackwater-tmp"
 """Folder under the root where objects are written before they get their name; never listed."""
@@ -31,6 +34,10 @@ class LocalStore(OtherRoots):
     between processes), and its folder is fsynced. The root is made by the first put; reading makes nothing.
 
     One limit S3 does not have: of the keys `a` and `a/b` only one can exist.
+
+    Every method may raise, besides what `ObjectStore` names:
+        Refused: the key leaves the root or crosses another object, or the file may not be read or written.
+        Unavailable: the disk failed or is full.
     """
 
     def __init__(self, path: str | Path, open_other: Callable[[str], ObjectStore] | None = None) -> None:
@@ -41,47 +48,28 @@ class LocalStore(OtherRoots):
 
     @property
     def url(self) -> str:
-        """The absolute folder."""
         return str(self._root)
 
     def __repr__(self) -> str:
         return f"LocalStore({self.url!r})"
 
     def get(self, key: str) -> bytes:
-        """The object's bytes.
-
-        Raises:
-            ObjectNotFound: there is none under this key.
-            Refused: the key leaves the root, or the file may not be read.
-            Unavailable: the disk failed.
-        """
         with self._translated("read", key):
             return self._path(key).read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`, fewer at the object's end. Raises as `get`."""
         check_range(start, length)
         with self._translated("read", key), self._path(key).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
     def put(self, key: str, data: bytes) -> None:
-        """Write or overwrite, atomically and durably.
-
-        Raises:
-            Refused: the key leaves the root or crosses another object, or the folder may not be written.
-            Unavailable: the disk failed or is full.
-        """
         target = self._path(key)
         with self._writing(key, data) as temporary:
             temporary.replace(target)
             _sync(target.parent)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        """Create the object, durably. Raises `ObjectExists` when the key is taken, also by a race.
-
-        Raises else as `put`.
-        """
         target = self._path(key)
         with self._writing(key, data) as temporary:
             try:
@@ -100,7 +88,6 @@ class LocalStore(OtherRoots):
             _sync(target.parent)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts after `start_after`, in the order of keys."""
         with self._translated("list", prefix):
             for key, entry in self._walk(prefix, start_after):
                 try:
@@ -110,7 +97,6 @@ class LocalStore(OtherRoots):
                 yield ObjectInfo(key, stat.st_size, stat.st_mtime_ns // 1_000_000)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        """Names of the folders directly under `prefix` (which ends with '/' or is empty), in order."""
         with self._translated("list", prefix):
             for key, entry in self._entries(prefix):
                 # As on S3, a folder is what its objects' keys have in common: an empty one does not exist.
@@ -118,7 +104,6 @@ class LocalStore(OtherRoots):
                     yield entry.name
 
     def delete(self, key: str) -> None:
-        """Remove the object; no error when it is not there. Raises as `put`."""
         path = self._path(key)
         with self._translated("delete", key):
             try:
@@ -137,12 +122,10 @@ class LocalStore(OtherRoots):
                     yield Leftover(f"{_SCRATCH}/{path.name}", path.name, path.stat().st_mtime_ns // 1_000_000)
 
     def discard(self, leftover: Leftover) -> None:
-        """Remove a temporary file; no error when it is not there."""
         with self._translated("delete", leftover.key):
             (self._root / _SCRATCH / leftover.id).unlink(missing_ok=True)
 
     def local_path(self, key: str) -> Path | None:
-        """The object's file."""
         return self._path(key)
 
     def _path(self, key: str) -> Path:
@@ -165,19 +148,18 @@ class LocalStore(OtherRoots):
         keys all sort up to `start_after` are left out, so that nobody reads them.
         """
         folder = prefix[: prefix.rfind("/") + 1]
-        if folder:
-            try:
-                check_key(folder[:-1])
-            except Refused:
-                return []  # no key can start like this
         found = []
         try:
+            if folder:
+                check_key(folder[:-1])
             with os.scandir(self._root / folder) as entries:
                 for entry in entries:
                     key = folder + entry.name + ("/" if entry.is_dir() else "")
                     beyond = key > start_after or (key.endswith("/") and start_after.startswith(key))
                     if beyond and key.startswith(prefix):
                         found.append((key, entry))
+        except Refused:
+            return []  # no key can start like this
         except OSError as error:
             if error.errno not in _ABSENT:
                 raise
@@ -192,7 +174,9 @@ class LocalStore(OtherRoots):
             _make_folder((self._root / key).parent)
             if not self._swept:
                 self._swept = True
-                self._sweep()
+                for leftover in self.leftovers(""):
+                    if leftover.begun_ms < (time.time() - _LEFTOVER_S) * 1000:
+                        self.discard(leftover)
             temporary = scratch / uuid4().hex
             try:
                 with temporary.open("xb") as file:
@@ -202,12 +186,6 @@ class LocalStore(OtherRoots):
                 yield temporary
             finally:
                 temporary.unlink(missing_ok=True)
-
-    def _sweep(self) -> None:
-        """Remove what puts that were killed have left."""
-        for leftover in self.leftovers(""):
-            if leftover.begun_ms < (time.time() - _LEFTOVER_S) * 1000:
-                self.discard(leftover)
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:
@@ -225,6 +203,54 @@ class LocalStore(OtherRoots):
             if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
                 raise Refused(what, hint="in a folder, a key cannot go through another object") from error
             raise Unavailable(what, hint="see to the disk, then run this again") from error
+
+
+class SpooledStore(Wrapper):
+    """Another store, whose puts wait in a folder of this machine. Safe with many threads and processes.
+
+    What a process puts here lies in the folder, fsynced, until somebody uploads it; reads look there first. So SSTs can
+    be written and searched at the speed of the disk, while the store is slow or away. Only for machines that share the
+    folder. Only `put` waits: what must be won against others, `put_if_absent`, goes to the store itself, and listings
+    show what the store has. Nothing waits for another root.
+    """
+
+    def __init__(self, inner: ObjectStore, folder: Path) -> None:
+        super().__init__(inner)
+        self._spool = LocalStore(folder)
+
+    def _wrap_other(self, root: str) -> ObjectStore:
+        return self._inner.at(root)
+
+    def upload(self, key: str) -> None:
+        """Put an object that waits, or raise `ObjectNotFound`. It is still read from here, until it is forgotten."""
+        self._inner.put(key, self._spool.get(key))
+
+    def forget(self, key: str) -> None:
+        """Remove an object from the folder: the store has it, or nobody needs it."""
+        self._spool.delete(key)
+
+    def get(self, key: str) -> bytes:
+        return self._read(lambda store: store.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._read(lambda store: store.get_range(key, start, length))
+
+    def _read(self, request: Callable[[ObjectStore], bytes]) -> bytes:
+        try:
+            return request(self._spool)
+        except ObjectNotFound:
+            return request(self._inner)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._spool.put(key, data)
+
+    def delete(self, key: str) -> None:
+        self._spool.delete(key)
+        self._inner.delete(key)
+
+    def local_path(self, key: str) -> Path | None:
+        waiting = self._spool.local_path(key)
+        return waiting if waiting is not None and waiting.exists() else self._inner.local_path(key)
 
 
 def _make_folder(folder: Path) -> None:

@@ -10,21 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from threading import Lock, RLock
 from time import time_ns
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ...errors import ObjectExists, ObjectNotFound, Unavailable
 from .protocol import ObjectInfo, ObjectStore, check_key, check_range
 from .wrapper import OtherRoots, Wrapper
 
 _numbers = count(1)
-
-
-class _Object(NamedTuple):
-    data: bytes
-    modified_ms: int
 
 
 class MemoryStore(OtherRoots):
@@ -35,36 +29,31 @@ class MemoryStore(OtherRoots):
         # Two stores are never the same root, so their URLs differ.
         self._url = f"memory:{next(_numbers)}"
         self._lock = Lock()
-        self._objects: dict[str, _Object] = {}
+        self._objects: dict[str, tuple[bytes, int]] = {}
         self._keys: list[str] = []
-        """The keys of `_objects`, sorted: listing 100,000 manifests must not sort them each time."""
+        """The keys of `_objects` (data and time of writing), sorted: listing 100,000 must not sort them each time."""
 
     @property
     def url(self) -> str:
-        """`memory:` and a number."""
         return self._url
 
     def get(self, key: str) -> bytes:
-        """The object's bytes. Raises `ObjectNotFound`."""
         check_key(key)
         try:
-            return self._objects[key].data
+            return self._objects[key][0]
         except KeyError:
             raise ObjectNotFound(key, self._url) from None
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`, fewer at the object's end. Raises `ObjectNotFound`."""
         check_range(start, length)
         return self.get(key)[start : start + length]
 
     def put(self, key: str, data: bytes) -> None:
-        """Write or overwrite, atomically."""
         check_key(key)
         with self._lock:
             self._write(key, data)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        """Create the object. Raises `ObjectExists` when the key is taken."""
         check_key(key)
         with self._lock:
             if key in self._objects:
@@ -75,28 +64,23 @@ class MemoryStore(OtherRoots):
         if key not in self._objects:
             insort(self._keys, key)
         # bytes() copies a caller's bytearray, which may change later.
-        self._objects[key] = _Object(bytes(data), time_ns() // 1_000_000)
+        self._objects[key] = (bytes(data), time_ns() // 1_000_000)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts after `start_after`, in the order of keys."""
         key = self._first(max(prefix, start_after + "\0"))
         while key is not None and key.startswith(prefix):
-            found = self._objects.get(key)
-            if found is not None:
-                yield ObjectInfo(key, len(found.data), found.modified_ms)
+            if (found := self._objects.get(key)) is not None:
+                yield ObjectInfo(key, len(found[0]), found[1])
             key = self._first(key + "\0")
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        """Names of the folders directly under `prefix` (which ends with '/' or is empty), in order."""
         key = self._first(prefix)
         while key is not None and key.startswith(prefix):
             name, slash, _ = key[len(prefix) :].partition("/")
             if slash:
                 yield name
-                # '0' is the character after '/': the first key that can lie outside the folder.
-                key = self._first(f"{prefix}{name}0")
-            else:
-                key = self._first(key + "\0")
+            # '0' is the character after '/': the first key that can lie outside the folder.
+            key = self._first(f"{prefix}{name}0" if slash else key + "\0")
 
     def _first(self, at_least: str) -> str | None:
         """The first key from this one on. No key has a NUL, so what follows a key begins with the key and one."""
@@ -105,15 +89,10 @@ class MemoryStore(OtherRoots):
             return self._keys[index] if index < len(self._keys) else None
 
     def delete(self, key: str) -> None:
-        """Remove the object; no error when it is not there."""
         check_key(key)
         with self._lock:
             if self._objects.pop(key, None) is not None:
                 del self._keys[bisect_left(self._keys, key)]
-
-    def local_path(self, key: str) -> Path | None:
-        """Always None: there is no file."""
-        return None
 
 
 T = TypeVar("T")
@@ -150,8 +129,7 @@ class FaultyStore(Wrapper):
         super().__init__(inner)
         self._random = random.Random(seed)  # noqa: S311 - it has to be repeatable
         self._lock = RLock()
-        self._rates = {"refused": refused, "lost": lost, "late": late, "echoed": echoed}
-        self._slow = slow
+        self._rates = {"refused": refused, "lost": lost, "late": late, "echoed": echoed, "slow": slow}
         self._slow_s = slow_s
         self._sleep = sleep
         self._under_way: list[Callable[[], object]] = []
@@ -167,7 +145,8 @@ class FaultyStore(Wrapper):
         """Let the late writes that are still under way arrive."""
         with self._lock:
             while self._under_way:
-                self._arrive(self._under_way.pop(0))
+                with suppress(ObjectExists):  # its sender has long stopped listening
+                    self._under_way.pop(0)()
 
     def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
         is_write = method in ("put", "put_if_absent", "delete")
@@ -189,8 +168,9 @@ class FaultyStore(Wrapper):
             for request in tuple(self._under_way):
                 if self._random.random() < 0.5:
                     self._under_way.remove(request)
-                    self._arrive(request)
-            slow = self._random.random() < self._slow
+                    with suppress(ObjectExists):
+                        request()
+            slow = self._random.random() < self._rates["slow"]
             point, chosen = self._random.random(), ""
             for fault in filter(None, faults):
                 if not chosen and point < self._rates[fault]:
@@ -200,9 +180,3 @@ class FaultyStore(Wrapper):
         if slow:
             self._sleep(self._slow_s)
         return chosen
-
-    @staticmethod
-    def _arrive(request: Callable[[], object]) -> None:
-        # Its sender has long stopped listening.
-        with suppress(ObjectExists):
-            request()

@@ -33,7 +33,7 @@ def take(access: S3Access | None) -> S3Place | None:
     """Get to S3 as another process does: its place, for `open_store`. Stores that are open there sign anew."""
     if access is None:
         return None
-    from .s3.session import take as sign_anew
+    from .s3.client import take as sign_anew
 
     return sign_anew(access)
 
@@ -51,9 +51,8 @@ def open_store(
         settings: of requests to S3; None for what this process's environment says (`settings_in`).
         place: what `take` returned, with settings of its own; None where S3 is where AWS's environment says.
 
-    Raises:
-        Usage: the root cannot be understood, or names storage that is not supported; or the environment's settings of
-            S3, where they count, cannot be.
+    Raises `Usage` where the root cannot be understood, or names storage that is not supported; or where the
+    environment's settings of S3, where they count, cannot be.
     """
     others = partial(open_store, patience_s=patience_s, settings=settings, place=place)
     scheme = _SCHEME.match(url)
@@ -97,11 +96,7 @@ OtherRoots.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:
-    """See that a root could be one that a store gave as its `url`, which manifests keep. Empty is the manifest's own.
-
-    Raises:
-        Usage: no store calls itself so.
-    """
+    """Raise `Usage` for a root that no store gives as its `url`, which manifests keep. Empty is the manifest's own."""
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     if root.startswith("s3://"):
         usable = _ANY_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)

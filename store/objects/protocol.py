@@ -33,60 +33,44 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str:
         """The store root as the user wrote it, normalised: `s3://bucket/prefix` or an absolute folder."""
-        ...
 
     def at(self, root: str) -> "ObjectStore":
         """The store at another root, a `url` or empty for this one; the same one each time.
 
-        It is asked as this one is: with its patience and settings, its requests counted where this one's are.
-
-        Raises:
-            Usage: the root cannot be understood.
+        Requests to it are made as to this one: with its patience and settings, and counted where this one's are. Raises
+        `Usage` where the root cannot be understood.
         """
-        ...
 
     def get(self, key: str) -> bytes:
         """The object's bytes. Raises `ObjectNotFound`."""
-        ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from `start`, fewer at the object's end. Raises `ObjectNotFound`."""
-        ...
 
     def put(self, key: str, data: bytes) -> None:
         """Write or overwrite, atomically. For keys that only one writer ever uses."""
-        ...
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         """Create the object. Raises `ObjectExists` when the key is taken, also by a race.
 
         A retry after a lost answer may raise `ObjectExists` for the caller's own write: read back and compare.
         """
-        ...
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose key starts with `prefix` and sorts after `start_after`, in the order of keys."""
-        ...
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         """Names of the folders directly under `prefix` (which ends with '/'), in order, without slashes."""
-        ...
 
     def delete(self, key: str) -> None:
         """Remove the object; no error when it is not there."""
-        ...
 
     def local_path(self, key: str) -> Path | None:
         """Where the object lies on this machine's disk, or None for a remote store."""
-        ...
 
 
 def check_range(start: int, length: int) -> None:
-    """Refuse what a slice would silently read as "from the end".
-
-    Raises:
-        ValueError: `start` or `length` is negative.
-    """
+    """Raise `ValueError` for what a slice would silently read as "from the end": a negative `start` or `length`."""
     if start < 0 or length < 0:
         raise ValueError(f"a range starts at 0 or later and is not negative; found start={start}, length={length}")
 
@@ -108,9 +92,8 @@ def documents(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
 def check_key(key: str) -> str:
     """Return `key` if every store can hold it and it stays under the root.
 
-    Raises:
-        Refused: it is empty, absolute, has an empty, '.' or '..' segment, a control character, or a segment longer
-            than file systems take; a manifest that was tampered with is one way to meet such a key.
+    Raises `Refused` where it is empty, absolute, has an empty, '.' or '..' segment, a control character, or a segment
+    longer than file systems take; a manifest that was tampered with is one way to meet such a key.
     """
     segments = key.split("/")
     if UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):
@@ -137,8 +120,6 @@ class Leftovers(Protocol):
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
         """Writes of keys under `prefix` that have not ended; all of them where keys are not known."""
-        ...
 
     def discard(self, leftover: Leftover) -> None:
         """End one for good and free what it takes; no error when it has ended."""
-        ...

@@ -1,4 +1,4 @@
-"""Counters: what look-ups took, what versions say that they took, and what S3 would take for it in a month.
+"""Counters of requests, bytes and look-ups, in all and by version, and what S3 charges for them in a month.
 
 A version tells of requests and bytes of every process that worked for its stage, look-ups and SSTs: of everything that
 came after the version before was written up, and before this one was. So the put of a manifest is counted by the
@@ -98,20 +98,13 @@ class Cost(Struct, frozen=True):
 
 def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
     """What a month costs in which `hourly` is taken each hour, and so many bytes lie in the store all the time."""
-    thousands = (
-        hourly.gets * prices.get_per_1000
-        + hourly.puts * prices.put_per_1000
-        + hourly.lists * prices.list_per_1000
-        + hourly.deletes * prices.delete_per_1000
-    )
+    thousands = hourly.gets * prices.get_per_1000 + hourly.puts * prices.put_per_1000
+    thousands += hourly.lists * prices.list_per_1000 + hourly.deletes * prices.delete_per_1000
     return Cost(
         requests=thousands / 1000 * HOURS_A_MONTH,
         traffic=hourly.bytes_read / _GB * prices.read_per_gb * HOURS_A_MONTH,
         storage=stored_bytes / _GB * prices.stored_per_gb_month,
     )
-
-
-_OF_LOOK_UPS = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
 
 
 @dataclass(slots=True)
@@ -147,4 +140,5 @@ class Reads:
 
 def looked_up(reads: Reads) -> Stats:
     """The counters of look-ups. Their requests are not among them: the store counts those."""
-    return Stats(**{name: getattr(reads, name) for name in _OF_LOOK_UPS})
+    names = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
+    return Stats(**{name: getattr(reads, name) for name in names})

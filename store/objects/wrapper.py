@@ -23,11 +23,12 @@ class OtherRoots(ABC):
 
     @property
     @abstractmethod
-    def url(self) -> str:
-        """See `ObjectStore`."""
+    def url(self) -> str: ...
+
+    def local_path(self, key: str) -> Path | None:
+        return None
 
     def at(self: Self, root: str) -> "Self | ObjectStore":
-        """See `ObjectStore`."""
         if root in ("", self.url):
             return self
         if root not in self._others:
@@ -52,7 +53,6 @@ class Wrapper(OtherRoots):
 
     @property
     def url(self) -> str:
-        """The inner store's."""
         return self._inner.url
 
     def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
@@ -60,33 +60,25 @@ class Wrapper(OtherRoots):
         return request()
 
     def get(self, key: str) -> bytes:
-        """See `ObjectStore`."""
         return self._ask("get", key, lambda: self._inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See `ObjectStore`."""
         return self._ask("get_range", key, lambda: self._inner.get_range(key, start, length))
 
     def put(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`."""
         self._ask("put", key, lambda: self._inner.put(key, data), data)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`."""
         self._ask("put_if_absent", key, lambda: self._inner.put_if_absent(key, data), data)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore`."""
         return self._ask("list", prefix, lambda: self._inner.list(prefix, start_after))
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        """See `ObjectStore`."""
         return self._ask("list_folders", prefix, lambda: self._inner.list_folders(prefix))
 
     def delete(self, key: str) -> None:
-        """See `ObjectStore`."""
         self._ask("delete", key, lambda: self._inner.delete(key))
 
     def local_path(self, key: str) -> Path | None:
-        """See `ObjectStore`; not a request."""
         return self._inner.local_path(key)

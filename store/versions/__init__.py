@@ -2,21 +2,3 @@
 
 Pure Python and JSON, so that reading a manifest needs no Arrow. Not here: rows, or several stages at one moment.
 """
-
-__all__ = [
-    "amend",
-    "apps",
-    "aside",
-    "checks",
-    "codec",
-    "column_types",
-    "commit",
-    "history",
-    "horizon",
-    "keys",
-    "limits",
-    "manifest",
-    "migrations",
-    "notes",
-    "published",
-]

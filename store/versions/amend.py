@@ -1,7 +1,7 @@
 """A change to a stage as data, and the one loop that commits such changes by compare-and-swap.
 
 Claims, compactions, rescales, migrations, batches: each says what must hold of the newest version, and what is made of
-it. Whoever loses the race for a number looks again, asks again and makes it of the version that came first. Kinds of
+it. Whoever loses the race for a number reads on, checks and makes it of the version that came first. Kinds of
 `manifest.BESIDE` take the stage from nobody; any other has the next epoch, which fences off the writer that has it.
 """
 
@@ -21,7 +21,6 @@ from .aside import all_ssts
 from .manifest import BESIDE, Kind, Manifest
 
 _identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
-
 _FIRST: tuple[Kind, ...] = ("claim", "init")
 """Kinds by which a stage may begin."""
 _ATTEMPTS = 100
@@ -30,24 +29,19 @@ _ATTEMPTS = 100
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """A change to a stage, as data: what must hold of its newest version, and the version that it makes of that.
-
-    Attributes:
-        kind: what for.
-        update: gets the version after the newest with nothing changed yet (`commit.successor`; an empty version 1 where
-            a claim, or an init, is the stage's first) and returns it with other content. Pure.
-        requires: asked of each version that it is to follow, before anything is made of it. False where nothing is left
-            to do. Raises where the change may not be; brings about what takes time.
-        epoch: of the writer that has the stage, which is fenced off by whoever takes it over; 0 for a change that does
-            not depend on who has it.
-        taken: what making it took of the store.
-    """
+    """A change to a stage, as data: what must hold of its newest version, and the version that it makes of that."""
 
     kind: Kind
     update: Callable[[Manifest], Manifest] = lambda draft: draft
+    """Gets the version after the newest with nothing changed yet (`commit.successor`; an empty version 1 where a claim,
+    or an init, is the stage's first) and returns it with other content. Pure."""
     requires: Callable[[Manifest], bool] = lambda _head: True
+    """Called with each version that it is to follow, before anything is made of it. False where nothing is left to do.
+    Raises where the change may not be; brings about what takes time."""
     epoch: int = 0
+    """Of the writer that has the stage, which whoever takes it over fences off; 0 where it does not matter who has."""
     taken: Stats = field(default_factory=Stats)
+    """What making it took of the store."""
 
 
 class Amended(NamedTuple):
@@ -76,15 +70,11 @@ def amend(
 ) -> Amended:
     """Commit a change behind a stage's newest version, by compare-and-swap; after a lost race, behind the next newest.
 
-    Args:
-        store: where the app lives.
-        of: the newest version, as the caller saw it within the last half hour; or the names of app and stage. Who has
-            the stage tries the version that it knows without looking for others.
-        change: what is done.
-        by: host:pid or user@host, for messages to people.
-        now_ms: the wall clock; a function is asked for each attempt.
-        writer: unique id of the author, where its later commits carry it too.
-        taken: what was taken of the store since it was last asked: for the version to tell. None when nobody counts.
+    `of` is the newest version, as the caller saw it within the last half hour, or the names of app and stage; who has
+    the stage tries the version that it knows without looking for others. `by` is host:pid or user@host, for people;
+    `writer` a unique id of the author, where its later commits carry it too. `now_ms`, the wall clock, is called for
+    each attempt where it is a function. `taken` returns what was taken of the store since it was last called, for the
+    version to say; None when nobody counts.
 
     Raises:
         Fenced: somebody took the stage from the writer that the change is of; or the stage is gone.
@@ -120,7 +110,7 @@ def amend(
             )
         if taken is not None and head is not None:
             spent += taken()
-            made = charged(head, made, spent)
+            made = with_stats(head, made, spent)
         try:
             commit.commit(store, made)
         except CommitConflict as lost:
@@ -139,8 +129,7 @@ def begin(store: ObjectStore, first: Manifest) -> bool:
     try:
         commit.commit(store, first)
     except CommitConflict:
-        found = history.find(store, first.app, first.stage, first.version)
-        if found is None or found.kind != first.kind:
+        if (found := history.find(store, first.app, first.stage, first.version)) is None or found.kind != first.kind:
             raise
         return False
     return True
@@ -149,9 +138,7 @@ def begin(store: ObjectStore, first: Manifest) -> bool:
 def newest(store: ObjectStore, app: str, stage: str, known: Manifest | None = None) -> Manifest | None:
     """A stage's newest version, to build the next on, None when it has none; `known` was it within the last half hour.
 
-    Raises:
-        Fenced: the stage is gone, or all of its history up to `known`.
-        Corruption: the newest manifest is not readable.
+    Raises `Fenced` where the stage is gone, or its history up to `known`, and `Corruption` where it is not readable.
     """
     seen = horizon.freshness(store)
     began = seen.now()
@@ -168,7 +155,7 @@ def newest(store: ObjectStore, app: str, stage: str, known: Manifest | None = No
     return head
 
 
-def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
+def with_stats(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
     """The manifest that follows `before`, with what it took in `stats`, and added to `totals`.
 
     That is `taken`, and the bytes of the SSTs that are new, which are counted here.

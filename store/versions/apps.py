@@ -16,8 +16,7 @@ def create_app(store: ObjectStore, info: AppInfo) -> None:
         Refused: an app of this name exists, or is being removed, or the storage does not honour conditional puts.
         Unavailable: storage did not answer; the app may have been created.
     """
-    existing = _create(store, info)
-    if existing != info:
+    if _create(store, info) != info:
         raise Refused(
             f"app {info.name!r} exists already under {store.url}",
             hint="choose another name, or another store root",
@@ -25,10 +24,7 @@ def create_app(store: ObjectStore, info: AppInfo) -> None:
 
 
 def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
-    """The app of that name: the stored identity if there is one, else `info`, written.
-
-    Raises as `create_app`; then it leaves none that it has written.
-    """
+    """The stored identity of that name, else `info`, written. Raises as `create_app`, and then leaves none it wrote."""
     if (found := find_app(store, info.name)) is not None:
         return found
     try:
@@ -46,12 +42,7 @@ def find_app(store: ObjectStore, name: str) -> AppInfo | None:
 
 
 def read_app(store: ObjectStore, name: str) -> AppInfo:
-    """An app's identity.
-
-    Raises:
-        NotFound: there is none of that name; says the nearest names.
-        Corruption: the stored identity is not readable.
-    """
+    """An app's identity. Raises `NotFound`, which says the nearest names, where there is none, else as `find_app`."""
     if (found := find_app(store, name)) is None:
         raise NotFound("app", name, list_apps(store), hint=f"looked under {store.url}")
     return found
@@ -66,8 +57,7 @@ def list_apps(store: ObjectStore) -> tuple[str, ...]:
 def free_name(store: ObjectStore, wanted: str) -> str:
     """This name for a new app, or the first of `wanted-2`, `wanted-3`, … that no app has. Requests as `list_apps`."""
     taken = list_apps(store)
-    candidates = chain([wanted], (f"{wanted}-{number}" for number in count(2)))
-    return next(name for name in candidates if name not in taken)
+    return next(name for name in chain([wanted], map(f"{wanted}-{{}}".format, count(2))) if name not in taken)
 
 
 def being_removed(app: str) -> Refused:

@@ -13,8 +13,6 @@ from .manifest import Manifest, Sst, Table
 
 REJECTED = "rejected"
 """The records that the stage could not take, each with its error."""
-NAMES = (REJECTED,)
-"""What such tables are called behind their stage's name."""
 
 
 def table_name(stage: str, name: str) -> str:
@@ -24,24 +22,17 @@ def table_name(stage: str, name: str) -> str:
 
 def may_be_aside(table: str) -> bool:
     """Whether a table of this name may be beside a stage's own."""
-    return table.endswith(tuple(f"_{name}" for name in NAMES))
+    return table.endswith(f"_{REJECTED}")
 
 
 def owner(table: str, stages: Collection[str]) -> str:
     """The stage in whose manifests a table is: it bears its name, or the table is beside it; else the name itself."""
-    if table not in stages:
-        for name in NAMES:
-            stage = table.removesuffix(f"_{name}")
-            if stage != table and stage in stages:
-                return stage
-    return table
+    stage = table.removesuffix(f"_{REJECTED}")
+    return stage if table not in stages and stage in stages else table
 
 
 def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
-    """The stage's tables by name, its own first, each as a version that has it as its table.
-
-    `stage` is what the stage is called now, where that is another name.
-    """
+    """A stage's tables by name, its own first, each as a version that has it as its table; `stage` is its name now."""
     name = stage or manifest.stage
     own = {name: manifest} if manifest.table is not None else {}
     return own | {name + each.stage.removeprefix(manifest.stage): each for each in beside(manifest)}
@@ -54,17 +45,10 @@ def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
 
 
 def beside(manifest: Manifest) -> tuple[Manifest, ...]:
-    """As `tables_of`, without the stage's own."""
+    """The tables beside the stage's own, each as a version that has it as its table."""
+    only = replace(manifest, clock_ms=0, aside={}, backfills=())
     return tuple(
-        replace(
-            manifest,
-            stage=table_name(manifest.stage, name),
-            table=each.table,
-            ssts=each.ssts,
-            clock_ms=0,
-            aside={},
-            backfills=(),
-        )
+        replace(only, stage=table_name(manifest.stage, name), table=each.table, ssts=each.ssts)
         for name, each in manifest.aside.items()
     )
 
@@ -96,8 +80,6 @@ def rejected_of(manifest: Manifest) -> Rejected:
 
 def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
     """The SSTs of all of its tables."""
-    if not manifest.aside:
-        return manifest.ssts
     return (*manifest.ssts, *(sst for aside in manifest.aside.values() for sst in aside.ssts))
 
 

@@ -1,7 +1,7 @@
-"""How the fields of one stored object hang together: what `limits` cannot say of each field by itself.
+"""Relations between the fields of one stored object: what `limits` cannot say of each field by itself.
 
 Each kind of object has a function here, or beside its struct where that is defined higher up, that yields what is
-wrong. `codec` asks it of every object that it reads or writes.
+wrong. `codec` calls it for every object that it reads or writes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from ...errors import Usage
 from ..objects.open import check_root
 from . import column_types, keys
-from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sink, Span, Sst, Table
+from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sst, Table
 
-_RESERVED = frozenset(keys.RESERVED_COLUMNS)
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
 
@@ -36,14 +35,16 @@ def relations(value: Any) -> Iterator[Wrong]:
 def _(value: Manifest) -> Iterator[Wrong]:
     if value.seq > value.version:
         yield Wrong("seq", value.seq, f"at most the version, {value.version}")
-    for name, source in value.inputs.items():
-        yield from input_is_wrong(f"inputs[{name!r}]", source, value.stage)
-    for name, source in value.stopped.items():
-        yield from input_is_wrong(f"stopped[{name!r}]", source, value.stage)
+    for field in ("inputs", "stopped"):
+        for name, source in getattr(value, field).items():
+            yield from input_is_wrong(f"{field}[{name!r}]", source, value.stage)
     for name, output in value.outputs.items():
         yield from _output(f"outputs[{name!r}]", output)
     for name, sink in value.sinks.items():
-        yield from _sink(f"sinks[{name!r}]", sink, value.version)
+        if sink.since > value.version:
+            yield Wrong(f"sinks[{name!r}].since", sink.since, f"at most the version, {value.version}")
+        if sink.rows > sink.sent:
+            yield Wrong(f"sinks[{name!r}].rows", sink.rows, f"at most all rows sent, {sink.sent}")
     for name, lost in value.lost.items():
         yield from _lost(f"lost[{name!r}]", lost, value.inputs.get(name))
     if value.table is not None:
@@ -57,8 +58,26 @@ def _(value: Manifest) -> Iterator[Wrong]:
         yield from _ssts(f"{at}.ssts", aside.ssts, names, value.version)
         if aside.total < max(aside.rows, aside.waiting):
             yield Wrong(f"{at}.total", aside.total, f"at least its rows, {aside.rows}, and those waiting")
-    yield from _recorded(value)
-    yield from _backfills(value)
+    for snapshot, version in value.recorded.items():
+        if version > value.version:
+            yield Wrong(f"recorded[{snapshot!r}]", version, f"at most the version, {value.version}")
+    for field in ("awaited", "captured"):
+        for snapshot, found in getattr(value, field).items():
+            if snapshot not in value.recorded:
+                yield Wrong(f"{field}[{snapshot!r}]", found, "nothing for a snapshot that is not recorded")
+    for snapshot, spans in value.captured.items():
+        for channel, span in spans.items():
+            if span.after > span.up_to:
+                at = f"captured[{snapshot!r}][{channel!r}].up_to"
+                yield Wrong(at, span.up_to, f"not below after, {span.after}")
+    for number, one in enumerate(value.backfills):
+        at = f"backfills[{number}]"
+        if one.version > value.version:
+            yield Wrong(f"{at}.version", one.version, f"at most the version, {value.version}")
+        if one.since >= one.version:
+            yield Wrong(f"{at}.since", one.since, f"less than its version, {one.version}")
+        if one.app == value.app:
+            yield Wrong(f"{at}.app", one.app, "another app than its own")
 
 
 @relations.register
@@ -81,10 +100,9 @@ def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
         yield Wrong(f"{at}.upstream", stage, "another stage than itself")
     if not source.upstream and source.version:
         yield Wrong(f"{at}.version", source.version, "0, since no stage writes this topic")
-    if source.consumed and len(source.consumed) != len(source.offsets):
-        yield Wrong(f"{at}.consumed", source.consumed, f"as many numbers as offsets, {len(source.offsets)}, or none")
-    if source.lost and len(source.lost) != len(source.offsets):
-        yield Wrong(f"{at}.lost", source.lost, f"as many numbers as offsets, {len(source.offsets)}, or none")
+    for field, counts in (("consumed", source.consumed), ("lost", source.lost)):
+        if counts and len(counts) != len(source.offsets):
+            yield Wrong(f"{at}.{field}", counts, f"as many numbers as offsets, {len(source.offsets)}, or none")
 
 
 def _lost(at: str, lost: Lost, source: Input | None) -> Iterator[Wrong]:
@@ -115,13 +133,6 @@ def _output(at: str, output: Output) -> Iterator[Wrong]:
             yield Wrong(f"{at}.schema", output.schema, "a Spark DDL string")
 
 
-def _sink(at: str, sink: Sink, version: int) -> Iterator[Wrong]:
-    if sink.since > version:
-        yield Wrong(f"{at}.since", sink.since, f"at most the version, {version}")
-    if sink.rows > sink.sent:
-        yield Wrong(f"{at}.rows", sink.rows, f"at most all rows sent, {sink.sent}")
-
-
 def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
     """What is wrong between the fields of a table."""
     seen: set[str] = set()
@@ -140,7 +151,7 @@ def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
 
 def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
     folded = column.name.casefold()
-    if folded in _RESERVED:
+    if folded in keys.RESERVED_COLUMNS:
         yield Wrong(f"{at}.name", column.name, "a name that no column of an SST's own has")
     if folded in seen:
         yield Wrong(f"{at}.name", column.name, "a name that no other column has, in capitals or not")
@@ -179,23 +190,17 @@ def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) ->
 
 def _sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]) -> Iterator[Wrong]:
     others = "tombstones" if sst.tombstones > sst.rows else "expiring"
+    is_key = keys.sst_pattern(*names).fullmatch(f"{sst.object}\n")
+    tail_bytes = sst.footer_bytes + sst.filter_bytes
     for right, field, expected in (
         (sst.hash_min <= sst.hash_max, "hash_max", f"not below hash_min, {sst.hash_min}"),
         (sst.seq_min <= sst.seq_max, "seq_max", f"not below seq_min, {sst.seq_min}"),
         (sst.seq_max <= version, "seq_max", f"at most the version, {version}"),
         (sst.rows <= sst.bytes, "rows", f"at most its bytes, {sst.bytes}"),
         (sst.tombstones + sst.expiring <= sst.rows, others, f"with others at most its rows, {sst.rows}"),
-        (
-            sst.footer_bytes + sst.filter_bytes <= sst.bytes,
-            "footer_bytes",
-            f"with filter_bytes at most its bytes, {sst.bytes}",
-        ),
+        (tail_bytes <= sst.bytes, "footer_bytes", f"with filter_bytes at most its bytes, {sst.bytes}"),
         (sst.expires_min <= sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
-        (
-            keys.sst_pattern(*names).fullmatch(f"{sst.object}\n"),
-            "object",
-            f"a key like {keys.sst('APP', names[0], 'ULID')}",
-        ),
+        (is_key, "object", f"a key like {keys.sst('APP', names[0], 'ULID')}"),
         (sst.object not in seen, "object", "an object that is not named before"),
     ):
         if not right:
@@ -228,32 +233,3 @@ def _names(value: Manifest) -> Iterator[Wrong]:
             yield Wrong(f"formerly[{number}].version", former.version, f"above {version}, at most {value.version}")
         names.add(former.stage)
         version = former.version
-
-
-def _recorded(value: Manifest) -> Iterator[Wrong]:
-    for snapshot, version in value.recorded.items():
-        if version > value.version:
-            yield Wrong(f"recorded[{snapshot!r}]", version, f"at most the version, {value.version}")
-    for field in ("awaited", "captured"):
-        for snapshot, found in getattr(value, field).items():
-            if snapshot not in value.recorded:
-                yield Wrong(f"{field}[{snapshot!r}]", found, "nothing for a snapshot that is not recorded")
-    for snapshot, spans in value.captured.items():
-        for channel, span in spans.items():
-            yield from _span(f"captured[{snapshot!r}][{channel!r}]", span)
-
-
-def _backfills(value: Manifest) -> Iterator[Wrong]:
-    for number, one in enumerate(value.backfills):
-        at = f"backfills[{number}]"
-        if one.version > value.version:
-            yield Wrong(f"{at}.version", one.version, f"at most the version, {value.version}")
-        if one.since >= one.version:
-            yield Wrong(f"{at}.since", one.since, f"less than its version, {one.version}")
-        if one.app == value.app:
-            yield Wrong(f"{at}.app", one.app, "another app than its own")
-
-
-def _span(at: str, span: Span) -> Iterator[Wrong]:
-    if span.after > span.up_to:
-        yield Wrong(f"{at}.up_to", span.up_to, f"not below after, {span.after}")

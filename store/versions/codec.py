@@ -2,10 +2,7 @@
 
 An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added: readers
 ignore what they do not know. Whatever a reader must not ignore, or must carry on into the next manifest, needs the
-next format.
-
-The checksum is of all bytes behind it: everything else is checked by what manifests say, so they are checked
-themselves.
+next format. The checksum is of all bytes behind it: manifests check everything else, so they are checked themselves.
 
 A right checksum does not make right what stands there: a faulty program, or somebody with a key to the bucket, may have
 written it. So each field is held to its limits (`limits`), and to what the others say (`checks`), before anybody
@@ -16,7 +13,7 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import xxhash
@@ -36,43 +33,44 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
 """How an object begins that was written here."""
+_MOST = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
+_MOST_BEFORE = 100
+"""Bytes of format and checksum."""
+_MOST_SHOWN = 60
+"""Characters of a value that an error repeats."""
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Header(msgspec.Struct):
     format: int
 
 
-_header_decoder = msgspec.json.Decoder(_Header)
-
-
-@cache
-def _decoder(as_type: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(as_type)
+_decoder = cache(msgspec.json.Decoder)
 
 
 def encode(value: msgspec.Struct) -> bytes:
     """The bytes of a manifest, an app's identity, a snapshot or a request. Equal values give equal bytes.
 
-    Raises:
-        Unstorable: the value is not what its type says, so these bytes would not be read as it was written, or not at
-            all. Stored, they could not be taken back: a millisecond for 1,000 SSTs is little for that.
+    Raises `Unstorable` where the value is not what its type says, so these bytes would not be read as it was written,
+    or not at all. Stored, they could not be taken back: a millisecond for 1,000 SSTs is little for that.
     """
-    what = f"this {type(value).__name__}"
+    what, again = f"this {type(value).__name__}", "could not be read again"
     body = _encoder.encode(value)
     if len(body) > MAX_OBJECT_BYTES - _MOST_BEFORE or _values(body) > MAX_OBJECT_VALUES:
         raise Unstorable(
-            f"{what} could not be read again: it has {len(body):,} bytes; expected at most {_MOST}",
+            f"{what} {again}: it has {len(body):,} bytes; expected at most {_MOST}",
             hint="a table of fewer state partitions (`slackwater rescale`) or fewer SSTs (`slackwater compact`) has "
             "smaller manifests",
         )
     try:
         same = _decoder(type(value)).decode(body) == value
     except msgspec.DecodeError as error:
-        raise Unstorable(f"{what} could not be read again: {_explained(body, type(value), error)}") from error
+        raise Unstorable(f"{what} {again}: {_explained(body, type(value), error)}") from error
     if not same:
         raise Unstorable(f"{what} would be read as another one than it is")
     for wrong in checks.relations(value):
-        raise Unstorable(f"{what} could not be read again: {_shown(wrong)}")
+        raise Unstorable(f"{what} {again}: {_shown(wrong)}")
     rest = body[1:] if body == b"{}" else b"," + body[1:]
     return b'{"format":%d,"xxh3_128":"%b"' % (FORMAT, xxhash.xxh3_128_hexdigest(rest).encode()) + rest
 
@@ -101,11 +99,6 @@ def damaged(key: str, what: str) -> Corruption:
     )
 
 
-_MOST = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
-_MOST_BEFORE = 100
-"""Bytes of format and checksum."""
-
-
 def _values(data: bytes) -> int:
     """About how many values the JSON has. Only an object of megabytes can have too many."""
     return data.count(b",") if len(data) > MAX_OBJECT_VALUES else 0
@@ -114,13 +107,12 @@ def _values(data: bytes) -> int:
 def decode(data: bytes, as_type: type[T], *, key: str) -> T:
     """The value in an object's bytes; `key` names the object in errors.
 
-    Raises:
-        Corruption: the bytes are not those that were written, or not this type's JSON, or have a format this program
-            cannot read.
+    Raises `Corruption` where they are not those that were written, not this type's JSON, or of a format too new for
+    this program.
     """
     # Looking for a field all through the JSON would take a third of the time of decoding all of them.
     start = _START.match(data)
-    number = int(start[1]) if start else _parse(data, _header_decoder, as_type, key).format
+    number = int(start[1]) if start else _parse(data, _Header, as_type, key).format
     if number > FORMAT:
         raise Corruption(
             f"object {key!r} has format {number}; this slackwater reads formats up to {FORMAT}",
@@ -132,60 +124,35 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
     if start is None:
         raise damaged(key, f"({len(data)} bytes) is not what was written: it does not begin with a checksum")
     if xxhash.xxh3_128_hexdigest(data[start.end() :]) != (checksum := start[2].decode()):
-        _parse(data, _header_decoder, as_type, key)  # what is not even JSON is reported as that
+        _parse(data, _Header, as_type, key)  # what is not even JSON is reported as that
         raise damaged(key, f"({len(data)} bytes) is not what was written: its checksum is not {checksum}")
-    decoder: msgspec.json.Decoder[T] = _decoder(as_type)
-    value = _parse(data, decoder, as_type, key)
+    value = _parse(data, as_type, as_type, key)
     for wrong in checks.relations(value):
-        raise _unreadable(_shown(wrong), as_type, key)
+        raise damaged(key, f"is not a readable {as_type.__name__}: {_shown(wrong)}")
     return value
 
 
-def _parse(data: bytes, decoder: msgspec.json.Decoder[T], as_type: type[msgspec.Struct], key: str) -> T:
+def _parse(data: bytes, part: type[T], as_type: type[msgspec.Struct], key: str) -> T:
+    what = f"is not a readable {as_type.__name__}"
     try:
-        return decoder.decode(data)
+        value: T = _decoder(part).decode(data)
     except msgspec.ValidationError as error:
-        raise _unreadable(_explained(data, as_type, error), as_type, key) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(key, f"({len(data)} bytes) is not a readable {as_type.__name__}: {error}") from error
-
-
-def _unreadable(what: str, as_type: type[msgspec.Struct], key: str) -> Corruption:
-    return damaged(key, f"is not a readable {as_type.__name__}: {what}")
+        raise damaged(key, f"{what}: {_explained(data, as_type, error)}") from error
+    except _UNREADABLE as error:
+        raise damaged(key, f"({len(data)} bytes) {what}: {error}") from error
+    return value
 
 
 def _explained(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> str:
-    field = _locate(data, as_type)
-    if field is None or not field.path:
-        return str(error)
-    return f"{field.path} is {field.found}; expected {field.expected}"
+    """The first field that is not what its type says, what stands there and what was expected; else the error itself.
+
+    It decodes value by value, holding no more than references into `data`.
+    """
+    return _first_wrong(msgspec.Raw(data), as_type, "") or str(error)
 
 
 def _shown(wrong: checks.Wrong) -> str:
     return f"{wrong.field} is {_short(wrong.found)}; expected {wrong.expected}"
-
-
-_MOST_SHOWN = 60
-"""Characters of a value that an error repeats."""
-
-
-class _Field(NamedTuple):
-    """The field that is wrong."""
-
-    path: str
-    """`inputs['by-aircraft'].offsets[0]`; empty for the object itself."""
-    found: str
-    """The value, as it stands there and cut short."""
-    expected: str
-    """What msgspec says, or the words of the field's own type."""
-
-
-def _locate(data: bytes, kind: Any) -> _Field | None:
-    """The first field of a JSON object that is not what `kind` says; None when none is.
-
-    It decodes value by value, holding no more than references into `data`.
-    """
-    return _explain(msgspec.Raw(data), kind, "")
 
 
 def _short(found: object) -> str:
@@ -195,15 +162,26 @@ def _short(found: object) -> str:
     return _cut(ascii(found[:_MOST_SHOWN]) if isinstance(found, tuple | list) else ascii(found))
 
 
-def _explain(raw: msgspec.Raw, kind: Any, path: str) -> _Field | None:
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+
+
+def _first_wrong(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
+    """What is wrong at a path such as `inputs['by-aircraft'].offsets[0]`, or below; "" at the object itself."""
     try:
         msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         for below, field, inside in _children(raw, kind, path):
-            if (found := _explain(below, inside, field)) is not None:
+            if (found := _first_wrong(below, inside, field)) is not None:
                 return found
+        if not path:
+            return ""
+        # The words of the field's own type, or what msgspec says.
+        words = [meta.description for meta in getattr(kind, "__metadata__", ()) if getattr(meta, "description", None)]
+        # JSON says control characters in letters already, but not all that a terminal obeys.
         text = bytes(raw)[: 4 * _MOST_SHOWN].decode(errors="replace")
-        return _Field(path, _json_shown(text), _words(kind) or str(error).removeprefix("Expected "))
+        shown = _cut("".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in text))
+        return f"{path} is {shown}; expected {[*words, str(error).removeprefix('Expected ')][0]}"
     return None
 
 
@@ -232,21 +210,5 @@ def _children(raw: msgspec.Raw, kind: Any, path: str) -> Iterator[tuple[msgspec.
 def _decoded(raw: msgspec.Raw, kind: Callable[[], Any]) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return kind()
-
-
-def _words(kind: Any) -> str:
-    """What the type itself says that it is."""
-    if get_origin(kind) is Annotated:
-        return next((meta.description for meta in get_args(kind)[1:] if getattr(meta, "description", None)), "")
-    return ""
-
-
-def _json_shown(text: str) -> str:
-    # JSON says control characters in letters already, but not all that a terminal obeys.
-    return _cut("".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in text))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"

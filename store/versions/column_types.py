@@ -12,24 +12,12 @@ from functools import lru_cache
 
 from ...errors import Usage
 
-_PLAIN = (
-    "string",
-    "binary",
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float",
-    "double",
-    "date32[day]",
-    "date32",
-    "timestamp[us]",
-    "timestamp[us, tz=UTC]",
-)
+_TIMES = ("date32[day]", "timestamp[us]", "timestamp[us, tz=UTC]")
+_NAMES = ("string", "binary", "bool", "int8", "int16", "int32", "int64", "float", "double", *_TIMES)
+_PLAIN = frozenset((*_NAMES, "date32"))
 """Arrow's names of the types that a table's columns are made of, but for decimals."""
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d{1,2}), ?(\d{1,2})\)")
-_KNOWN = ", ".join([*(name for name in _PLAIN if name != "date32"), "decimal128(p, s)"])
+_KNOWN = ", ".join([*_NAMES, "decimal128(p, s)"])
 # Spark does not quote the fields of a struct, which may have spaces inside.
 _TOKEN = re.compile(r"`(?:[^`]|``)*`|(?!\s)(?:\[us, tz=UTC\]|[^<>(),:`])+(?:\([\d, ]*\))?|\S")
 _NESTED = {"struct": "struct", "map": "map", "list": "list", "array": "list"}
@@ -52,11 +40,7 @@ class Type:
 
 @lru_cache(maxsize=1024)
 def parse(name: str) -> Type:
-    """The type that a `Column.type` names.
-
-    Raises:
-        Usage: no column of a state table can have this type.
-    """
+    """The type that a `Column.type` names. Raises `Usage` where no column of a state table can have it."""
     try:
         tokens = _Tokens(name)
         kind = tokens.type(0)
@@ -70,12 +54,12 @@ def parse(name: str) -> Type:
 def parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
     """The columns of "`name` type, `name` type", as Spark's `simpleString` writes them, whatever types they have.
 
-    Raises:
-        ValueError: it is something else.
+    Raises `ValueError` where it is something else.
     """
-    return _cached_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl(ddl)
+    return _parse_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl.__wrapped__(ddl)
 
 
+@lru_cache(maxsize=256)
 def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
     tokens = _Tokens(ddl)
     columns = []
@@ -84,9 +68,6 @@ def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
         if tokens.next:
             tokens.take(",")
     return tuple(columns)
-
-
-_cached_ddl = lru_cache(maxsize=256)(_parse_ddl)
 
 
 class _Tokens:
@@ -105,7 +86,7 @@ class _Tokens:
         word = self.next
         if word in ("", "`", *"<>(),:"):
             raise ValueError(f"expected a word, found {word or 'the end'}")
-        self.next = next(self._rest, "")
+        self.take(word)
         return word
 
     def name(self) -> str:

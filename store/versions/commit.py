@@ -7,9 +7,8 @@ number or an earlier one, so it fails and finds the newer epoch there. A rescale
 claim by nobody who goes on. Who builds on which version, and what the loser of a race does next, is in `amend`.
 """
 
-from collections.abc import Iterator
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields, replace
@@ -20,6 +19,15 @@ from . import codec, history, horizon, keys
 from .limits import OWN
 from .manifest import Kind, Manifest
 
+_READ_AGAIN = "read the head again and build on it"
+_GO_ON = "let the newer runner go on, or stop it and start this one again"
+_TAKEN = {
+    "rescale": ("rescaled", "start this one again: it goes on with the new number of state partitions"),
+    "migration": ("migrated to another program", "start that program: this one is of before"),
+    "retire": ("retired", "take it out of the program; a program that has it brings it back where it stopped"),
+}
+"""What took a stage from its writer, by the kind of the version that did, and what to do next."""
+
 _S = TypeVar("_S", bound=Struct)
 
 
@@ -29,11 +37,8 @@ def successor(
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
     State, offsets, open snapshots and `totals` are carried on, and what `head` itself read, wrote and took is not
-    (`carried`). `time_ms` is `now_ms`, or one more than `head`'s when that is later.
-
-    Raises:
-        Fenced: `head` has a newer epoch than `epoch`.
-        Refused: the stage is retired, and `kind` does not bring it back; or it has another name since.
+    (`carried`). `time_ms` is `now_ms`, or one more than `head`'s when that is later. Raises `Fenced` where `head` has a
+    newer epoch, and `Refused` where the stage is retired and `kind` does not bring it back, or has another name since.
     """
     check_epoch(head, epoch)
     if head.retired and (kind != "claim" or head.called):
@@ -52,8 +57,9 @@ def successor(
 
 def carried(value: _S) -> _S:
     """A manifest, or a part of one, without what is told of this version alone: fields that are `limits.Own`."""
-    own, parts = _fields(type(value))
-    return replace(value, **own, **{name: _each(getattr(value, name)) for name in parts})
+    own = _own(type(value))
+    parts = {name: _each(getattr(value, name)) for name in value.__struct_fields__ if name not in own}
+    return replace(value, **own, **parts)
 
 
 def without_snapshots(manifest: Manifest) -> Manifest:
@@ -67,15 +73,12 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     Two more, a listing and a byte, where this process has not seen the number free within the last half minute: a
     writer that was away could re-create one that others have used and that is gone with its app, or collected.
 
-    After `Unavailable` the outcome is not known: calling this again with the very same manifest settles it.
-
     Raises:
         Fenced: the number is taken by a writer with a newer epoch, or was and is collected; this writer must stop.
         CommitConflict: the number is taken by another commit; read the head and see.
-        Unavailable: storage did not answer.
+        Unavailable: storage did not answer; calling this again with the very same manifest settles what came of it.
         Corruption: the number is taken by something that cannot be read.
-        ValueError: version or epoch is not at least 1, or the manifest is none that could be read again; nothing was
-            put.
+        ValueError: version or epoch is not at least 1, or the manifest could not be read again; nothing was put.
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
@@ -83,21 +86,35 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     try:
         store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
     except ObjectExists:
-        existing = _taken_by(store, manifest)
-    else:
-        existing = manifest
-    if existing == manifest:  # created, or our own write, whose answer was lost
-        _check_not_collected(store, manifest)
-        horizon.freshness(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
-        return
-    check_epoch(existing, manifest.epoch)
-    raise lost_to(existing, manifest.epoch, itself=existing.writer == manifest.writer)
+        try:
+            existing = history.read_fresh(store, manifest.app, manifest.stage, manifest.version)
+        except ObjectNotFound:
+            raise CommitConflict(
+                f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed by another writer "
+                "and has been deleted since",
+                version=manifest.version,
+                hint=_READ_AGAIN,
+            ) from None
+        if existing != manifest:  # else it is our own write, whose answer was lost
+            check_epoch(existing, manifest.epoch)
+            raise lost_to(existing, manifest.epoch, itself=existing.writer == manifest.writer) from None
+    _check_not_collected(store, manifest)
+    horizon.freshness(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
 
 
 def check_epoch(head: Manifest, epoch: int) -> None:
     """Raise `Fenced` where a stage was taken from the writer of this epoch."""
-    if head.epoch > epoch:
-        raise _fenced(head, epoch)
+    if head.epoch <= epoch:
+        return
+    done, hint = _TAKEN.get(head.kind, ("taken over", _GO_ON))
+    if head.called:
+        done, hint = f"renamed to {head.called}", "start the program that has it under that name: this one is of before"
+    raise Fenced(
+        f"stage {head.app}/{head.stage} was {done}: v{head.version} has epoch {head.epoch}, "
+        f"written by {_author(head)}; this writer has epoch {epoch} and must stop",
+        version=head.version,
+        hint=f"nothing committed is lost; {hint}",
+    )
 
 
 def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConflict:
@@ -107,7 +124,7 @@ def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConfl
         f"{'this writer itself, with other content,' if itself else _author(first)} "
         f"with epoch {first.epoch}; this commit has epoch {epoch}",
         version=first.version,
-        hint="read the head again and build on it",
+        hint=_READ_AGAIN,
     )
 
 
@@ -126,10 +143,9 @@ def is_retired(head: Manifest) -> Refused:
 
 
 def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
-    """See that a version of this stage is there, on which a writer builds. One request for a byte.
+    """Raise `Fenced` where a version of this stage, on which a writer builds, is gone. One request for a byte.
 
-    Raises:
-        Fenced: it is gone, and so is its app, or all of the history up to it; the writer must stop.
+    Then so is its app, or all of the history up to it; the writer must stop.
     """
     if not exists(store, keys.manifest(manifest.app, manifest.stage, version)):
         raise Fenced(
@@ -151,7 +167,7 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
                 f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
                 f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",
                 version=manifest.version,
-                hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
+                hint=f"nothing committed is lost; {_GO_ON}",
             )
         if manifest.version > 1 and not manifest.begins:
             check_there(store, manifest, manifest.version - 1)
@@ -160,64 +176,22 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
         raise
 
 
-def _taken_by(store: ObjectStore, manifest: Manifest) -> Manifest:
-    try:
-        return history.read_fresh(store, manifest.app, manifest.stage, manifest.version)
-    except ObjectNotFound:
-        raise CommitConflict(
-            f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed by another writer "
-            "and has been deleted since",
-            version=manifest.version,
-            hint="read the head again and build on it",
-        ) from None
-
-
 def _author(manifest: Manifest) -> str:
     return manifest.by or f"writer {manifest.writer}"
 
 
-def _fenced(newer: Manifest, epoch: int) -> Fenced:
-    done, hint = "taken over", "let the newer runner go on, or stop it and start this one again"
-    if newer.kind == "rescale":
-        done, hint = "rescaled", "start this one again: it goes on with the new number of state partitions"
-    if newer.kind == "migration":
-        done, hint = "migrated to another program", "start that program: this one is of before"
-    if newer.called:
-        done, hint = (
-            f"renamed to {newer.called}",
-            "start the program that has it under that name: this one is of before",
-        )
-    elif newer.kind == "retire":
-        done, hint = "retired", "take it out of the program; a program that has it brings it back where it stopped"
-    return Fenced(
-        f"stage {newer.app}/{newer.stage} was {done}: v{newer.version} has epoch {newer.epoch}, "
-        f"written by {_author(newer)}; this writer has epoch {epoch} and must stop",
-        version=newer.version,
-        hint=f"nothing committed is lost; {hint}",
-    )
-
-
 def _each(part: Any) -> Any:
     if isinstance(part, dict):
-        return {name: carried(each) for name, each in part.items()}
-    return None if part is None else carried(part)
+        return {name: _each(one) for name, one in part.items()}
+    return carried(part) if isinstance(part, Struct) else part
 
 
 @cache
-def _fields(kind: type[Struct]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The fields of one version alone, as they are when it says nothing, and those with such fields in them."""
+def _own(kind: type[Struct]) -> dict[str, Any]:
+    """The fields of one version alone, as they are when it says nothing."""
     hints = get_type_hints(kind, include_extras=True)
-    own = {
+    return {
         field.name: field.default if field.default is not NODEFAULT else field.default_factory()
         for field in fields(kind)
         if OWN in getattr(hints[field.name], "__metadata__", ())
     }
-    return own, tuple(name for name, hint in hints.items() if any(any(_fields(each)) for each in _structs(hint)))
-
-
-def _structs(hint: Any) -> Iterator[type[Struct]]:
-    """The structs in the type of a field."""
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        yield hint
-    for inner in get_args(hint):
-        yield from _structs(inner)

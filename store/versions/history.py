@@ -23,11 +23,8 @@ from .manifest import Manifest
 
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
-
 _STEPS = 4
 """Versions tried one by one after a hint, before searching."""
-
-
 _RECENT = 256
 """Manifests kept for each store."""
 
@@ -37,14 +34,11 @@ _lock = Lock()
 
 
 def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifest | None:
-    """The newest version, or None when the stage has none.
+    """The newest version, or None when the stage has none. Raises `Corruption` where its manifest is not readable.
 
     `known` is a version that the caller has seen within the last half hour. With it, this takes one request and one
     for each version since (one more when the known manifest was not read lately). Without it, or many versions later:
     a listing and a read, and at 100,000 versions two more listings and some 13 requests of a byte each.
-
-    Raises:
-        Corruption: the newest manifest is not readable.
     """
     low = 0
     if known:
@@ -53,29 +47,35 @@ def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifes
             return newer[-1]
         if newer:
             low = newer[-1].version
-        else:
-            # Should it be gone, the app was deleted since, and perhaps made anew.
-            if (found := find(store, app, stage, known)) is not None:
-                return found
+        # Should it be gone, the app was deleted since, and perhaps made anew.
+        elif (found := find(store, app, stage, known)) is not None:
+            return found
     version = _newest(store, app, stage, low)
     return read(store, app, stage, version) if version else None
 
 
 def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version.
-
-    Raises:
-        NotFound: there is no such app, stage or version; says what there is.
-        Corruption: its manifest is not readable, or is another version's.
-    """
+    """One version. Raises as `find`, and `NotFound`, which says what there is, where there is none."""
     found = find(store, app, stage, version)
-    if found is None:
-        raise _missing(store, app, stage, version)
-    return found
+    if found is not None:
+        return found
+    stages = list_stages(store, app)
+    if stage not in stages:
+        if not stages:
+            apps.read_app(store, app)  # says so when the app is what is missing
+        raise NotFound(f"stage of app {app!r}", stage, stages)
+    newest = head(store, app, stage)
+    if newest is None:
+        raise NotFound(f"version of {app}/{stage}", f"v{version}")
+    kept = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
+    if len(kept) > 1:
+        kept = [f"{len(kept)} of {kept[0]} to {kept[-1]}"]
+    whole = f"v{first_version(store, app, stage)} to v{newest.version}"
+    raise NotFound(f"version of {app}/{stage}", f"v{version}", found=f"there are {' and '.join([*kept, whole])}")
 
 
 def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
-    """One version, or None when there is none. Raises `Corruption` as `read`. One request, or none."""
+    """One version, or None when there is none; raises as `read_fresh` else. One request, or none."""
     with _lock:
         recent = _recent.get(store)
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
@@ -85,12 +85,7 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version, from storage itself.
-
-    Raises:
-        ObjectNotFound: there is no such version.
-        Corruption: its manifest is not readable, or is another version's.
-    """
+    """One version, from storage itself. Raises `ObjectNotFound`; `Corruption` where it is unreadable or another's."""
     key = keys.manifest(app, stage, version)
     manifest = codec.read(store, key, Manifest)
     found = (manifest.app, manifest.stage, manifest.version)
@@ -104,10 +99,7 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
 
 
 def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
-    """The versions that follow `version`, oldest first, up to the newest.
-
-    One request each, and one that finds none.
-    """
+    """The versions that follow `version`, oldest first, up to the newest. One request each, and one that finds none."""
     while (manifest := find(store, app, stage, version + 1)) is not None:
         yield manifest
         version += 1
@@ -135,8 +127,7 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
     that garbage collection left before the first are not looked at: which of them belong together, a boundary's
     moments say.
 
-    Raises:
-        Corruption: a manifest on the way is not readable.
+    Raises `Corruption` where a manifest on the way is not readable.
     """
     newest = head(store, app, stage)
     if newest is None:
@@ -171,14 +162,11 @@ def first_version(store: ObjectStore, app: str, stage: str) -> int:
     """The version from which on the history is whole, 0 when the stage has none. Two or three requests."""
     if whole_from := horizon.newest(store, app).first.get(stage):
         return whole_from
-    return 1 if _exists(store, app, stage, 1) else next(iter(list_manifests(store, app, stage)), (0,))[0]
+    return 1 if exists(store, keys.manifest(app, stage, 1)) else next(iter(list_manifests(store, app, stage)), (0,))[0]
 
 
 def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
-    """All versions that belong to the history, ascending: those left of what was collected, and the whole rest.
-
-    By listing: a request for each 1,000, and those of `horizon.newest`.
-    """
+    """All versions that were not collected, ascending. A request for each 1,000, and those of `horizon.newest`."""
     limit = horizon.newest(store, app)
     # One that is collectable may still be there, or be again, for a while.
     return tuple(version for version, _ in list_manifests(store, app, stage) if limit.allows(stage, version))
@@ -193,19 +181,11 @@ def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """Names of the app's stages, in order; empty when there is none, also for an app that does not exist.
-
-    Raises:
-        Refused: the app is being removed.
-    """
+    """The app's stages, in order; none of an app that does not exist. Raises `Refused` where it is being removed."""
     found = tuple(store.list_folders(keys.stages(app)))
     if keys.REMOVING in found:
         raise apps.being_removed(app)
     return found
-
-
-def _exists(store: ObjectStore, app: str, stage: str, version: int) -> bool:
-    return exists(store, keys.manifest(app, stage, version))
 
 
 def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
@@ -213,7 +193,7 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
     # A disk tells in microseconds whether a file exists, and lists a long history in a fifth of a second.
     if store.local_path(keys.manifest(app, stage, 1)) is not None:
         low = max(low, horizon.newest(store, app).first.get(stage, 1))
-        if _exists(store, app, stage, low):
+        if exists(store, keys.manifest(app, stage, low)):
             return _search(store, app, stage, low, within=1)
         low = 0
     while True:
@@ -228,31 +208,14 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
 def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
     """A version that exists and is less than `within` versions before the first that does not; `low` exists."""
     step = within
-    while _exists(store, app, stage, low + step):
+    while exists(store, keys.manifest(app, stage, low + step)):
         low += step
         step *= 2
     high = low + step
     while high - low > within:
         middle = (low + high) // 2
-        if _exists(store, app, stage, middle):
+        if exists(store, keys.manifest(app, stage, middle)):
             low = middle
         else:
             high = middle
     return low
-
-
-def _missing(store: ObjectStore, app: str, stage: str, version: int) -> NotFound:
-    stages = list_stages(store, app)
-    if stage not in stages:
-        if not stages:
-            apps.read_app(store, app)  # says so when the app is what is missing
-        return NotFound(f"stage of app {app!r}", stage, stages)
-    newest = head(store, app, stage)
-    if newest is None:
-        return NotFound(f"version of {app}/{stage}", f"v{version}")
-    first = first_version(store, app, stage)
-    before = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
-    if len(before) > 1:
-        before = [f"{len(before)} of {before[0]} to {before[-1]}"]
-    found = "there are " + " and ".join([*before, f"v{first} to v{newest.version}"])
-    return NotFound(f"version of {app}/{stage}", f"v{version}", found=found)

@@ -91,6 +91,7 @@ class Boundary(Struct, frozen=True):
 
 BOUNDARIES = Notes(Boundary, keys.boundaries, lambda boundary: boundary.number)
 """What may exist of apps' versions: the newest counts."""
+NOTHING_COLLECTED = Boundary(0, final=True)
 
 
 @checks.relations.register
@@ -108,38 +109,21 @@ def _(value: Boundary) -> Iterator[checks.Wrong]:
             yield checks.Wrong(f"moments[{number}].until_ms", moment.until_ms, f"0, or from {moment.time_ms} on")
 
 
-NOTHING_COLLECTED = Boundary(0, final=True)
-
-
 def newest(store: ObjectStore, app: str) -> Boundary:
-    """The boundary that counts; `NOTHING_COLLECTED` before the first. One listing, and a read if there is one.
-
-    Raises:
-        Corruption: it is not readable.
-    """
+    """The boundary that counts, or `NOTHING_COLLECTED`. A listing, and a read if there is one. Raises `Corruption`."""
     return BOUNDARIES.newest(store, app) or NOTHING_COLLECTED
 
 
 def all_of(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
-    """The stored boundaries in their order: the last final one and a proposal, rarely more.
-
-    Raises:
-        Corruption: one is not readable.
-    """
-    while True:
-        listed = BOUNDARIES.listed(store, app)
-        found = tuple(BOUNDARIES.read(store, listed, app))
-        if len(found) == len(listed):
-            return found
-        # Else a newer one has replaced one since the listing.
+    """The stored boundaries in their order: the last final one and a proposal, rarely more. Raises as `newest`."""
+    listed = BOUNDARIES.listed(store, app)
+    while len(found := tuple(BOUNDARIES.read(store, listed, app))) < len(listed):
+        listed = BOUNDARIES.listed(store, app)  # a newer one has replaced one since
+    return found
 
 
 def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
-    """Write a boundary under its number, which must be the one after the newest.
-
-    Raises:
-        Refused: somebody else has written one meanwhile.
-    """
+    """Write a boundary under the number after the newest. Raises `Refused` where another collection was first."""
     if BOUNDARIES.add(store, boundary, app) != boundary:  # else it is ours, also where the answer was lost
         raise overtaken(app)
     # Numbers of replaced boundaries are free again: one that was under way for long may have taken such a number.
@@ -178,12 +162,9 @@ class Freshness:
     """
 
     def __init__(self, clock: Callable[[], float] = _seconds) -> None:
-        self._clock = clock
-        self._free: dict[tuple[str, str], tuple[int, float]] = {}
-
-    def now(self) -> float:
+        self.now = clock
         """When a request to find out begins, in seconds of a clock of its own."""
-        return self._clock()
+        self._free: dict[tuple[str, str], tuple[int, float]] = {}
 
     def saw_free(self, app: str, stage: str, version: int, at: float) -> None:
         """At `at` or later, the stage had no such version."""
@@ -192,7 +173,7 @@ class Freshness:
     def is_fresh(self, app: str, stage: str, version: int) -> bool:
         """Whether this very number was seen free so recently that nobody can have taken it and collected it."""
         seen, at = self._free.get((app, stage), (0, 0.0))
-        return seen == version and self._clock() - at < _UNCHECKED_S
+        return seen == version and self.now() - at < _UNCHECKED_S
 
 
 _freshness: WeakKeyDictionary[ObjectStore, Freshness] = WeakKeyDictionary()

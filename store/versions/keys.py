@@ -1,7 +1,7 @@
 """Names of objects under a store root. The only place that knows the layout."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from ...errors import Usage
@@ -26,11 +26,7 @@ REMOVING = "_removing"
 
 
 def check_name(what: str, name: str) -> str:
-    """Return `name` if it may stand in an object key and a topic name.
-
-    Raises:
-        Usage: it may not.
-    """
+    """Return `name` if it may stand in an object key and a topic name. Raises `Usage`."""
     if not _NAME.fullmatch(name):
         raise Usage(f"{what} name {name!r} is not usable: expected {NAME_IN_WORDS}")
     return name
@@ -44,11 +40,7 @@ def check_topic(name: str) -> str:
 
 
 def check_columns(what: str, names: Iterable[str]) -> None:
-    """See that a table may have columns of these names.
-
-    Raises:
-        Usage: one is not usable, or two differ in capitals alone; it begins with `what`.
-    """
+    """Raise `Usage`, beginning with `what`, where a column's name is not usable, or two differ in capitals alone."""
     seen: dict[str, str] = {}
     for name in names:
         if not _COLUMN.fullmatch(name):
@@ -60,44 +52,43 @@ def check_columns(what: str, names: Iterable[str]) -> None:
             raise Usage(f"{what}: columns {other!r} and {name!r} have one name for DuckDB; rename one of them")
 
 
-def app_info(app: str) -> str:
-    """Who the app is; its presence is the app's existence."""
-    return f"{app}/app.json"
+def _in_app(path: str) -> Callable[[str], str]:
+    return lambda app: f"{app}/{path}"
 
 
-def channels(app: str) -> str:
-    """Where a clone's copied records lie in its own topics."""
-    return f"{app}/channels.json"
+app_info = _in_app("app.json")
+"""Who the app is; its presence is the app's existence."""
+channels = _in_app("channels.json")
+"""Where a clone's copied records lie in its own topics."""
+collection = _in_app("gc.json")
+"""What a collection writes first, to learn the time of storage's clock."""
+notice = _in_app("notice.json")
+"""Written over whenever something is asked of the app's runners, who read it often."""
+removed = _in_app("removed.json")
+"""The note that there was an app of this name, and who removed it."""
+removing = _in_app(f"stages/{REMOVING}/app.json")
+"""The note that the app is being removed. It lies among the stages, so that whoever lists them sees it."""
+boundaries = _in_app("boundaries/")
+"""Prefix of what may exist of the app's versions."""
+migrations = _in_app("migrations/")
+"""Prefix of the app's migrations."""
+operations = _in_app("log/")
+"""Prefix of the log of operations."""
+requests = _in_app("requests/")
+"""Prefix of what is asked of the running app."""
+retries = _in_app("retries/")
+"""Prefix of what is asked for rejected records."""
+runners = _in_app("runners/")
+"""Prefix of the signs of life of the app's runners."""
+snapshots = _in_app("snapshots/")
+"""Prefix of all snapshots."""
+stages = _in_app("stages/")
+"""Prefix of all stages."""
 
 
 def note(folder: str, name: str | int) -> str:
     """One small JSON object in its folder; names that are numbers sort as these do."""
     return f"{folder}{name:020}.json" if isinstance(name, int) else f"{folder}{name}.json"
-
-
-def boundaries(app: str) -> str:
-    """Prefix of what may exist of the app's versions."""
-    return f"{app}/boundaries/"
-
-
-def collection(app: str) -> str:
-    """What a collection writes first, to learn the time of storage's clock."""
-    return f"{app}/gc.json"
-
-
-def removing(app: str) -> str:
-    """The note that the app is being removed. It lies among the stages, so that whoever lists them sees it."""
-    return f"{app}/stages/{REMOVING}/app.json"
-
-
-def removed(app: str) -> str:
-    """The note that there was an app of this name, and who removed it."""
-    return f"{app}/removed.json"
-
-
-def stages(app: str) -> str:
-    """Prefix of all stages."""
-    return f"{app}/stages/"
 
 
 def manifests(app: str, stage: str) -> str:
@@ -106,13 +97,18 @@ def manifests(app: str, stage: str) -> str:
 
 
 def manifest(app: str, stage: str, version: int) -> str:
-    """One version's manifest; names sort as numbers do."""
-    return f"{app}/stages/{stage}/manifests/{version:020}.json"
+    """One version's manifest."""
+    return note(manifests(app, stage), version)
 
 
 def version_of(manifest_key: str) -> int:
     """The version in a manifest's key."""
     return int(manifest_key.rsplit("/", 1)[-1].removesuffix(".json"))
+
+
+def published(app: str, stage: str, sink: str) -> str:
+    """Prefix of how far a sink was published."""
+    return f"{app}/stages/{stage}/sinks/{sink}/"
 
 
 def ssts(app: str, stage: str) -> str:
@@ -129,21 +125,15 @@ def sst(app: str, stage: str, ulid: str) -> str:
 def sst_pattern(*names: str) -> re.Pattern[str]:
     """What the keys of a stage's SSTs look like, each with a line's end: those of a clone lie in another app.
 
-    `names` are those that the stage has and had: SSTs stay where they were written.
-
-    Nothing is tried twice (`+`): of all that is checked when a manifest is read, this takes longest.
+    `names` are those that the stage has and had: SSTs stay where they were written. Nothing is tried twice (`+`): of
+    all that is checked when a manifest is read, this takes longest.
     """
     return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names))})/sst/{_FILE}\n)*+")
 
 
-def published(app: str, stage: str, sink: str) -> str:
-    """Prefix of how far a sink was published."""
-    return f"{app}/stages/{stage}/sinks/{sink}/"
-
-
-def snapshots(app: str) -> str:
-    """Prefix of all snapshots."""
-    return f"{app}/snapshots/"
+def snapshot_objects(app: str, name: str) -> str:
+    """Prefix of what one named snapshot keeps besides its own document."""
+    return f"{app}/snapshots/{name}/"
 
 
 def captured(app: str, name: str, ulid: str) -> str:
@@ -154,38 +144,3 @@ def captured(app: str, name: str, ulid: str) -> str:
 def captured_pattern(app: str) -> re.Pattern[str]:
     """What the keys of an app's captured records look like."""
     return re.compile(rf"{re.escape(app)}/snapshots/{NAME}/channels/{_FILE}")
-
-
-def snapshot_objects(app: str, name: str) -> str:
-    """Prefix of what one named snapshot keeps besides its own document."""
-    return f"{app}/snapshots/{name}/"
-
-
-def requests(app: str) -> str:
-    """Prefix of what is asked of the running app."""
-    return f"{app}/requests/"
-
-
-def notice(app: str) -> str:
-    """Written over whenever something is asked of the app's runners, who read it often."""
-    return f"{app}/notice.json"
-
-
-def retries(app: str) -> str:
-    """Prefix of what is asked for rejected records."""
-    return f"{app}/retries/"
-
-
-def runners(app: str) -> str:
-    """Prefix of the signs of life of the app's runners."""
-    return f"{app}/runners/"
-
-
-def migrations(app: str) -> str:
-    """Prefix of the app's migrations."""
-    return f"{app}/migrations/"
-
-
-def operations(app: str) -> str:
-    """Prefix of the log of operations."""
-    return f"{app}/log/"

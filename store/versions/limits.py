@@ -27,8 +27,7 @@ MAX_KAFKA_PARTITIONS = 1 << 18
 MAX_MERGE_RUNS = 1 << 20
 """Of the knobs that count sorted runs."""
 MIN_FILE_BYTES = 1 << 8
-"""Of the knobs that say how large SSTs and levels become: with less, a table would be an SST for each row. A program
-may not even say less than a MiB."""
+"""Of the knobs that say how large SSTs and levels become: with less, a table would be an SST for each row."""
 MAX_FILE_BYTES = 1 << 45
 """Of an SST, and of what a level may hold. The sum over a manifest's SSTs is still a 64-bit integer."""
 MAX_TTL_MS = 1_000_000 * DAY_MS

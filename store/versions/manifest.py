@@ -1,8 +1,7 @@
 """The manifest: everything that is true of one stage after one version.
 
 Values only; `codec` turns them into bytes, `commit` makes them durable. A manifest is never changed: the next one
-replaces it under the next number. That carries everything on but what is told of one version alone: fields that are
-`Own`.
+replaces it under the next number, and carries everything on but what is of one version alone: fields that are `Own`.
 """
 
 from itertools import zip_longest
@@ -18,9 +17,8 @@ Declaration: TypeAlias = dict[str, Any]
 
 Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
-partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is
-the first under the name that a stage has from then on, or columns that were added got values for what was read before.
-"""
+partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
+first under the name that a stage has from then on, or columns that were added got values for what was read before."""
 BESIDE: tuple[Kind, ...] = ("batch", "compaction", "backfill")
 """Kinds of versions that take the stage from nobody: they have the epoch of whoever has it. Any other takes it over."""
 
@@ -31,20 +29,15 @@ class Column(Struct, frozen=True):
     name: fits.ColumnName
     type: fits.TypeName
     id: fits.Seq = 0
-    """What the column is called in SSTs, whatever its name is now. 0 in a table that was never migrated: then it is
-    the column's place among key and value columns, counted from 1."""
+    """Its name in SSTs, for good; 0 in a table that was never migrated: then its place among all columns, from 1."""
     default: fits.Text | None = None
-    """What rows have in it that were written before it was there, as the text that Arrow casts to its type; None for
-    null."""
+    """What older rows have in it, as the text that Arrow casts to its type; None for null."""
     since: fits.Seq = 0
     """The version that added it; 0 for a column that the table was born with."""
 
 
 class Policy(Struct, frozen=True):
-    """How a table is compacted, in the words of RocksDB's options. Each state partition is an LSM tree by itself.
-
-    A knob: it says which SSTs are merged when, and never what the table holds.
-    """
+    """Which SSTs of a table are merged when, in the words of RocksDB's options; each state partition is an LSM tree."""
 
     kind: Literal["universal", "leveled"] = "universal"
     """Runs of similar size are merged, or there are levels of growing size, each one run: modules of `compaction`."""
@@ -57,8 +50,7 @@ class Policy(Struct, frozen=True):
     max_merge_width: fits.MergeRuns = 64
     """Universal: most runs merged at once, unless all are."""
     max_space_amplification: fits.Ratio = 1.0
-    """Bytes above the oldest run (leveled: of the levels between 0 and the last), over its own, that are put up with.
-    """
+    """Bytes above the oldest run (leveled: of the levels between 0 and the last), over its own, that are tolerated."""
     level_base_bytes: fits.FileBytes = 64 << 20
     """Leveled: `max_bytes_for_level_base`, what level 1 may hold in each state partition."""
     fanout: fits.Fanout = 10.0
@@ -75,8 +67,7 @@ class Ttl(Struct, frozen=True):
     column: fits.ColumnOrNone = ""
     """The value column (a timestamp or a date) that is a row's time; empty when that is when it was written."""
     gone: bool = False
-    """Whether that was a column that went since this was turned off: then it stays off, as older rows have times by
-    which nobody can count any more."""
+    """Whether that was a column that went since: then this stays off, as nobody can count by older rows' times."""
 
 
 class Table(Struct, frozen=True):
@@ -85,8 +76,7 @@ class Table(Struct, frozen=True):
     key: Annotated[tuple[Column, ...], fits.SOME_COLUMNS]
     values: Annotated[tuple[Column, ...], fits.COLUMNS]
     partitions: fits.StatePartitions
-    """Number of state partitions; partition p holds the p-th equal range of `_hash`. SSTs from before it was changed
-    keep to the ranges that there were then."""
+    """State partitions; p holds the p-th equal range of `_hash`. Older SSTs keep to the ranges of their time."""
     state: Declaration = {}
     """How the state was declared: a change of meaning is refused at start."""
     ttl: Ttl | None = None
@@ -146,7 +136,7 @@ class Sst(Struct, frozen=True):
     root: fits.Line = ""
     """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
     expiring: fits.Bytes = 0
-    """Rows with a time at which they expire. The others never do, or are tombstones."""
+    """Rows that expire at some time. The others never do, or are tombstones."""
     expires_min: fits.SpanMs = 0
     """The range of these times, milliseconds since 1970 UTC; 0 when `expiring` is."""
     expires_max: fits.SpanMs = 0
@@ -214,17 +204,14 @@ class Output(Struct, frozen=True):
 
 
 class Sink(Struct, frozen=True):
-    """What one version wrote for one sink: rows on an internal topic of one partition, for a publisher to take out.
-
-    It is no channel: no stage reads it, so it is in no cut, and nobody waits for it.
-    """
+    """What one version wrote for one sink, on an internal topic of one partition. It is no channel, so in no cut."""
 
     topic: fits.Topic
     """The internal topic."""
     end: fits.Offset
     """The next offset after this version's last message (also when it wrote none)."""
     since: fits.Version
-    """The version that began the sink, with no rows. Before anything is published, a publisher begins there."""
+    """The version that began the sink, with no rows: where a publisher begins."""
     kind: Literal["topic", "function"] = "topic"
     """Records of a topic, as they are to be published, or rows for a function."""
     attempts: fits.Own[tuple[fits.Attempt, ...]] = ()
@@ -242,7 +229,7 @@ class Aside(Struct, frozen=True):
     rows: fits.Own[fits.Count] = 0
     """Rows that this version added."""
     total: fits.Count = 0
-    """Rows added since the stage began, also those of the app that it was cloned from."""
+    """Rows added since the stage began, also in the app that it was cloned from."""
     waiting: fits.Count = 0
     """Of these, the ones with which nothing has been done yet: rejected records that were not retried."""
 
@@ -258,8 +245,7 @@ class EventTime(Struct, frozen=True):
     ahead_total: fits.Count = 0
     """The same since the stage began."""
     late: fits.Own[fits.Count] = 0
-    """Rows of this version that were left out of the table: they came too late for their window, or it is too far
-    ahead of the clock."""
+    """Rows of this version left out of the table: too late for their window, or it is too far ahead of the clock."""
     late_total: fits.Count = 0
     """The same since the stage began."""
     bound_ms: fits.Own[fits.EventMs | None] = None
@@ -317,8 +303,8 @@ class Backfill(Struct, frozen=True):
     columns: Annotated[tuple[fits.Seq, ...], fits.COLUMNS]
     """Their ids, internal ones included."""
     app: fits.Name
-    """The app that computed the values, in its stage of the same name. It may be gone: nobody needs it but a batch that
-    was under way when they were brought in (`keep.backfill.fill`)."""
+    """The app that computed the values, in its stage of the same name. It may be gone: only a batch that was under way
+    when they were brought in needs it (`keep.backfill.fill`)."""
     at: fits.Version
     """The version of that stage which has them."""
     writer: fits.Line
@@ -346,7 +332,7 @@ class Manifest(Struct, frozen=True):
     outputs: dict[fits.Topic, Output] = {}
     """By the name of the channel as declared; carried on by versions that write nothing."""
     sinks: dict[fits.Topic, Sink] = {}
-    """By the sink's name as declared; likewise."""
+    """By the sink's name as declared; carried on by versions that write nothing."""
     table: Table | None = None
     clock_ms: fits.SpanMs = 0
     """By which rows of the table expire (`sst.ttl`): those whose time is this or earlier are gone at this version.
@@ -367,8 +353,8 @@ class Manifest(Struct, frozen=True):
     program: Program | None = None
     """What declares the stage, as its last claim found it; None where that was no file. A replay looks there."""
     seq: fits.Own[fits.Seq] = 0
-    """`_seq` of the rows that this version wrote, where it is not the version's own number: 0 where it is. A batch that
-    lost its number to a compaction is committed under a later one, and its SSTs are written by then."""
+    """`_seq` of the rows that this version wrote; 0 where it is the version's own number. A batch that lost its number
+    to a compaction is committed under a later one, and its SSTs are written by then."""
     stats: fits.Own[Stats | None] = None
     """What was taken since the version before; None where nobody counted."""
     totals: Stats | None = None
@@ -376,10 +362,9 @@ class Manifest(Struct, frozen=True):
     stopped: dict[fits.Topic, Input] = {}
     """Inputs that migrations took from the stage, where it stopped reading: whoever reads one next goes on there."""
     migration: fits.Seq = 0
-    """The number of the newest migration that the stage went through: the same for all stages of an app, but between
-    the first and the last commit of one."""
+    """The newest migration that the stage went through: the same for all stages, but while one is being committed."""
     aside: dict[fits.Name, Aside] = {}
-    """Tables beside the stage's own, by what they are called behind its name (`aside.NAMES`)."""
+    """Tables beside the stage's own, by what they are called behind its name (`aside.REJECTED`)."""
     called: fits.NameOrNone = ""
     """Of a stage that is retired because it was renamed, its name from then on: under this one it never comes back."""
     formerly: Annotated[tuple[Former, ...], fits.RENAMES] = ()
@@ -387,8 +372,7 @@ class Manifest(Struct, frozen=True):
     event_time: EventTime | None = None
     """None of a stage that knows no event time."""
     backfills: Annotated[tuple[Backfill, ...], fits.COLUMNS] = ()
-    """What was brought into the table so far, oldest first. Two versions with others have no rows in common, whatever
-    their `_seq`."""
+    """What was brought into the table, oldest first. Versions that differ here share no rows, whatever their `_seq`."""
 
     @property
     def watermark_ms(self) -> int | None:
@@ -397,7 +381,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def handed_on_ms(self) -> int | None:
-        """The watermark for the stages that read this version: the stage's own, but for what it owes.
+        """The watermark for the stages that read this version: the stage's own, less what it owes.
 
         What rows emit that fall due between the two is still to come, and is not to be late; nor is what waited.
         """
@@ -429,10 +413,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def retired(self) -> bool:
-        """Whether the stage has no part in its app at this version.
-
-        Cuts, snapshots and lag leave it out. Only a claim may follow, which brings the stage back.
-        """
+        """Whether cuts, snapshots and lag leave the stage out. Only a claim may follow, which brings it back."""
         return self.kind == "retire"
 
 
@@ -448,8 +429,7 @@ class Origin(Struct, frozen=True):
     topics: dict[fits.Topic, fits.Topic] = {}
     """User topics read under another name: source name to this app's name."""
     sinks: dict[fits.Topic, fits.Topic] = {}
-    """The sinks that the clone publishes, by their names as declared, and the topic of each. The others it does not
-    write at all."""
+    """The sinks that the clone publishes, by their names as declared, and the topic of each. It writes no others."""
 
 
 class AppInfo(Struct, frozen=True):
@@ -459,8 +439,6 @@ class AppInfo(Struct, frozen=True):
     created_ms: fits.TimeMs
     origin: Origin | None = None
     starts: dict[fits.Topic, fits.Offsets] = {}
-    """Where its stages begin to read users' topics, by their names as declared: `init` said so, and it wins over the
-    program. Not those that the program's own words decide."""
+    """Where its stages begin to read users' topics, by declared name: those for which `init` overrides the program."""
     initialised: fits.NameOrNone = ""
-    """The stage whose table begins with rows from elsewhere, where the app began with that: nobody runs the app before
-    that stage has a version."""
+    """The stage whose table began with rows from elsewhere, if the app did: it runs once that has a version."""

@@ -2,8 +2,7 @@
 
 Migrations of an app are numbered, and each is created where there is none, as versions are. From then on it will be
 done: so it is whole, or not there at all. Each stage's commit names it (`Manifest.migration`). No stage goes on before
-it is done in all of them, so who finds it half done leaves out what is done: nobody sees one stage before it and
-another after.
+it is done in all of them, so who finds it half done leaves out what is done: nobody sees one before, another after.
 """
 
 from collections.abc import Iterator

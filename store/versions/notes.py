@@ -46,19 +46,15 @@ def add(store: ObjectStore, key: str, note: T, *, under: Callable[[T], str] | No
 
 @dataclass(frozen=True, slots=True)
 class Notes(Generic[T]):
-    """One kind. `of` is what the folder is of: an app, or a stage's sink, as `folder` takes it.
-
-    Attributes:
-        kind: the struct.
-        folder: prefix of the keys.
-        name: what one is called in it. Numbers sort as such.
-        app: the app that it says it is of, for kinds that do.
-    """
+    """One kind. `of` is what the folder is of: an app, or a stage's sink, as `folder` takes it."""
 
     kind: type[T]
     folder: Callable[..., str]
+    """Prefix of the keys."""
     name: Callable[[T], str | int]
+    """What one is called in it. Numbers sort as such."""
     app: Callable[[T], str] | None = None
+    """The app that it says it is of, for kinds that do."""
 
     def key(self, note: T, *of: str) -> str:
         """Under which key it belongs."""
@@ -78,8 +74,7 @@ class Notes(Generic[T]):
 
     def find(self, store: ObjectStore, name: str | int, *of: str) -> T | None:
         """The one of that name, if there is one. One request. Raises as `all`."""
-        key = keys.note(self.folder(*of), name)
-        return find(store, key, self.kind, under=lambda note: self.key(note, *of))
+        return find(store, keys.note(self.folder(*of), name), self.kind, under=lambda note: self.key(note, *of))
 
     def listed(self, store: ObjectStore, *of: str) -> tuple[ObjectInfo, ...]:
         """The objects, by name. One listing."""
@@ -88,9 +83,7 @@ class Notes(Generic[T]):
     def read(self, store: ObjectStore, listed: Iterable[ObjectInfo], *of: str) -> Iterator[T]:
         """What these hold, in their order, without those that are gone since they were listed. A read for each.
 
-        Raises:
-            Corruption: one cannot be read, or belongs elsewhere.
-            Unavailable: storage did not answer.
+        Raises `Corruption` where one cannot be read, or belongs elsewhere, and `Unavailable`.
         """
         for info in listed:
             with suppress(ObjectNotFound):

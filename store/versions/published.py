@@ -1,9 +1,9 @@
 """How far each sink was published: small objects beside a stage's versions, of which the newest counts.
 
 A place lies under the number of its version, and older ones are deleted behind it: so a publisher that was away and
-wakes up takes nothing back. For a sink that is a Kafka topic Kafka's own transactions say
-what was published, and this follows within seconds: garbage collection, `status` and the deletion of internal records
-go by it, and each may well think that a little less was published. For a function it is the place.
+wakes up takes nothing back. For a sink that is a Kafka topic Kafka's own transactions say what was published, and this
+follows within seconds: garbage collection, `status` and the deletion of internal records go by it, and each may well
+think that a little less was published. For a function it is the place.
 """
 
 from msgspec import Struct
@@ -33,11 +33,7 @@ PLACES = Notes(Place, keys.published, lambda place: place.version)
 def newest(store: ObjectStore, head: Manifest, sink: str) -> Place | None:
     """Where the publisher of a stage's sink is, as far as storage knows; None before its first start.
 
-    A listing, and a read. What an earlier sink of that name left counts for nothing.
-
-    Raises:
-        Corruption: what is stored cannot be read.
-        Unavailable: storage did not answer.
+    A listing, and a read. What an earlier sink of that name left does not count. Raises `Corruption`, `Unavailable`.
     """
     found = PLACES.newest(store, head.app, head.stage, sink)
     return found if found is not None and found.version >= head.sinks[sink].since else None
@@ -56,10 +52,7 @@ def behind(sink: Sink, place: Place | None) -> int:
 
 
 def check(store: ObjectStore, head: Manifest) -> None:
-    """See that all is published of a stage that will publish no more under this name.
-
-    Requests as of `places`. Raises `Refused` where rows are left, and as that does.
-    """
+    """Raise `Refused` where a stage that will publish no more under this name has rows left. Requests: see `places`."""
     for name, place in places(store, head).items():
         if left := behind(head.sinks[name], place):
             raise Refused(

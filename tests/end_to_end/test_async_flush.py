@@ -23,9 +23,9 @@ from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
 from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import SpooledStore
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys

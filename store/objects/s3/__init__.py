@@ -2,5 +2,3 @@
 
 The only place that imports boto3 and botocore. Not here: anything that a folder on a disk needs as well.
 """
-
-__all__ = ["client", "session", "settings", "store", "transfer"]

@@ -1,64 +1,65 @@
-"""S3 clients of this process, and what their errors mean."""
+"""S3 clients of this process, and what their errors mean.
+
+They are made of AWS sessions: this machine's own, or one that knows only what another process handed over. Encryption
+at rest is requested with everything that a client creates, and checked.
+"""
 
 import os
 import re
-from collections.abc import Collection, Iterator
+import socket
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
 from boto3.session import Session
 from botocore import exceptions as boto
 from botocore.config import Config
-from botocore.credentials import Credentials
+from botocore.credentials import Credentials, ReadOnlyCredentials
+from botocore.session import Session as Core
 from cachetools import LRUCache
 from urllib3.exceptions import HTTPError
 
 from ....errors import NotFound, Refused, Usage
 from ..retry import RetryBudget, TransientError
-from .session import encrypt, session_at
-from .settings import S3Access, S3Credentials, S3Place, S3Settings
+from .settings import S3Access, S3Place, S3Settings, aws_variables
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _CONNECTIONS = 32
-
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
-
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 """The endpoint of a client that was given a region and nothing else."""
-
 _USER = re.compile(r"//[^/]*@")
+
+_NO_FILE = (None, None, os.devnull, None)
+"""In place of where botocore looks for a file: setting, variable, default, conversion."""
 
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
 _KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
 
-_TRANSIENT_CODES = frozenset(
-    {
-        "429",
-        "BandwidthLimitExceeded",
-        "ConditionalRequestConflict",  # another conditional put of this key is under way
-        "InternalError",
-        "OperationAborted",
-        "RequestLimitExceeded",
-        "RequestTimeout",
-        "ServiceUnavailable",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequests",
-        "TooManyRequestsException",
-    }
-)
+_THROTTLED = ("429", "BandwidthLimitExceeded", "RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException")
+# The first says that another conditional put of this key is under way.
+_BUSY = ("ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable")
+_TRANSIENT_CODES = frozenset((*_THROTTLED, *_BUSY, "TooManyRequests", "TooManyRequestsException"))
 
 # versitygw's, with 404, for an access key that it does not know.
 _UNKNOWN_ACCESS_KEY = "XAdminUserNotFound"
 
 _REGION_CODES = frozenset(
     {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
+)
+
+_REASONS = (
+    (boto.SSLError, "the secure connection could not be made"),
+    (boto.ConnectTimeoutError, "the connection timed out"),
+    (boto.ReadTimeoutError, "no answer in time"),
+    (boto.ProxyConnectionError, "the proxy cannot be reached"),
+    (boto.EndpointConnectionError, "cannot connect"),
 )
 
 
@@ -71,16 +72,9 @@ class Connection(NamedTuple):
     budget: RetryBudget
     credentials: Credentials | None
     """Those that it signs with, which renew themselves where they are temporary; None when nothing names any."""
-    ca_bundle: str
+    elsewhere: S3Place
+    """What another process needs to get there as this one does, besides credentials."""
 
-
-_REASONS = (
-    (boto.SSLError, "the secure connection could not be made"),
-    (boto.ConnectTimeoutError, "the connection timed out"),
-    (boto.ReadTimeoutError, "no answer in time"),
-    (boto.ProxyConnectionError, "the proxy cannot be reached"),
-    (boto.EndpointConnectionError, "cannot connect"),
-)
 
 _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
 _lock = Lock()
@@ -98,46 +92,24 @@ os.register_at_fork(after_in_child=_after_fork)
 def connection(place: S3Place, read_timeout_s: float) -> Connection:
     """This process's client for a place, which waits so long for an answer: made once (some 0.1 s), for many threads.
 
-    A forked child gets its own, because parent and child must not talk over the same connections; so does a
-    process whose AWS environment has changed.
-
-    Raises:
-        Usage: the endpoint is not a URL.
-        Refused: the AWS configuration cannot be used, such as a profile that does not exist.
+    A forked child gets its own, because parent and child must not talk over the same connections; so does a process
+    whose AWS environment has changed. Raises `Usage` where the endpoint is not a URL, and `Refused` where the AWS
+    configuration cannot be used, such as a profile that does not exist.
     """
-    environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
-    key = (os.getpid(), place, read_timeout_s, environment)
+    key = (os.getpid(), place, read_timeout_s, tuple(sorted(aws_variables(os.environ).items())))
     with _lock:
         if key not in _connections:
-            settings = place.settings
-            with _usable():
-                session = session_at(place)
-                s3 = _make(session, place, read_timeout_s)
-                bundle = str(session._session.get_config_variable("ca_bundle") or "")
-                credentials = session.get_credentials()
-            encrypt(s3, settings, s3.meta.endpoint_url)
-            budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
-            _connections[key] = Connection(s3, s3.meta.endpoint_url, budget, credentials, bundle)
+            _connections[key] = _connect(place, read_timeout_s)
         return _connections[key]
 
 
-def hand_over(connected: Connection, settings: S3Settings) -> S3Access | None:
-    """What another process needs to get to S3 as this one does; None when this one has no credentials.
-
-    Temporary credentials are renewed before, where their end is near.
-    """
-    if connected.credentials is None:
-        return None
-    now = connected.credentials.get_frozen_credentials()
-    endpoint = "" if _AWS_OWN.fullmatch(connected.endpoint) else connected.endpoint
-    place = S3Place(endpoint, connected.s3.meta.region_name, settings, connected.ca_bundle, handed_over=True)
-    return S3Access(place, S3Credentials(now.access_key or "", now.secret_key or "", now.token or ""))
-
-
-@contextmanager
-def _usable() -> Iterator[None]:
+def _connect(place: S3Place, read_timeout_s: float) -> Connection:
+    settings = place.settings
     try:
-        yield
+        session = session_at(place)
+        s3 = _make(session, place, read_timeout_s)
+        bundle = str(session._session.get_config_variable("ca_bundle") or "")
+        credentials = session.get_credentials()
     except ValueError as error:
         # What stands before a '@' may be a password.
         shown = re.sub(r"\S*@", "", str(error))
@@ -147,6 +119,12 @@ def _usable() -> Iterator[None]:
         ) from None
     except boto.BotoCoreError as error:
         raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
+    endpoint = s3.meta.endpoint_url
+    encrypt(s3, settings, endpoint)
+    budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
+    own = "" if _AWS_OWN.fullmatch(endpoint) else endpoint
+    elsewhere = S3Place(own, s3.meta.region_name, settings, bundle, handed_over=True)
+    return Connection(s3, endpoint, budget, credentials, elsewhere)
 
 
 def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
@@ -176,6 +154,95 @@ def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client"
     return session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
 
 
+class _Handed(Credentials):
+    """Credentials that another process handed over last; to botocore also the resolver, which finds them."""
+
+    def __init__(self) -> None:
+        super().__init__("", "", method="handed over")
+        self.now = ReadOnlyCredentials("", "", None, None)
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """What the next request is signed with."""
+        return self.now
+
+    def load_credentials(self) -> Self:
+        """These."""
+        return self
+
+
+_handed: dict[S3Place, _Handed] = {}
+
+
+def take(access: S3Access) -> S3Place:
+    """From now on requests to this place are signed with these credentials, also those of clients that are there.
+
+    So a worker that lives long has one client for a place, however often the credentials change.
+    """
+    new = access.credentials
+    # One assignment: nobody signs with halves of two.
+    _handed.setdefault(access.place, _Handed()).now = ReadOnlyCredentials(
+        new.access_key, new.secret_key, new.token or None, None
+    )
+    return access.place
+
+
+def session_at(place: S3Place) -> Session:
+    """The session of this machine, or for a place that was handed over one to which this machine says nothing.
+
+    Raises `Refused` where the place wants a file that this machine has not, and `BotoCoreError` where this machine's
+    configuration cannot be used.
+    """
+    if not place.handed_over:
+        # boto3 by itself knows AWS_DEFAULT_REGION only.
+        return Session(region_name=place.region or os.environ.get("AWS_REGION") or None)
+    if place.ca_bundle and not Path(place.ca_bundle).exists():
+        raise Refused(
+            f"{socket.gethostname()} has no {place.ca_bundle}, where AWS_CA_BUNDLE says that certificates to trust are",
+            hint="AWS_CA_BUNDLE is that of the process that runs the app; put the file on each machine that has tasks",
+        )
+    # This machine's profile and files may be somebody else's.
+    nothing = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
+    core = Core(nothing)
+    core.set_config_variable("ignore_configured_endpoint_urls", True)
+    core.register_component("credential_provider", _handed[place])
+    return Session(botocore_session=core, region_name=place.region)
+
+
+def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
+    """Let a client ask for the settings' encryption whenever it creates an object, at once or in parts.
+
+    In the client and not at the calls: a call that forgets it would write in the clear, and boto3's transfer manager
+    does not know all of its parameters.
+
+    From then on such a request raises:
+        Refused: the server, as `where` names it, did not say that it has encrypted the object.
+    """
+    if not settings.sse:
+        return
+    names = {"ServerSideEncryption": "sse", "SSEKMSKeyId": "sse_kms_key_id", "BucketKeyEnabled": "sse_bucket_key"}
+    requested = {name: value for name, field in names.items() if (value := getattr(settings, field))}
+
+    def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+        return {**params, **requested}
+
+    def see(parsed: dict[str, Any], **_: Any) -> None:
+        # Some servers take any header that they do not know, and would keep the object in the clear.
+        if "Error" not in parsed and parsed.get("ServerSideEncryption") != settings.sse:
+            if upload := parsed.get("UploadId"):
+                s3.abort_multipart_upload(Bucket=parsed["Bucket"], Key=parsed["Key"], UploadId=upload)
+            raise Refused(
+                f"{where} did not encrypt an object: asked for {settings.sse!r}, "
+                f"found {parsed.get('ServerSideEncryption') or 'nothing'!r} in its answer",
+                hint="use a server that encrypts, or take sse out of [s3] in slackwater.toml "
+                "(SLACKWATER_S3_SSE) and encrypt the server's disks",
+            )
+
+    for operation in ("PutObject", "CreateMultipartUpload"):
+        # The stubs know of no handler that returns something.
+        s3.meta.events.register(f"provide-client-params.s3.{operation}", cast("Callable[..., None]", ask))
+        s3.meta.events.register(f"after-call.s3.{operation}", see)
+
+
 def without_credentials(url: str) -> str:
     """The URL without user and password. S3 takes neither, and boto3's errors would show them."""
     return _USER.sub("//", url, count=1)
@@ -184,10 +251,6 @@ def without_credentials(url: str) -> str:
 def error_code(error: boto.ClientError) -> str:
     """S3's word for what went wrong; the HTTP status where the answer had no words."""
     return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _status(error: boto.ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 @contextmanager
@@ -206,7 +269,8 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
     try:
         yield
     except boto.ClientError as error:
-        code, status = error_code(error), _status(error)
+        code, status = error_code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        message = error.response.get("Error", {}).get("Message") or "no reason given"
         if code == "NoSuchBucket":
             raise NotFound(
                 "bucket",
@@ -221,28 +285,21 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
             raise TransientError(f"{status} {code}") from error
         if code in _REGION_CODES or status == 301:
             raise Refused(
-                f"{where} belongs to another region: {_message(error)}", hint="set AWS_REGION to the bucket's"
+                f"{where} belongs to another region: {message}", hint="set AWS_REGION to the bucket's"
             ) from None
         if status in (401, 403) or code == _UNKNOWN_ACCESS_KEY:
             raise Refused(
-                f"{where} refused the credentials or the request ({code}): {_message(error)}",
+                f"{where} refused the credentials or the request ({code}): {message}",
                 hint=f"{_CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
             ) from None
-        raise Refused(f"{where} answered {status} {code}: {_message(error)}") from error
+        raise Refused(f"{where} answered {status} {code}: {message}") from error
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
         raise Refused(f"no credentials for {where}: {error}", hint=_CREDENTIALS_HINT) from None
     except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError) as error:
-        raise TransientError(_reason(error)) from error
+        # In a few words: boto3's own sentence repeats the URL.
+        reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
+        raise TransientError(reason) from error
     except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
         raise TransientError("the answer arrived damaged") from error
     except boto.BotoCoreError as error:
         raise Refused(f"cannot ask {where}: {error}", hint=_CREDENTIALS_HINT) from error
-
-
-def _message(error: boto.ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Message", "")) or "no reason given"
-
-
-def _reason(error: Exception) -> str:
-    """Why there was no answer, in a few words: boto3's own sentence repeats the URL."""
-    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")

@@ -60,13 +60,8 @@ _FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.struct
 def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
     """The settings that variables say, and before defaults those of a table; an empty variable says nothing.
 
-    Args:
-        environ: the variables, others among them.
-        table: `[s3]` of slackwater.toml.
-        where: what the table's settings are called by in errors, such as `slackwater.toml: s3.`.
-
-    Raises:
-        Usage: it cannot be understood.
+    `table` is `[s3]` of slackwater.toml, `where` what goes before its settings' names in errors, such as
+    `slackwater.toml: s3.`. Raises `Usage` where one cannot be understood.
     """
     variables = {name.removeprefix(_PREFIX): value for name, value in environ.items() if name.startswith(_PREFIX)}
     given = [(where, name, value) for name, value in (table or {}).items()]
@@ -94,10 +89,10 @@ def aws_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _value(prefix: str, name: str, value: Any) -> Any:
     field = name.lower()
     if field not in _FIELDS:
-        near = get_close_matches(field, _FIELDS, n=1)
-        shown = near[0].upper() if near and name.isupper() else "".join(near)
+        nearest = "".join(get_close_matches(field, _FIELDS, n=1))
+        shown = nearest.upper() if name.isupper() else nearest
         raise Usage(
-            f"{prefix}{name} is not a setting{f'; the nearest is {prefix}{shown}' if near else ''}",
+            f"{prefix}{name} is not a setting{f'; the nearest is {prefix}{shown}' if nearest else ''}",
             hint=f"the settings of S3 are {', '.join(_FIELDS)}",
         )
     try:
@@ -144,4 +139,3 @@ class Remote(Protocol):
 
     def access(self) -> S3Access | None:
         """How this process gets there, at this moment; None when it has no credentials."""
-        ...

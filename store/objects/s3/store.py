@@ -1,36 +1,41 @@
-"""The object store in an S3 bucket, at AWS or any server with conditional writes."""
+"""The object store in an S3 bucket, at AWS or any server with conditional writes. Large objects are moved in parts."""
 
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from botocore.exceptions import ClientError
+from boto3.s3.transfer import TransferConfig, create_transfer_manager
+from botocore.exceptions import BotoCoreError, ClientError
 
-from ....errors import ObjectExists, ObjectNotFound
+from ....errors import ObjectExists, ObjectNotFound, Refused
 from ..protocol import Leftover, ObjectInfo, check_key, check_range
-from ..retry import Retry
+from ..retry import Retry, TransientError
 from ..wrapper import OtherRoots
-from .client import Connection, connection, error_code, hand_over, translated, without_credentials
-from .settings import S3Access, S3Place, S3Settings, settings_in
-from .transfer import download, read, upload
+from .client import Connection, connection, error_code, translated, without_credentials
+from .settings import S3Access, S3Credentials, S3Place, S3Settings, settings_in
 
 if TYPE_CHECKING:
+    from botocore.client import BaseClient
+    from botocore.response import StreamingBody
     from mypy_boto3_s3 import S3Client
 
 _NO_SUCH_UPLOAD = "NoSuchUpload"
+_NO_SUCH_KEY = "NoSuchKey"
 _NO_SUCH_RANGE = "InvalidRange"
-_NO_BYTES = ("NoSuchKey", _NO_SUCH_RANGE)
+_NO_BYTES = (_NO_SUCH_KEY, _NO_SUCH_RANGE)
+_PRECONDITION_FAILED = "PreconditionFailed"
 _SETTING = (
     "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (else AWS's configuration, or AWS itself), the bucket that of --store, "
     "SLACKWATER_STORE or store in slackwater.toml"
 )
-_PRECONDITION_FAILED = "PreconditionFailed"
-
 _SHORTEST_READ_S = 5.0
+_CHUNK_BYTES = 1 << 16
+_TRIES = 3
 
 T = TypeVar("T")
 
@@ -55,7 +60,7 @@ class S3Store(OtherRoots):
         endpoint_url: instead of what the environment says.
         patience_s: how long a request is repeated, in seconds.
         settings: of encryption, timeouts and parts; None for what the environment says.
-        place: where another process said that S3 is, and how (`session.take`); endpoint and settings are its.
+        place: where another process said that S3 is, and how (`client.take`); endpoint and settings are its.
     """
 
     def __init__(
@@ -71,8 +76,7 @@ class S3Store(OtherRoots):
         self._place = place or S3Place(without_credentials(endpoint_url), "", settings or settings_in(os.environ))
         super().__init__(partial(OtherRoots.open_root, patience_s=patience_s, place=self._place))
         self._bucket = bucket
-        self._prefix = prefix.strip("/")
-        self._base = f"{self._prefix}/" if self._prefix else ""
+        self._base = f"{prefix.strip('/')}/".lstrip("/")
         self._patience_s = patience_s
         self._settings = self._place.settings
         self._connected: tuple[int, Connection, Retry] | None = None
@@ -86,55 +90,115 @@ class S3Store(OtherRoots):
 
     @property
     def url(self) -> str:
-        """`s3://bucket/prefix`."""
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        return f"s3://{self._bucket}/{self._base}".rstrip("/")
 
     def access(self) -> S3Access | None:
-        """How this process gets to the store now, for another; None when nothing names credentials."""
+        """How this process gets to the store now, for another; None when nothing names credentials.
+
+        Temporary credentials are renewed before, where their end is near.
+        """
         connected, _ = self._connect()
+        if connected.credentials is None:
+            return None
         with translated(self._bucket, connected.endpoint):
-            return hand_over(connected, self._settings)
+            now = connected.credentials.get_frozen_credentials()
+        credentials = S3Credentials(now.access_key or "", now.secret_key or "", now.token or "")
+        return S3Access(connected.elsewhere, credentials)
 
     def get(self, key: str) -> bytes:
-        """The object's bytes. Raises `ObjectNotFound`."""
-        name = self._name(key)
-        return self._read(key, lambda: download(self._call, self._bucket, name, self._settings, expected=_NO_BYTES))
+        """See `ObjectStore`. The first of it by one request, and the rest, if there is more, in parts.
+
+        Raises `Refused` where the object is overwritten again and again meanwhile.
+        """
+        part_bytes = self._settings.part_bytes
+        for _ in range(_TRIES):
+            first, etag, size = self._get(key, part_bytes, 0)
+            starts = range(len(first), size, part_bytes)
+            if not starts:
+                return first
+            same: dict[str, Any] = {"IfMatch": etag} if etag else {}
+            try:
+                with ThreadPoolExecutor(min(self._settings.parallel_parts, len(starts))) as pool:
+                    rest = pool.map(partial(self._get, key, part_bytes, **same), starts)
+                    return b"".join((first, *(data for data, _, _ in rest)))
+            except ClientError as error:
+                if error_code(error) != _PRECONDITION_FAILED:
+                    raise
+        raise Refused(
+            f"object {self._name(key)!r} in bucket {self._bucket!r} was overwritten {_TRIES} times while it was read",
+            hint="see who else writes under this store root",
+        )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`, fewer at the object's end. Raises `ObjectNotFound`."""
         check_range(start, length)
-        name = self._name(key)
         # HTTP has no empty range; one byte tells whether the object exists.
-        wanted = f"bytes={start}-{start + max(length, 1) - 1}"
+        return self._get(key, max(length, 1), start)[0][:length]
 
-        def attempt(s3: "S3Client") -> bytes:
+    def _get(self, key: str, length: int, start: int, **condition: Any) -> tuple[bytes, str, int]:
+        """So many bytes from `start`, fewer at the object's end, the object's ETag and its size.
+
+        Raises `ClientError` where the `condition` does not hold.
+        """
+        name = self._name(key)
+
+        def request(s3: "S3Client") -> tuple[bytes, str, int]:
             until_s = time.monotonic() + self._settings.attempt_timeout_s
-            return read(s3.get_object(Bucket=self._bucket, Key=name, Range=wanted)["Body"], until_s)
+            part = f"bytes={start}-{start + length - 1}"
+            answer = s3.get_object(Bucket=self._bucket, Key=name, Range=part, **condition)
+            data = _body(answer["Body"], until_s)
+            size = answer.get("ContentRange", "").rpartition("/")[2]
+            return data, answer.get("ETag", ""), int(size) if size.isdigit() else len(data)
 
-        return self._read(key, lambda: self._call(attempt, expected=_NO_BYTES))[:length]
-
-    def _read(self, key: str, ask: Callable[[], bytes]) -> bytes:
         try:
-            return ask()
+            return self._call(request, expected=(*_NO_BYTES, _PRECONDITION_FAILED) if condition else _NO_BYTES)
         except ClientError as error:
             if error_code(error) == _NO_SUCH_RANGE:
-                return b""  # it starts at the object's end or after it
-            raise ObjectNotFound(key, self.url) from None
+                return b"", "", 0  # it starts at the object's end or after it
+            if error_code(error) == _NO_SUCH_KEY:
+                raise ObjectNotFound(key, self.url) from None
+            raise
 
     def put(self, key: str, data: bytes) -> None:
-        """Write or overwrite, atomically. A large object takes several requests."""
         name = self._name(key)
         if len(data) > self._settings.multipart_bytes:
-            upload(self._call, self._connect()[0].s3, self._bucket, name, data, self._settings)
+            self._upload(name, data)
         else:
             self._call(lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data))
 
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        """Create the object. Raises `ObjectExists` when the key is taken, also by a race.
+    def _upload(self, name: str, data: bytes) -> None:
+        """Write an object in parts, by boto3's transfer manager. Until the last request it does not exist.
 
-        A repeated request whose first answer was lost may raise `ObjectExists` for the caller's own write:
-        read back and compare.
+        An upload that fails is aborted, with one request; what that cannot reach, garbage collection finds. Raises
+        `Refused` where somebody ends the upload again and again before it is complete.
         """
+        config = TransferConfig(
+            # Decided by our own threshold.
+            multipart_threshold=1,
+            multipart_chunksize=self._settings.part_bytes,
+            max_concurrency=self._settings.parallel_parts,
+            # The other one would talk to S3 by a client of its own.
+            preferred_transfer_client="classic",
+        )
+        # It copies each part before it sends it: no more of them than are on their way.
+        config.max_in_memory_upload_chunks = self._settings.parallel_parts
+        for _ in range(_TRIES):
+            patient = cast("BaseClient", _Patient(self._call, self._connect()[0].s3))
+            try:
+                with create_transfer_manager(patient, config) as manager:
+                    manager.upload(BytesIO(data), self._bucket, name).result()
+            except ClientError as error:
+                # Its completion was lost on the way back, and is not known any more; or somebody has aborted it.
+                if error_code(error) != _NO_SUCH_UPLOAD:
+                    raise
+            else:
+                return
+        raise Refused(
+            f"the upload of {name!r} in parts to bucket {self._bucket!r} was ended {_TRIES} times before it was "
+            "complete",
+            hint="see who aborts uploads there: a lifecycle rule, or another program",
+        )
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
         name = self._name(key)
         try:
             self._call(
@@ -145,29 +209,21 @@ class S3Store(OtherRoots):
             raise ObjectExists(key, self.url) from None
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts after `start_after`, in the order of keys.
-
-        One request for each 1,000 objects, made as they are taken.
-        """
+        """See `ObjectStore`. One request for each 1,000 objects, made as they are taken."""
         extra = {"StartAfter": self._base + start_after} if start_after else {}
         for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
             for entry in page.get("Contents", ()):
                 # A key that ends with '/' is how some tools draw an empty folder.
                 if not entry["Key"].endswith("/"):
-                    yield ObjectInfo(
-                        entry["Key"].removeprefix(self._base),
-                        entry["Size"],
-                        int(entry["LastModified"].timestamp() * 1000),
-                    )
+                    modified_ms = int(entry["LastModified"].timestamp() * 1000)
+                    yield ObjectInfo(entry["Key"].removeprefix(self._base), entry["Size"], modified_ms)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        """Names of the folders directly under `prefix` (which ends with '/' or is empty), in order."""
         for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, Delimiter="/"):
             for entry in page.get("CommonPrefixes", ()):
                 yield entry["Prefix"].removeprefix(self._base + prefix).removesuffix("/")
 
     def delete(self, key: str) -> None:
-        """Remove the object; no error when it is not there."""
         name = self._name(key)
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
 
@@ -183,7 +239,6 @@ class S3Store(OtherRoots):
                 yield Leftover(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
 
     def discard(self, leftover: Leftover) -> None:
-        """Abort an upload; no error when it has ended."""
         name = self._name(leftover.key)
         with suppress(ClientError):
             self._call(
@@ -191,20 +246,16 @@ class S3Store(OtherRoots):
                 expected=(_NO_SUCH_UPLOAD,),
             )
 
-    def local_path(self, key: str) -> Path | None:
-        """Always None: the object is elsewhere."""
-        return None
-
     def _name(self, key: str) -> str:
         return self._base + check_key(key)
 
-    def _pages(self, method: str, goes_on_at: str, **given: Any) -> Iterator[Any]:
+    def _pages(self, method: str, goes_on_at: str, **params: Any) -> Iterator[Any]:
         while True:
-            page: Any = self._call(lambda s3: getattr(s3, method)(Bucket=self._bucket, **given))
+            page: Any = self._call(lambda s3: getattr(s3, method)(Bucket=self._bucket, **params))
             yield page
             if not page.get("IsTruncated"):
                 return
-            given[goes_on_at] = page[f"Next{goes_on_at}"]
+            params[goes_on_at] = page[f"Next{goes_on_at}"]
 
     def _call(self, request: "Callable[[S3Client], T]", *, expected: Collection[str] = ()) -> T:
         connected, retry = self._connect()
@@ -225,3 +276,51 @@ class S3Store(OtherRoots):
             retry = Retry(where, self._patience_s, setting=_SETTING, budget=made.budget)
             self._connected = (os.getpid(), made, retry)
         return self._connected[1:]
+
+
+class _Patient:
+    """What the transfer manager takes for its client: every request is repeated by itself, not the whole upload."""
+
+    def __init__(self, call: Callable[..., Any], s3: "S3Client") -> None:
+        self.meta = s3.meta
+        self._s3 = s3
+        self._call = call
+        self._failed: Exception | None = None
+        self.create_multipart_upload = partial(self._patiently, "create_multipart_upload")
+        self.upload_part = partial(self._patiently, "upload_part")
+        self.complete_multipart_upload = partial(self._patiently, "complete_multipart_upload")
+
+    def abort_multipart_upload(self, **params: Any) -> None:
+        # Once: the server may be away, and was waited for long enough.
+        with suppress(ClientError, BotoCoreError):
+            self._s3.abort_multipart_upload(**params)
+
+    def _patiently(self, method: str, **params: Any) -> Any:
+        def attempt(s3: "S3Client") -> Any:
+            # When one part has failed for good, the others need not be waited for.
+            if self._failed is not None:
+                raise self._failed
+            if "Body" in params:
+                params["Body"].seek(0)
+            return getattr(s3, method)(**params)
+
+        try:
+            return self._call(attempt, expected=(_NO_SUCH_UPLOAD,))
+        except Exception as error:
+            self._failed = self._failed or error
+            raise
+
+
+def _body(body: "StreamingBody", until_s: float) -> bytes:
+    """All of an answer's body; raises `TransientError` where it has not arrived at a time of the monotonic clock.
+
+    boto3 limits how long a connection may be silent, not how long an answer may take: a server that drips would hold
+    a request for ever.
+    """
+    chunks = []
+    with body:
+        while chunk := body.read(_CHUNK_BYTES):
+            chunks.append(chunk)
+            if time.monotonic() > until_s:
+                raise TransientError("the answer takes too long to arrive")
+    return b"".join(chunks)

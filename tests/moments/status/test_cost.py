@@ -20,7 +20,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.stats import Prices, Stats, monthly_cost
 from slackwater.store.versions import apps, history
-from slackwater.store.versions.amend import charged
+from slackwater.store.versions.amend import with_stats
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table
 from typer.testing import CliRunner, Result
@@ -69,7 +69,7 @@ class Written:
         self.now_ms += 1_000
         draft = successor(self.head, kind="batch", epoch=1, writer="w", by="test:1", now_ms=self.now_ms)
         draft = replace(draft, ssts=tuple(ssts))
-        made = charged(self.head, draft, taken) if taken is not None else draft
+        made = with_stats(self.head, draft, taken) if taken is not None else draft
         commit(self.store, made)
         self.made.append(made)
 

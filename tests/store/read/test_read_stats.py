@@ -18,11 +18,11 @@ from slackwater.keep.clone.clone import clone
 from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore, SharedCounts, shared_stats
+from slackwater.store.objects.local import SpooledStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.objects.stats import Reads, Stats, looked_up
 from slackwater.store.versions import codec, history
-from slackwater.store.versions.amend import charged
+from slackwater.store.versions.amend import with_stats
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest, Sst
 
@@ -108,7 +108,7 @@ def test_versions_together_say_all_that_was_counted(
             case "put":
                 meter.put(0.25)
             case _:
-                head, tasks = charged(head, successor(head, **NEXT), meter.take() + sum(tasks, Stats())), []
+                head, tasks = with_stats(head, successor(head, **NEXT), meter.take() + sum(tasks, Stats())), []
     came = Counter(what_happens)
     assert head.totals == Stats(
         ms=1000 * (came["take"] + 1),
@@ -133,7 +133,7 @@ def sst(name: str, *, size: int, level: int = 0) -> Sst:
 def test_a_version_counts_the_ssts_that_it_is_the_first_to_name() -> None:
     old, flushed, merged = sst("old", size=100), sst("new", size=7), sst("merged", size=90, level=1)
     before = replace(manifest(1), ssts=(old,), totals=Stats(flushed_bytes=100, gets=1))
-    after = charged(before, replace(successor(before, **NEXT), ssts=(flushed, merged, old)), Stats(gets=2))
+    after = with_stats(before, replace(successor(before, **NEXT), ssts=(flushed, merged, old)), Stats(gets=2))
     assert after.stats == Stats(gets=2, flushed_bytes=7, compacted_bytes=90)
     assert after.totals == Stats(gets=3, flushed_bytes=107, compacted_bytes=90)
     # A version by somebody who counts nothing.
@@ -152,7 +152,7 @@ def test_a_clone_counts_from_zero() -> None:
     for stage in STAGES:
         head = history.head(app.store, "flights", stage)
         assert head is not None
-        commit(app.store, charged(head, successor(head, **NEXT | {"epoch": head.epoch}), Stats(gets=1)))
+        commit(app.store, with_stats(head, successor(head, **NEXT | {"epoch": head.epoch}), Stats(gets=1)))
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada")
     for stage in STAGES:
         head = history.head(app.store, "staging", stage)
@@ -201,7 +201,7 @@ def test_a_batch_that_follows_a_compaction_tells_what_losing_its_number_took(tmp
         successor(before, **NEXT | {"kind": "compaction", "writer": "other"}),
         ssts=(sst("app/stages/stage/sst/merged.parquet", size=3, level=1),),
     )
-    commit(writer.inner, charged(before, merged, Stats(gets=7, puts=2)))
+    commit(writer.inner, with_stats(before, merged, Stats(gets=7, puts=2)))
     store, gets = writer.store, writer.store.counts.get("get_range", 0)
     writer.batch()
     head = writer.committer.head
