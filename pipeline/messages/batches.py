@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,6 @@ from .avro import AvroReader
 from .json_schema import JsonReader
 from .protobuf import ProtobufReader
 from .schema import NO_SCHEMA, BadMessage, Reader, Schema, schema_ids
-
-
-class Schemas(Protocol):
-    """Knows the schemas that messages name: a registry."""
-
-    def by_id(self, number: int) -> Schema:
-        """Raises `NotFound` where there is none."""
-        ...
 
 
 def open_reader(schema: Schema, message: str = "") -> Reader:
@@ -51,7 +43,7 @@ class Bad:
 
 
 def read_batch(
-    messages: pa.Array, reader: Reader, kind: str, schemas: Schemas, *, every: bool = True
+    messages: pa.Array, reader: Reader, kind: str, schema_of: Callable[[int], Schema], *, every: bool = True
 ) -> tuple[pa.Array, tuple[Bad, ...]]:
     """All messages of a batch, null where a message is null or bad.
 
@@ -59,7 +51,7 @@ def read_batch(
         messages: Binary; as they came from Kafka.
         reader: Of the declared schema.
         kind: Its kind; messages of another one are bad.
-        schemas: Knows the schemas that messages name.
+        schema_of: Gives the schema that messages name by its id; raises `NotFound` where there is none.
         every: Whether all bad messages are looked for; else one is enough, and values are of no use when there is one.
 
     Raises:
@@ -68,80 +60,61 @@ def read_batch(
     messages = messages.cast(pa.binary())
     ids = schema_ids(messages)
     bad: list[Bad] = []
-    values, rows = [pa.nulls(0, reader.type)], []
+    values, rows = [pa.nulls(0, reader.type)], [np.empty(0, np.int64)]
+
+    def refuse(at: npt.NDArray[np.int64], why: str) -> None:
+        bad.extend(Bad(row, why) for row in at.tolist())
+
+    def read(writer: Schema, number: int, at: npt.NDArray[np.int64], *, first: bool) -> None:
+        """Read the messages of one schema at these rows. Halved until bad ones are alone: they are few."""
+        if bad and not every:
+            return
+        some = messages if len(at) == len(messages) else messages.take(pa.array(at))
+        try:
+            values.append(reader.read(writer, some))
+            rows.append(at)
+        except BadMessage as error:
+            likely = reader.likely(writer, some) if first else np.ones(len(at), bool)
+            if not likely.all():
+                # These can be told at a glance.
+                refuse(at[~likely], f"schema id {number}: not of the {kind.capitalize()} schema that it names")
+                if likely.any():
+                    read(writer, number, at[likely], first=False)
+            elif len(at) == 1:
+                refuse(at, f"schema id {number}: {error.sentence}")
+            else:
+                for half in np.split(at, [len(at) // 2]):
+                    read(writer, number, half, first=False)
+
     for number in np.unique(ids).tolist():
+        at = np.flatnonzero(ids == number)
         if bad and not every:
             break
-        mine = np.flatnonzero(ids == number)
         if number == NO_SCHEMA:
-            nothing = np.asarray(messages.is_null())
-            bad += [Bad(row, _no_message(messages[row].as_py())) for row in mine.tolist() if not nothing[row]]
+            there = at[np.asarray(messages.is_valid())[at]].tolist()
+            bad += [Bad(row, _no_message(messages[row].as_py())) for row in there]
             continue
+        known = len(bad)
         try:
-            writer = schemas.by_id(number)
+            writer = schema_of(number)
+            if writer.kind == kind:
+                read(writer, number, at, first=True)
+            else:
+                refuse(at, f"schema id {number} is of type {writer.kind}, not {kind}")
         except NotFound as error:
-            bad += [Bad(row, error.sentence) for row in mine.tolist()]
-            continue
-        if writer.kind != kind:
-            bad += [Bad(row, f"schema id {number} is of type {writer.kind}, not {kind}") for row in mine.tolist()]
-            continue
-        try:
-            some = messages if len(mine) == len(ids) else messages.take(pa.array(mine))
-            good, read, others = _read_likely(reader, writer, some, mine, every)
+            refuse(at, error.sentence)
         except Refused as error:
-            bad += [Bad(row, f"schema id {number}: {error.sentence}") for row in mine.tolist()]
-            continue
-        bad += [Bad(one.row, f"schema id {number}: {one.why}") for one in others]
-        rows.append(good)
-        values.append(read)
-    return _placed(pa.concat_arrays(values), rows, len(messages)), tuple(sorted(bad, key=lambda one: one.row))
+            del bad[known:]
+            refuse(at, f"schema id {number}: {error.sentence}")
+    where = np.full(len(messages), -1)
+    read_rows = np.concatenate(rows)
+    where[read_rows] = np.arange(len(read_rows))
+    made = pa.concat_arrays(values)
+    if not np.array_equal(where, np.arange(len(made))):
+        made = made.take(pa.array(where, mask=where < 0))
+    return made, tuple(sorted(bad, key=lambda one: one.row))
 
 
 def _no_message(data: bytes) -> str:
     shown = data[:8].hex(" ")
     return f"no magic byte 0 and schema id before it (it begins with {shown})" if data else "it is empty"
-
-
-def _read_likely(
-    reader: Reader, writer: Schema, messages: pa.BinaryArray, rows: npt.NDArray[np.int64], every: bool
-) -> tuple[npt.NDArray[np.int64], pa.Array, tuple[Bad, ...]]:
-    """As `_read`; where some are bad, those first that can be told at a glance."""
-    try:
-        return rows, reader.read(writer, messages), ()
-    except BadMessage:
-        likely = reader.likely(writer, messages)
-        if likely.all():
-            return _read(reader, writer, messages, rows, every)
-        kind = writer.kind.capitalize()
-        bad = tuple(Bad(row, f"not of the {kind} schema that it names") for row in rows[~likely].tolist())
-        if not every or not likely.any():
-            return rows[:0], pa.nulls(0, reader.type), bad if every else bad[:1]
-        good, read, others = _read(reader, writer, messages.filter(pa.array(likely)), rows[likely], every)
-        return good, read, (*bad, *others)
-
-
-def _read(
-    reader: Reader, writer: Schema, messages: pa.BinaryArray, rows: npt.NDArray[np.int64], every: bool
-) -> tuple[npt.NDArray[np.int64], pa.Array, tuple[Bad, ...]]:
-    """The rows that can be read, their values, and the others. Halved until bad ones are alone: they are few."""
-    try:
-        return rows, reader.read(writer, messages), ()
-    except BadMessage as error:
-        if len(rows) == 1:
-            return rows[:0], pa.nulls(0, reader.type), (Bad(int(rows[0]), error.sentence),)
-    half = len(rows) // 2
-    first = _read(reader, writer, messages[:half], rows[:half], every)
-    if first[2] and not every:
-        return first
-    second = _read(reader, writer, messages[half:], rows[half:], every)
-    return np.concatenate([first[0], second[0]]), pa.concat_arrays([first[1], second[1]]), first[2] + second[2]
-
-
-def _placed(values: pa.Array, rows: list[npt.NDArray[np.int64]], count: int) -> pa.Array:
-    """The values at their rows, null at all others."""
-    at = np.concatenate(rows) if rows else np.empty(0, np.int64)
-    if len(at) == count and (at == np.arange(count)).all():
-        return values
-    where = np.full(count, -1)
-    where[at] = np.arange(len(at))
-    return values.take(pa.array(where, mask=where < 0))

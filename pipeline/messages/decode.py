@@ -77,18 +77,21 @@ def decode(
         raise Refused(f"decode needs {', '.join(missing)}", hint="pip install 'slackwater[registry]'")
     if mode not in ("FAILFAST", "PERMISSIVE"):
         raise Usage(f"mode={mode!r} of decode is neither FAILFAST nor PERMISSIVE")
-    asked = Registry.of(registry, patience_s)
-    schema = asked.latest(subject or _subject(column), version)
+    known = Registry.of(registry, patience_s)
+    schema = known.latest(subject or _subject(column), version)
     kind = from_arrow_type(open_reader(schema, message).type)
-    decoder = _Decoder(asked, schema, message, mode == "FAILFAST")
     addressed = isinstance(column, str) and column in _SIDES
     parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _ADDRESS if addressed else ())]
-
-    mark = ERROR_MARK
+    # What runs in workers takes these with it; the reader is made there.
+    mark, fails = ERROR_MARK, mode == "FAILFAST"
 
     def decoded(messages: pa.Array, *address: pa.Array) -> pa.Array:
         with mark.own():
-            return decoder(messages, address)
+            reader = _reader(schema, message)
+            values, bad = read_batch(messages, reader, schema.kind, known.by_id, every=not fails)
+            if bad and fails:
+                raise BadRecord(_sentence(bad[0], address, len(messages)))
+            return values
 
     made: Column = F.arrow_udf(decoded, kind)(*parts)  # type: ignore[attr-defined]  # not in pyspark's stubs
     return made
@@ -105,33 +108,15 @@ def _subject(column: str | Column) -> str:
     return f"{topics[0]}-{column}"
 
 
-class _Decoder:
-    """What runs in workers. The reader is made there: it does not travel."""
-
-    def __init__(self, registry: Registry, schema: Schema, message: str, fail: bool) -> None:
-        self._registry = registry
-        self._schema = schema
-        self._message = message
-        self._fail = fail
-
-    def __call__(self, messages: pa.Array, address: Sequence[pa.Array]) -> pa.Array:
-        """The values; `address` has topic, partition and offset, or nothing. Raises `BadRecord` for a bad message."""
-        reader = _reader(self._schema, self._message)
-        values, bad = read_batch(messages, reader, self._schema.kind, self._registry, every=not self._fail)
-        if bad and self._fail:
-            raise BadRecord(_sentence(bad, address, len(messages)))
-        return values
-
-
 @lru_cache(maxsize=64)
 def _reader(schema: Schema, message: str) -> Reader:
     return open_reader(schema, message)
 
 
-def _sentence(bad: Sequence[Bad], address: Sequence[pa.Array], count: int) -> str:
-    first = bad[0]
-    where = f"row {first.row} of a batch of {count}"
+def _sentence(bad: Bad, address: Sequence[pa.Array], count: int) -> str:
+    """What is wrong with a message; `address` has topic, partition and offset, or nothing."""
+    where = f"row {bad.row} of a batch of {count}"
     if address:
-        topic, partition, offset = (part[first.row].as_py() for part in address)
+        topic, partition, offset = (part[bad.row].as_py() for part in address)
         where = f"topic {topic!r}, partition {partition}, offset {offset}"
-    return f"the message at {where} cannot be decoded: {first.why}"
+    return f"the message at {where} cannot be decoded: {bad.why}"

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import NotFound, Refused
 from .conform import plain
-from .schema import HEAD_BYTES, BadMessage, Schema, starts_with, varint, without
+from .schema import HEAD_BYTES, BadMessage, Reader, Schema, starts_with, varint, without
 
 _MAIN = "slackwater_main.proto"
 
 
-class ProtobufReader:
-    """Reads one type of Protobuf message. See `schema.Reader`."""
+class ProtobufReader(Reader):
+    """Reads one type of Protobuf message."""
 
     def __init__(self, schema: Schema, message: str = "") -> None:
         """`message` is the type's full name, empty for the first of the schema.
@@ -45,12 +44,16 @@ class ProtobufReader:
         self.type = plain(pa.struct(list(self._handler.schema())))
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """See `schema.Reader`."""
+        """See `Reader`."""
         types = _message_types(_compiled(writer))
         if self._name not in types:
             raise BadMessage(f"of a schema without {self._name}")
+        # A message says of which type it is by the way there through the types of its schema, as varints with zigzag.
+        # The first type of a schema is also written as one zero.
+        path = types[self._name][0]
+        prefixes = [b"".join(varint(number) for number in (len(path), *path))]
         rest, order = [], []
-        for prefix in _prefixes(types[self._name][0]):
+        for prefix in [*prefixes, b"\x00"] if path == (0,) else prefixes:
             mine = np.flatnonzero(starts_with(messages, HEAD_BYTES, prefix))
             if len(mine):
                 rest.append(without(messages.take(pa.array(mine)), HEAD_BYTES + len(prefix)))
@@ -63,19 +66,6 @@ class ProtobufReader:
         except ValueError as error:
             raise BadMessage(f"not of the Protobuf schema that it names: {error}") from None
         return batch.to_struct_array().cast(self.type)
-
-    def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """See `schema.Reader`. To read a few takes no longer than to look at one."""
-        return np.ones(len(messages), bool)
-
-
-def _prefixes(path: tuple[int, ...]) -> tuple[bytes, ...]:
-    """How a message says of which type it is: the way there through the types of its schema, as varints with zigzag.
-
-    The first type of a schema is also written as one zero.
-    """
-    written = b"".join(varint(number) for number in (len(path), *path))
-    return (b"\x00", written) if path == (0,) else (written,)
 
 
 def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from ...errors import SlackwaterError
 
 HEAD_BYTES = 5
 """Before each message: the byte 0, and the schema's id in four, largest first."""
+NO_SCHEMA = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,42 +36,37 @@ class BadMessage(SlackwaterError):
     """Bytes that are no message of the schema that they name."""
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """Reads messages into the columns of one schema, the reader's."""
 
     type: pa.DataType
     """What comes out; null for a message that is null."""
 
+    @abstractmethod
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """Messages of one writer's schema, each with its head of `HEAD_BYTES`, none of them null.
-
-        Returns:
-            As many values of `type`.
+        """As many values of `type` as there are messages of one writer's schema, each with its head, none null.
 
         Raises:
             BadMessage: One of them is none.
             Refused: The writer's schema cannot be read as the reader's.
         """
-        ...
 
     def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """Which of such messages may be what they say: the others are none. For a batch that has bad ones."""
-        ...
+        """Which of such messages may be what they say: the others are none. For a batch that has bad ones.
 
-
-NO_SCHEMA = -1
+        All of them where to read a few takes no longer than to examine one.
+        """
+        return np.ones(len(messages), bool)
 
 
 def schema_ids(messages: pa.BinaryArray) -> npt.NDArray[np.int64]:
     """The schema id of each message, `NO_SCHEMA` for bytes without a head, and for null."""
     starts, data = parts(messages)
-    long_enough = np.diff(starts) >= HEAD_BYTES
     ids = np.full(len(messages), NO_SCHEMA, np.int64)
-    heads = data[starts[:-1][long_enough, np.newaxis] + np.arange(HEAD_BYTES)].astype(np.int64)
+    headed = (np.diff(starts) >= HEAD_BYTES) & np.asarray(messages.is_valid())
+    heads = data[starts[:-1][headed, np.newaxis] + np.arange(HEAD_BYTES)].astype(np.int64)
     weights = 1 << np.arange(24, -1, -8)
-    ids[long_enough] = np.where(heads[:, 0] == 0, heads[:, 1:] @ weights, NO_SCHEMA)
-    if messages.null_count:
-        ids[np.asarray(messages.is_null())] = NO_SCHEMA
+    ids[headed] = np.where(heads[:, 0] == 0, heads[:, 1:] @ weights, NO_SCHEMA)
     return ids
 
 
@@ -89,9 +86,8 @@ def without(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
     keep = np.ones(len(data), bool)
     keep[(starts[:-1, np.newaxis] + np.arange(num_bytes)).ravel()] = False
     shorter = (starts - num_bytes * np.arange(len(starts))).astype(np.int32)
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(messages), [None, pa.py_buffer(shorter), pa.py_buffer(data[keep])]
-    )
+    buffers = [None, pa.py_buffer(shorter), pa.py_buffer(data[keep])]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(messages), buffers)
 
 
 def starts_with(messages: pa.BinaryArray, at: int, prefix: bytes) -> npt.NDArray[np.bool_]:

@@ -30,7 +30,7 @@ message Order {
 class Known(dict[int, Schema]):
     """Schemas by their ids."""
 
-    def by_id(self, number: int) -> Schema:
+    def __call__(self, number: int) -> Schema:
         if number not in self:
             raise NotFound("schema id", str(number))
         return self[number]
