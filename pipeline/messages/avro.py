@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import Refused
 from .avro_schema import is_one_value, parsed
 from .conform import conform, plain
-from .schema import HEAD_BYTES, BadMessage, Reader, Schema, parts, varint
+from .schema import HEAD_BYTES, BadMessage, Reader, Schema, varint, without
 
 _SYNC = b"slackwater_block"
 
@@ -38,15 +39,14 @@ class AvroReader(Reader):
         _written_type(writer)
         # The first message again at the end: its number tells that the last one ended where it should.
         count = len(messages) + 1
-        starts, data = parts(pa.concat_arrays([messages, messages.slice(0, 1)]))
-        numbers = np.arange(count, dtype=">u8").view(np.uint8).reshape(-1, 8)[:, -HEAD_BYTES:].copy()
-        data = data.copy()
-        data[starts[:-1, np.newaxis] + np.arange(HEAD_BYTES)] = numbers
+        bodies = without(pa.concat_arrays([messages, messages.slice(0, 1)]), HEAD_BYTES)
+        numbers = np.arange(count, dtype=">u8").view(np.uint8).reshape(-1, 8)[:, -HEAD_BYTES:].tobytes()
+        heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HEAD_BYTES), count, [None, pa.py_buffer(numbers)])
+        records = pc.binary_join_element_wise(heads.cast(pa.binary()), bodies, b"")
         try:
-            table = _decoded(writer, data.tobytes(), count)
+            table = _decoded(writer, records.buffers()[2].to_pybytes(), count)
         except Exception as error:  # DataFusion raises plain ones
             raise BadMessage(f"not of the Avro schema that it names: {_first_line(error)}") from None
-        heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HEAD_BYTES), count, [None, pa.py_buffer(numbers)])
         if not table["head"].combine_chunks().equals(heads):
             raise BadMessage("not of the Avro schema that it names: it has bytes too many or too few")
         values = table["value"].combine_chunks()

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ...errors import Refused
 from .registry import Registry
-from .schema import HEAD_BYTES
+from .schema import HEAD_BYTES, varints
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NULL, _THERE = b"\x00", b"\x02"
@@ -47,9 +47,7 @@ def schema_of(name: str, schema: pa.Schema) -> str:
 def registered(url: str, subject: str, schema: pa.Schema, patience_s: float) -> int:
     """The id of the columns' schema, which is registered under a subject where it is not there yet.
 
-    Raises:
-        Refused: The registry does not take it.
-        Unavailable: It has not answered for so long.
+    Raises `Refused` where the registry does not take it, and `Unavailable` after `patience_s` without an answer.
     """
     return Registry.of(url, patience_s).register(subject, schema_of(subject, schema))
 
@@ -115,7 +113,7 @@ def _bytes(column: pa.Array) -> pa.Array:
         column = column.cast(pa.int32())
     if t.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
-    return _masked(_longs(pc.fill_null(column.cast(pa.int64()), 0).to_numpy()), column)
+    return _masked(varints(pc.fill_null(column.cast(pa.int64()), 0).to_numpy()), column)
 
 
 def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
@@ -128,7 +126,7 @@ def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
 def _counted(column: pa.Array) -> pa.Array:
     """Bytes behind their number."""
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
-    return _joined(_longs(lengths), column)
+    return _joined(varints(lengths), column)
 
 
 def _lists(column: pa.Array) -> pa.Array:
@@ -136,26 +134,10 @@ def _lists(column: pa.Array) -> pa.Array:
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     items = pc.binary_join(pa.ListArray.from_arrays(offsets, _nullable(column.flatten())), b"")
-    blocks = pc.if_else(pa.array(counts == 0), _NULL, _joined(_longs(counts), items, _NULL))
+    blocks = pc.if_else(pa.array(counts == 0), _NULL, _joined(varints(counts), items, _NULL))
     return _masked(blocks, column)
 
 
 def _masked(made: pa.Array, column: pa.Array) -> pa.Array:
     """Null where the column is."""
     return made if not column.null_count else pc.if_else(pc.is_valid(column), made, None)
-
-
-def _longs(numbers: npt.NDArray[np.integer]) -> pa.Array:
-    """Zigzag, then seven bits a byte, the smallest first, each but the last with the eighth bit set."""
-    signed = numbers.astype(np.int64)
-    zigzag = (signed << 1 ^ signed >> 63).view(np.uint64)
-    sizes = np.ones(len(zigzag), np.int32)
-    for more in range(1, 10):
-        sizes += zigzag >= np.uint64(1) << np.uint64(7 * more)
-    offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int32))).astype(np.int32)
-    out = np.empty(int(offsets[-1]), np.uint8)
-    for at in range(int(sizes.max(initial=0))):
-        mine = sizes > at
-        bits = (zigzag[mine] >> np.uint64(7 * at)).astype(np.uint8) & 0x7F
-        out[offsets[:-1][mine] + at] = bits | np.where(sizes[mine] > at + 1, 0x80, 0).astype(np.uint8)
-    return pa.Array.from_buffers(pa.binary(), len(zigzag), [None, pa.py_buffer(offsets), pa.py_buffer(out)])

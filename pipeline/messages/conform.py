@@ -56,16 +56,10 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def conform(values: pa.Array, node: Node, to: pa.DataType) -> pa.Array:
-    """Values of a writer's schema as those of a reader's.
+    """Values as they were written, no slice, as those of a reader's schema, and of type `to`, which is `plain` of its.
 
-    Args:
-        values: As they were written; not a slice.
-        node: The reader's schema, for defaults and aliases.
-        to: `plain` of the reader's type.
-
-    Raises:
-        BadMessage: A value does not fit, such as a number that is too large.
-        Refused: No value of the one schema is one of the other.
+    Raises `BadMessage` where a value does not fit, such as a number that is too large, and `Refused` where no value of
+    the one schema is one of the other.
     """
     node, branches = _without_null(node)
     if len(branches) > 1:
@@ -76,6 +70,11 @@ def conform(values: pa.Array, node: Node, to: pa.DataType) -> pa.Array:
         values = values.dictionary_decode()
     missing = values.is_null() if values.null_count else None
     if pa.types.is_struct(to) and pa.types.is_struct(values.type):
+        if missing is not None and any(pa.types.is_union(field.type) for field in values.type):
+            # Unions have no nulls: Arrow ends the process where it would give them those of the struct around them.
+            present = np.asarray(values.is_valid())
+            made = conform(values.filter(pa.array(present)), node, to)
+            return made.take(pa.array(np.cumsum(present) - 1, mask=~present))
         columns = _fields(values, node, to)
         return pa.StructArray.from_arrays(columns, fields=list(to), mask=missing)
     if pa.types.is_map(to) and pa.types.is_map(values.type):
@@ -98,7 +97,8 @@ def _without_null(node: Node) -> tuple[Node, list[Node]]:
 
 
 def _fields(values: pa.StructArray, node: Node, to: pa.StructType) -> list[pa.Array]:
-    written = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
+    children = values.flatten() if values.null_count else [values.field(n) for n in range(values.type.num_fields)]
+    written = dict(zip((field.name for field in values.type), children, strict=True))
     columns = []
     for declared, field in zip(node["fields"], to, strict=True):
         name = next((name for name in (declared["name"], *declared.get("aliases", ())) if name in written), None)

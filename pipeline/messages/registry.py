@@ -42,11 +42,7 @@ class Registry:
 
     @staticmethod
     def of(url: str, patience_s: float) -> Registry:
-        """The registry at a URL, with the credentials of the environment.
-
-        Raises:
-            Usage: It is no URL of http or https, or has a password in it.
-        """
+        """The registry at a URL, with the credentials of the environment. Raises `Usage` where it is no such URL."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Usage(
@@ -63,10 +59,8 @@ class Registry:
     def latest(self, subject: str, version: int | None) -> Schema:
         """A subject's schema: of a version, or the newest one. It is asked once a start, not a second time.
 
-        Raises:
-            NotFound: The registry has no such subject or version.
-            Refused: It does not let us ask, or answers what is no schema.
-            Unavailable: It has not answered for as long as there is patience.
+        Raises `NotFound`, `Refused` where we may not ask or what answers is no schema, and `Unavailable` when patience
+        ends.
         """
         name = f"{subject}, version {version}" if version else subject
         return self._schema(self._ask(_path(subject, version or "latest"), "subject", name))
@@ -79,9 +73,7 @@ class Registry:
     def register(self, subject: str, text: str) -> int:
         """Have an Avro schema under a subject; one that is there keeps its id.
 
-        Raises:
-            Refused: It does not fit those that are there, or the registry does not let us.
-            Unavailable: It has not answered for as long as there is patience.
+        Raises `Refused` where it does not fit those that are there or we may not, and `Unavailable` as `latest`.
         """
         answer = self._ask(_path(subject), "subject", subject, {"schema": text, "schemaType": "AVRO"})
         if not isinstance(answer, Mapping) or not isinstance(answer.get("id"), int):
