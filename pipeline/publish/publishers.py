@@ -47,7 +47,7 @@ class SinkThread(threading.Thread):
         super().__init__(name=f"sink-{self.stage}-{self.sink}", daemon=True)
         self.error: BaseException | None = None
         """Why nothing is published any more."""
-        self._kafka, self._book, self._target = kafka, book, target
+        self._kafka, self._book, self._destination = kafka, book, target
         self._accept_loss, self._patience_s = accept_loss, patience_s
         self._purged = 0
         self._note_due = self._purge_due = 0.0
@@ -119,7 +119,7 @@ class SinkThread(threading.Thread):
         except BaseException as error:
             self.error = error
         finally:
-            self._target.close()
+            self._destination.close()
 
     def _step(self) -> bool:
         try:

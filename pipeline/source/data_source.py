@@ -77,7 +77,7 @@ class Private:
     """Of the errors of reading, in tasks."""
 
 
-class Source(DataSource):
+class InputSource(DataSource):
     """`spark.readStream.format("slackwater")`."""
 
     private: ClassVar[Private] = Private()
@@ -93,10 +93,10 @@ class Source(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Spark's hook."""
-        from .readers import ChannelReader, TopicReader
+        from .readers import ChannelSourceReader, TopicSourceReader
 
         options = msgspec.json.decode(self.options["json"], type=SourceOptions)
-        return (ChannelReader if options.upstream else TopicReader)(options, schema, self.private)
+        return (ChannelSourceReader if options.upstream else TopicSourceReader)(options, schema, self.private)
 
 
 _registering = Lock()
@@ -113,8 +113,10 @@ def open_stream(
     """
     more: dict[str, object] = {} if schema is None else {"schema": lambda _self: schema}
     with _registering:
-        spark.dataSource.register(type(Source.__name__, (Source,), {"private": private, **more}))
+        spark.dataSource.register(type(InputSource.__name__, (InputSource,), {"private": private, **more}))
         try:
-            return spark.readStream.format(Source.name()).option("json", msgspec.json.encode(options).decode()).load()
+            return (
+                spark.readStream.format(InputSource.name()).option("json", msgspec.json.encode(options).decode()).load()
+            )
         finally:
-            spark.dataSource.register(Source)
+            spark.dataSource.register(InputSource)

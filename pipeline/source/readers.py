@@ -54,7 +54,7 @@ def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str]
     ]
 
 
-class _Reader(DataSourceStreamReader):
+class _SourceReader(DataSourceStreamReader):
     """What both readers share."""
 
     _planner: TopicPlanner | ChannelPlanner
@@ -121,7 +121,7 @@ class _Reader(DataSourceStreamReader):
         return told.woken(options.stage, handled, instants.now_ms()) if told is not None and options.wakes else 0
 
 
-class TopicReader(_Reader):
+class TopicSourceReader(_SourceReader):
     """Reads a user's Kafka topic: the columns that the stage needs. The others are null in each row."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
@@ -155,7 +155,7 @@ class TopicReader(_Reader):
             yield pa.RecordBatch.from_arrays(topic_columns(messages, self._needed), schema=schema)
 
 
-class ChannelReader(_Reader):
+class ChannelSourceReader(_SourceReader):
     """Reads a repartition topic."""
 
     @cached_property
