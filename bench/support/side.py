@@ -174,7 +174,8 @@ def worked_off_with_sums(rows: DataFrame, checkpoint: Path, columns: Sequence[st
 
 def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int) -> DataFrame:
     """A topic as our own source gives it, for a peer's query."""
-    from slackwater.pipeline.source.data_source import Private, SourceOptions, open_stream
+    from slackwater.pipeline.source.data_source import open_stream
+    from slackwater.pipeline.source.options import Private, SourceOptions
 
     options = SourceOptions(input=topic, topic=topic, max_records=max_records)
     return open_stream(spark, options, Private({"bootstrap.servers": bootstrap}))

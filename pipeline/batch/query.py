@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from ...fold.records import Position
 from ...store.objects.s3.settings import aws_variables
 from ...store.versions.manifest import Manifest
-from ..source.data_source import Private, SourceOptions, open_stream
+from ..source.data_source import open_stream
+from ..source.options import Private, SourceOptions
 from ..spark.plans import first_column, needed_columns, plan_of
 from ..spark.session import with_settings
 from .applied import apply

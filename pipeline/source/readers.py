@@ -28,7 +28,7 @@ from ..kafka.messages import decode, read_rows, topic_columns
 from ..kafka.open import open_kafka
 from ..kafka.patience import patience_with
 from ..kafka.protocol import Kafka
-from .data_source import Private, SourceOptions
+from .options import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
 from .wake import PlannerFiles
 from .worker import configure_worker

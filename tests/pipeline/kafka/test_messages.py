@@ -26,7 +26,7 @@ from slackwater.pipeline.kafka.messages import (
     split,
     write_markers,
 )
-from slackwater.pipeline.source.data_source import Private, SourceOptions
+from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import ChannelSourceReader, _Range
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.commit import commit

@@ -18,7 +18,7 @@ from slackwater.pipeline.batch.task import WriteTask
 from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.reject.records import KafkaFeed
 from slackwater.pipeline.reject.table import DeadLetter
-from slackwater.pipeline.source.data_source import Private, SourceOptions
+from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.worker import ERROR_MARK, ErrorMark
 from slackwater.pipeline.spark.places import Places

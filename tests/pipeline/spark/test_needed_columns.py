@@ -15,7 +15,8 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import send
-from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, SourceOptions
+from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
+from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.plans import first_column, needed_columns, plan_of

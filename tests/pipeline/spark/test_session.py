@@ -19,7 +19,8 @@ from slackwater.errors import NotFound, Usage
 from slackwater.fold.records import Position
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
-from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, InputSource, Private, SourceOptions, open_stream
+from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, InputSource, open_stream
+from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
 from slackwater.pipeline.spark.places import Places
