@@ -45,7 +45,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroDeserializer
     from confluent_kafka.serialization import MessageField, SerializationContext
-    from slackwater.pipeline.messages.batches import open_reader, read_batch
+    from slackwater.pipeline.messages.decode import open_reader, read_batch
     from slackwater.pipeline.messages.schema import Schema
 
     text = json.dumps(ORDER)
@@ -55,12 +55,8 @@ def rows(folder: Path, quick: bool) -> list[Row]:
     schema = Schema("AVRO", text)
     reader, array = open_reader(schema), pa.array(messages, pa.binary())
 
-    class Known:
-        def by_id(self, _number: int) -> Schema:
-            return schema
-
     def ours() -> Any:
-        values, bad = read_batch(array, reader, "AVRO", Known())
+        values, bad = read_batch(array, reader, "AVRO", lambda _number: schema)
         assert not bad
         return values
 

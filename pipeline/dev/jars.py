@@ -49,8 +49,7 @@ def find_java(who: str) -> str:
 def cache_folder() -> Path:
     """The user's cache for programs: `slackwater` in XDG_CACHE_HOME, else in ~/.cache.
 
-    SLACKWATER_CACHE is no part of it: that names where SSTs are, which may be another disk for each app, while a
-    program is fetched once.
+    SLACKWATER_CACHE is no part of it: that is where SSTs are, which may be another disk for each app.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).absolute() if base else Path.home() / ".cache") / "slackwater"
@@ -69,24 +68,22 @@ class Jars:
     def fetch(self, tell: Tell = quiet) -> Path:
         """The folder that holds the jars, fetched if it is not there. Many processes may ask at once.
 
-        Raises `MissingTool` where neither the jars nor Maven are there, and `SlackwaterError` where it could not fetch
-        them.
+        Raises `MissingTool` where there is no Maven to fetch them, and `SlackwaterError` where it could not.
         """
         folder = cache_folder() / self.folder_name
-
-        def is_complete() -> bool:
-            # The folder appears whole, by a rename; its copy of the list tells what it was made from.
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
-            return False
-
-        if not is_complete():
+        if not self._is_complete(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             lock = folder.with_name(f"{folder.name}.lock")
             with locked(lock, lambda: tell(f"waiting for {self.name} to be fetched")):
-                if not is_complete():
+                if not self._is_complete(folder):
                     self._fetch_into(folder, tell)
         return folder
+
+    def _is_complete(self, folder: Path) -> bool:
+        """The folder appears whole, by a rename; its copy of the list tells what it was made from."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
+        return False
 
     def _fetch_into(self, folder: Path, tell: Tell) -> None:
         maven = shutil.which("mvn")
@@ -100,41 +97,36 @@ class Jars:
             made = Path(scratch) / "jars"
             made.mkdir()
             shutil.copyfile(self.pom, made / "pom.xml")
-            self._run(maven, made, tell)
+            command = (maven, "-B", "-Dstyle.color=never", "dependency:copy-dependencies", f"-DoutputDirectory={made}")
+            code, failure = _run(command, made, lambda number: tell(f"fetching {self.name} with Maven: {number} files"))
+            if code:
+                raise SlackwaterError(
+                    f"Maven could not fetch {self.name}: {failure or f'it ended with exit code {code}'}",
+                    hint=f"make `mvn -f {self.pom} dependency:resolve` work (network, proxy, settings.xml), "
+                    "then run this again",
+                )
             if folder.exists():
                 shutil.rmtree(folder)
             made.rename(folder)
 
-    def _run(self, maven: str, folder: Path, tell: Tell) -> None:
-        """Run Maven, telling how far it is, and fail with the first error that it prints."""
-        command = (maven, "-B", "-Dstyle.color=never", "dependency:copy-dependencies", f"-DoutputDirectory={folder}")
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        failure, num_files, told_s = "", 0, time.monotonic()
-        with process:
-            try:
-                for line in process.stdout or ():
-                    if "Downloaded from" in line:
-                        num_files += 1
-                        if time.monotonic() - told_s > _EVERY_S:
-                            told_s = time.monotonic()
-                            tell(f"fetching {self.name} with Maven: {num_files} files")
-                    elif line.startswith("[ERROR]"):
-                        failure = failure or line.removeprefix("[ERROR]").strip()
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode:
-            why = failure or f"it ended with exit code {process.returncode}"
-            raise SlackwaterError(
-                f"Maven could not fetch {self.name}: {why}",
-                hint=f"make `mvn -f {self.pom} dependency:resolve` work (network, proxy, settings.xml), "
-                "then run this again",
-            )
+
+def _run(command: tuple[str, ...], folder: Path, tell: Callable[[int], None]) -> tuple[int, str]:
+    """Run Maven, telling how many files are there; its exit code, and the first error that it prints."""
+    failure, num_files, told_s = "", 0, time.monotonic()
+    silent, output, errors = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(
+        command, cwd=folder, stdin=silent, stdout=output, stderr=errors, text=True, errors="replace"
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                if "Downloaded from" in line:
+                    num_files += 1
+                    if time.monotonic() - told_s > _EVERY_S:
+                        told_s = time.monotonic()
+                        tell(num_files)
+                elif line.startswith("[ERROR]"):
+                    failure = failure or line.removeprefix("[ERROR]").strip()
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, failure

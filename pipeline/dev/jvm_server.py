@@ -37,10 +37,9 @@ class EmbeddedServer(ABC):
     """As `-Xmx` takes it."""
 
     def __init__(self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet) -> None:
-        """Nothing is started yet.
+        """Nothing is started yet. `folder` is for all of the server's data and settings, and made when it is needed.
 
-        `folder` is for all of the server's data and settings, and made when it is needed. It listens on `port`, on a
-        free one when that is None; its output is appended to `log`, `server.log` in the folder when that is None.
+        `port` is a free one when it is None; output is appended to `log`, `server.log` in the folder when it is None;
         `tell` takes a line when something takes long, such as the download at the first start of all.
         """
         self.folder = folder.absolute()
@@ -98,8 +97,8 @@ class EmbeddedServer(ABC):
                 f"{self.name} cannot listen on port {self.port} of {ports.HOST}: it is taken",
                 hint="choose another port, or stop what listens there",
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, self.log.parent):
+            folder.mkdir(parents=True, exist_ok=True)
         self.log.touch()
         self._log_start = self.log.stat().st_size
         main = self._prepare(java, classpath)
@@ -112,8 +111,7 @@ class EmbeddedServer(ABC):
             raise RuntimeError(f"{self.name} was not launched")
         deadline = time.monotonic() + START_PATIENCE_S
         while not self.answers():
-            code = self._process.ended(_POLL_S)
-            if code is not None:
+            if (code := self._process.ended(_POLL_S)) is not None:
                 raise self._failed(Unavailable, f"{self.name} ended while starting, with exit code {code}")
             if time.monotonic() > deadline:
                 raise self._failed(Unavailable, f"{self.name} does not answer {START_PATIENCE_S:.0f} s after its start")

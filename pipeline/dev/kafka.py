@@ -92,17 +92,12 @@ class EmbeddedKafka(EmbeddedServer):
         settings.write_text(text, encoding="ascii")
         # Kafka writes this file last when it prepares the folder.
         if not (self.folder / "log" / "meta.properties").exists():
-            self._format(java, classpath, settings)
+            # 22 characters of base64 that never start with a dash, which would look like an option.
+            cluster = base64.urlsafe_b64encode(uuid.uuid4().hex[:16].encode()).decode().rstrip("=")
+            tool = (java, *JVM_FLAGS, "-cp", classpath, "kafka.tools.StorageTool", "format", "--ignore-formatted")
+            command = (*tool, "--cluster-id", cluster, "--config", settings.name)
+            with self.log.open("ab") as out:
+                done = subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            if done.returncode:
+                raise self._failed(SlackwaterError, f"Kafka could not prepare {self.folder}")
         return ("-Dorg.apache.logging.log4j.level=WARN", "-cp", classpath, "kafka.Kafka", settings.name)
-
-    def _format(self, java: str, classpath: str, settings: Path) -> None:
-        # 22 characters of base64 that never start with a dash, which would look like an option.
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().hex[:16].encode()).decode().rstrip("=")
-        tool = (java, *JVM_FLAGS, "-cp", classpath, "kafka.tools.StorageTool", "format", "--ignore-formatted")
-        command = (*tool, "--cluster-id", cluster, "--config", settings.name)
-        with self.log.open("ab") as out:
-            done = subprocess.run(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False
-            )
-        if done.returncode:
-            raise self._failed(SlackwaterError, f"Kafka could not prepare {self.folder}")

@@ -26,15 +26,10 @@ class SupervisedProcess:
 
     def __init__(self, argv: Sequence[str], *, folder: Path, log: Path) -> None:
         """Start `argv` in `folder`, its output appended to `log`. Raises `SlackwaterError` when it cannot be run."""
+        command, pipe = (sys.executable, "-I", "-S", launch.__file__, *argv), subprocess.PIPE
         with log.open("ab") as out:
             self._launcher = subprocess.Popen(
-                (sys.executable, "-I", "-S", launch.__file__, *argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                cwd=folder,
-                start_new_session=True,
-                bufsize=0,
+                command, bufsize=0, stdin=pipe, stdout=pipe, stderr=out, cwd=folder, start_new_session=True
             )
         self._orders = cast("IO[bytes]", self._launcher.stdin)
         self._answers = cast("IO[bytes]", self._launcher.stdout)

@@ -1,9 +1,8 @@
 """An S3 server for development, the demo and tests: s3proxy on a folder, with one bucket in it.
 
-Chosen because it keeps objects on disk as they are, needs nothing that Kafka does not need, and does
-`If-None-Match: *` with link(2), so that of any number of writers exactly one wins. One thing to know: while
-an object is being written, a listing also shows `<key>-<uuid>`; what a crash leaves of those goes at the
-next start.
+Chosen because it keeps objects on disk as they are, needs nothing that Kafka does not need, and does `If-None-Match: *`
+with link(2), so that of any number of writers exactly one wins. While an object is being written, a listing also shows
+`<key>-<uuid>`; what a crash leaves of those goes at the next start.
 """
 
 import http
@@ -79,13 +78,6 @@ class EmbeddedS3(EmbeddedServer):
             if _LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()
         logging = Path(__file__).with_name("s3-logback.xml")
-        return (
-            f"-Dlogback.configurationFile={logging}",
-            # A setting as well, but the file could not say every path; a relative one breaks listings.
-            f"-Djclouds.filesystem.basedir={objects}",
-            "-cp",
-            classpath,
-            "org.gaul.s3proxy.Main",
-            "--properties",
-            settings.name,
-        )
+        # The folder is a setting as well, but the file could not say every path; a relative one breaks listings.
+        flags = (f"-Dlogback.configurationFile={logging}", f"-Djclouds.filesystem.basedir={objects}", "-cp", classpath)
+        return (*flags, "org.gaul.s3proxy.Main", "--properties", settings.name)

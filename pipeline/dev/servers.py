@@ -85,25 +85,28 @@ class DevServers:
         return self._control / "env.sh"
 
     def up(self, *, kafka_port: int | None = None, s3_port: int | None = None) -> tuple[str, ...]:
-        """Start whichever server does not run, and wait until both answer.
+        """Start whichever server does not run, and wait until both answer. Returns the names of what it started.
 
-        Without a port a server listens where it did last, else on its usual port, else on any free one.
-        After an error or Ctrl-C, what this call started is stopped again. Returns the names of what it started.
-
-        Raises `Refused` where a port is taken, a server runs already on another port than the one asked for, or the
-        folder cannot be written, and as `EmbeddedServer.start`.
+        Without a port a server listens where it did last, else on its usual port, else on any free one. After an error
+        or Ctrl-C, what this call started is stopped again. Raises `Refused` where a port is taken, a server runs on
+        another port than the one asked for, or the folder cannot be written, and as `EmbeddedServer.start`.
         """
-        self._make_folder()
+        try:
+            self._control.mkdir(parents=True, exist_ok=True)
+            # What is kept here is nobody's source.
+            (self.folder / _IGNORE).write_text("*\n", encoding="ascii")
+        except OSError as error:
+            hint = "name another one with --folder"
+            raise Refused(f"{self.folder} cannot be written: {error.strerror}", hint=hint) from None
         with self._locked():
-            kafka = self._server(EmbeddedKafka, kafka_port, KAFKA_PORT)
-            bucket = self._server(EmbeddedS3, s3_port, S3_PORT)
-            new = tuple(server for server in (kafka, bucket) if self._running(server) is None)
+            both = (self._at(EmbeddedKafka, kafka_port, KAFKA_PORT), self._at(EmbeddedS3, s3_port, S3_PORT))
+            new = tuple(server for server in both if self._running(server) is None)
             try:
                 for server in new:
                     server.launch()
                     self._remember(server, server.pid or 0)
                     self._tell(f"starting {server.name} on port {server.port}")
-                for server in (kafka, bucket):
+                for server in both:
                     if server in new:
                         server.wait()
                     else:
@@ -148,7 +151,15 @@ class DevServers:
 
     def status(self) -> tuple[ServerStatus, ...]:
         """Both servers as they are."""
-        return tuple(map(self._status, self._servers()))
+        found = []
+        for server in self._servers():
+            memory = self._running(server)
+            state: State = "stopped" if memory is None else "running" if server.answers() else "silent"
+            address, data = server.address if server.port else "", server.folder
+            pid, started_ms = (memory.pid, memory.started_ms) if memory else (None, None)
+            size, log = _size_bytes(data), str(server.log)
+            found.append(ServerStatus(server.name, state, address, pid, started_ms, str(data), size, log))
+        return tuple(found)
 
     def environment(self) -> dict[str, str]:
         """Environment variables with which slackwater, and any AWS client, uses the servers that are up."""
@@ -157,17 +168,17 @@ class DevServers:
 
     def _servers(self) -> tuple[EmbeddedKafka, EmbeddedS3]:
         """Both as they are remembered, on port 0 where nothing is."""
-        return self._at(EmbeddedKafka, 0), self._at(EmbeddedS3, 0)
+        return self._known(EmbeddedKafka), self._known(EmbeddedS3)
 
-    def _at(self, kind: type[_Server], port: int) -> _Server:
+    def _known(self, kind: type[_Server], port: int = 0) -> _Server:
         key = kind.name.lower()
-        memory = self._memory(key)
-        log = self._control / f"{key}.log"
-        return kind(self.folder / key, port=port or (memory.port if memory else 0), log=log, tell=self._tell)
+        if not port and (memory := self._memory(key)):
+            port = memory.port
+        return kind(self.folder / key, port=port, log=self._control / f"{key}.log", tell=self._tell)
 
-    def _server(self, kind: type[_Server], port: int | None, usual_port: int) -> _Server:
+    def _at(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
         """The server where it runs, or where it shall run."""
-        known = self._at(kind, 0)
+        known = self._known(kind)
         if self._running(known):
             if port not in (None, known.port):
                 raise Refused(
@@ -182,7 +193,7 @@ class DevServers:
                 f"{known.name} cannot listen on port {port} of {ports.HOST}: it is taken",
                 hint=f"name another one with --{kind.name.lower()}-port, or none: any free one will do",
             )
-        return self._at(kind, port)
+        return self._known(kind, port)
 
     def _running(self, server: EmbeddedServer) -> _Memory | None:
         """What is remembered of the server if its process is there."""
@@ -214,20 +225,6 @@ class DevServers:
             self._remember(server, 0)
         return tuple(stopped)
 
-    def _status(self, server: EmbeddedServer) -> ServerStatus:
-        memory = self._running(server)
-        state: State = "stopped" if memory is None else "running" if server.answers() else "silent"
-        return ServerStatus(
-            name=server.name,
-            state=state,
-            address=server.address if server.port else "",
-            pid=memory.pid if memory else None,
-            started_ms=memory.started_ms if memory else None,
-            data=str(server.folder),
-            data_bytes=_size_bytes(server.folder),
-            log=str(server.log),
-        )
-
     def _memory(self, key: str) -> _Memory | None:
         try:
             return msgspec.json.decode((self._control / f"{key}.json").read_bytes(), type=_Memory)
@@ -237,16 +234,6 @@ class DevServers:
     def _remember(self, server: EmbeddedServer, pid: int) -> None:
         memory = _Memory(pid=pid, mark=server.mark, port=server.port, started_ms=instants.now_ms() if pid else 0)
         _write(self._control / f"{server.folder.name}.json", msgspec.json.encode(memory))
-
-    def _make_folder(self) -> None:
-        try:
-            self._control.mkdir(parents=True, exist_ok=True)
-            # What is kept here is nobody's source.
-            (self.folder / _IGNORE).write_text("*\n", encoding="ascii")
-        except OSError as error:
-            raise Refused(
-                f"{self.folder} cannot be written: {error.strerror}", hint="name another one with --folder"
-            ) from None
 
     def _locked(self) -> AbstractContextManager[None]:
         return locked(self._control / "lock", lambda: self._tell("waiting for another `slackwater dev` to end"))

@@ -7,7 +7,7 @@ and its offsets follow the stage's commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +17,7 @@ from ulid import ULID
 from ...errors import NotFound, Refused
 from ...moments.cut.in_flight import InFlight
 from ...moments.cut.stored import ADDRESS
-from .messages import decode_addressed, header_of, marker_of, read_rows, send, split
+from .messages import decode_addressed, header_of, marker_of, of_attempts, read_rows, send, split
 from .open import end_offsets
 from .protocol import Kafka, Offsets
 
@@ -56,12 +56,10 @@ class KafkaChannels:
             return None
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        attempts = frozenset(in_flight.attempts)
+        decoded = partial(decode_addressed, attempts=frozenset(in_flight.attempts))
         counts = in_flight.counts or (None,) * len(in_flight.ends)
-        for partition, (start, end, count) in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
-            where = (in_flight.topic, partition, start, end, count)
-            decoded = partial(decode_addressed, attempts=attempts)
-            yield from read_rows(self.kafka, *where, decoded, patience_s=self.patience_s)
+        for partition, where in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
+            yield from read_rows(self.kafka, in_flight.topic, partition, *where, decoded, patience_s=self.patience_s)
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         self.kafka.commit_offsets(group_of(app, stage), positions)
@@ -81,22 +79,22 @@ class KafkaChannels:
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
         ends = list(starts)
         # A chunk at a time: what is in flight need not fit into memory.
-        for messages in self._messages(in_flight) if kept is None else map(_encoded, kept):
+        for messages in self._messages(in_flight) if kept is None else map(_to_same_partitions, kept):
             sent = send(self.kafka, topic, messages, attempt.encode(), patience_s=self.patience_s)
             for partition, end in sent.items():
                 ends[partition] = max(ends[partition], end)
         return tuple(ends), attempt, starts
 
-    def _messages(self, in_flight: InFlight) -> Iterator[list[tuple[int, bytes]]]:
+    def _messages(self, in_flight: InFlight) -> Iterator[Iterable[tuple[int, bytes]]]:
         attempts = frozenset(in_flight.attempts)
-        for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
-            for chunk in self.kafka.read(in_flight.topic, partition, start, end, patience_s=self.patience_s):
-                yield [(partition, message.value() or b"") for message in chunk if header_of(message) in attempts]
+        for partition, where in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
+            for chunk in self.kafka.read(in_flight.topic, partition, *where, patience_s=self.patience_s):
+                yield [(partition, message.value() or b"") for message in of_attempts(chunk, attempts)]
 
 
-def _encoded(rows: pa.Table) -> list[tuple[int, bytes]]:
+def _to_same_partitions(rows: pa.Table) -> Iterator[tuple[int, bytes]]:
     """Captured rows as messages to the partitions they came from."""
-    return list(split(rows.drop_columns(list(ADDRESS)), rows["_partition"].to_numpy()))
+    return split(rows.drop_columns(list(ADDRESS)), rows["_partition"].to_numpy())
 
 
 def group_of(app: str, stage: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -24,6 +24,8 @@ QUIET: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}
 """librdkafka would write each lost connection to stderr; Patience says it once, in words."""
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _UNAUTHORISED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+_FATAL = (*GONE, *_UNAUTHORISED, KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
+_CHUNK = 10_000
 
 _READING = {
     "group.id": "slackwater",  # asked for by librdkafka; never joined, nothing is committed to it
@@ -58,12 +60,8 @@ class Clients:
     def producer(self, patience_s: float) -> Producer:
         """An idempotent producer that gives a message up after so many seconds."""
         if patience_s not in self._producers:
-            ours = {
-                "enable.idempotence": True,
-                "linger.ms": 0,
-                "message.max.bytes": 8 << 20,
-                "message.timeout.ms": int(patience_s * 1000),
-            }
+            ours = {"enable.idempotence": True, "linger.ms": 0, "message.max.bytes": 8 << 20}
+            ours["message.timeout.ms"] = int(patience_s * 1000)
             self._producers[patience_s] = Producer({**self._properties, **ours})
         return self._producers[patience_s]
 
@@ -126,11 +124,9 @@ def server(kafka: Properties) -> str:
     return f"Kafka at {kafka['bootstrap.servers']}"
 
 
-@contextmanager
-def asking(kafka: Properties) -> Iterator[None]:
+def asking(kafka: Properties) -> AbstractContextManager[None]:
     """While the brokers are asked something: if they are silent, people hear early where their address is from."""
-    with on_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", SETTING)):
-        yield
+    return on_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", SETTING))
 
 
 def unavailable(kafka: Properties, error: KafkaException) -> Unavailable:
@@ -155,35 +151,26 @@ def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str)
     )
 
 
-_CHUNK = 10_000
-_FATAL = (
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-)
-
-
 def read_range(
     kafka: Properties, topic: str, partition: int, at: int, end: int, patience: Patience, gone: list[Gone] | None
 ) -> Iterator[Sequence[Message]]:
     """See `Kafka.read`."""
+    place = TopicPartition(topic, partition, at)
     with clients(kafka).consumer() as consumer:
         if at < end:
-            consumer.assign([TopicPartition(topic, partition, at)])
+            consumer.assign([place])
         while at < end:
             chunk = consumer.consume(min(_CHUNK, end - at), timeout=POLL_S)
             if not chunk:
                 patience.waited()
-                continue
             errors = [message for message in chunk if message.error() is not None]
             for message in errors:
                 error = message.error()
                 if error.code() == KafkaError._PARTITION_EOF:
                     at = max(at, message.offset())
                 elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-                    at = _behind_what_is_gone(consumer, TopicPartition(topic, partition), at, end, gone)
-                elif error.code() in GONE or error.code() in _FATAL:
+                    at = _behind_what_is_gone(consumer, place, at, end, gone)
+                elif error.code() in _FATAL:
                     refused = Refused(f"{topic}[{partition}] cannot be read: {error.str()}")
                     raise lacking(kafka, error, "Read", topic) or refused
                 elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:

@@ -9,14 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from confluent_kafka import (
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, NewTopic, OffsetSpec
 
 from ...errors import Gone, NotFound, Refused
@@ -134,9 +127,8 @@ class LibrdKafka:
             self._clients.admin.delete_records([place], request_timeout=10)[place].result()
 
     def not_writable(self, topic: str) -> Refused | None:
-        asked = self._clients.admin.describe_topics(
-            TopicCollection([topic]), include_authorized_operations=True, request_timeout=10
-        )
+        topics, admin = TopicCollection([topic]), self._clients.admin
+        asked = admin.describe_topics(topics, include_authorized_operations=True, request_timeout=10)
         for _, error in self._failures(asked, ()):
             return lacking(self.properties, error, "Describe", topic)
         allowed = asked[topic].result().authorized_operations
@@ -173,9 +165,8 @@ class LibrdKafka:
 
         try:
             for each in records:
-                named: dict[str, object] = {} if each.partition is None else {"partition": each.partition}
-                named |= {} if each.time_ms is None else {"timestamp": each.time_ms}
-                named |= {"headers": list(each.headers)} if each.headers else {}
+                more = {"partition": each.partition, "timestamp": each.time_ms, "headers": list(each.headers) or None}
+                named = {name: value for name, value in more.items() if value is not None}
                 while True:
                     try:
                         producer.produce(topic, each.value, each.key, on_delivery=delivered, **named)
@@ -207,9 +198,8 @@ class LibrdKafka:
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         # Through a consumer, which is no member: the admin client's call for it ends the whole process when a broker
         # goes away in the middle (an assertion in librdkafka).
-        places = [
-            TopicPartition(topic, at, offset) for topic, each in positions.items() for at, offset in enumerate(each)
-        ]
+        placed = ((topic, at, offset) for topic, each in positions.items() for at, offset in enumerate(each))
+        places = [TopicPartition(*each) for each in placed]
         with suppress(KafkaException):
             self._clients.committer(group).commit(offsets=places, asynchronous=not wait)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
-from time import time_ns
 from zlib import crc32
 
 from ...errors import Gone, NotFound, Refused
@@ -33,15 +33,13 @@ _LOOK_S = 0.01
 _CREATE_TIME = 1
 
 
+@dataclass(frozen=True, slots=True)
 class _Message:
-    """A record at its place."""
+    """A record at its place, which is a topic, a partition and an offset."""
 
-    __slots__ = ("_at", "_record", "_time_ms")
-
-    def __init__(self, topic: str, partition: int, offset: int, record: Record) -> None:
-        self._at = (topic, partition, offset)
-        self._record = record
-        self._time_ms = time_ns() // 1_000_000 if record.time_ms is None else record.time_ms
+    _at: tuple[str, int, int]
+    _record: Record
+    _time_ms: int
 
     def topic(self) -> str:
         return self._at[0]
@@ -65,13 +63,13 @@ class _Message:
         return _CREATE_TIME, self._time_ms
 
 
+@dataclass(slots=True)
 class _Partition:
     """The log of one partition: a list of what was appended, of which the first `start` are gone."""
 
-    def __init__(self) -> None:
-        self.start = 0
-        self.log: list[_Message | None] = []
-        """None is the mark of a transaction's end, which nobody reads."""
+    start: int = 0
+    log: list[_Message | None] = field(default_factory=list)
+    """None is the mark of a transaction's end, which nobody reads."""
 
 
 class MemoryKafka:
@@ -197,13 +195,14 @@ class MemoryKafka:
 
     def _append(self, topic: str, records: Iterable[Record], *, marked: bool = False) -> dict[int, int]:
         """Append records while the lock is held; with `marked`, a transaction's mark behind them."""
-        partitions, ends = self._topics[topic], dict[int, int]()
+        partitions, ends, now_ms = self._topics[topic], dict[int, int](), time.time_ns() // 1_000_000
         for record in records:
-            number = record.partition
-            if number is None:
-                number = crc32(record.key or b"") % len(partitions)
+            by_key = crc32(record.key or b"") % len(partitions)
+            number = by_key if record.partition is None else record.partition
             log = partitions[number].log
-            log.append(_Message(topic, number, len(log), record))
+            log.append(
+                _Message((topic, number, len(log)), record, now_ms if record.time_ms is None else record.time_ms)
+            )
             ends[number] = len(log)
         for number in ends if marked else ():
             partitions[number].log.append(None)

@@ -59,8 +59,7 @@ def send(
 
     What did get written before an error nobody will read, as no manifest will name this attempt.
     """
-    named = ((HEADER, header),)
-    records = (Record(value, partition, headers=named) for partition, value in messages)
+    records = (Record(value, partition, headers=((HEADER, header),)) for partition, value in messages)
     return kafka.send(topic, records, patience_s=patience_s)
 
 
@@ -93,47 +92,44 @@ def header_of(message: Message) -> str:
     return ""
 
 
+def of_attempts(messages: Iterable[Message], attempts: frozenset[str]) -> Iterator[Message]:
+    """Those of the messages that these attempts wrote."""
+    return (message for message in messages if header_of(message) in attempts)
+
+
 def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of the messages that these attempts wrote, in the columns of the schema.
 
     Rows that were sent before a migration may lack columns, which are null then, or have further ones. Raises
     `Corruption` for rows of which nobody knows how they fit.
     """
-    for message in messages:
-        if header_of(message) not in attempts:
-            continue
-        address = _address(message)
-        for batch in _batches(message):
-            fitted = _fitted(batch, schema)
-            if fitted is None:
+    for message in of_attempts(messages, attempts):
+        for rows in _batches(message):
+            if rows.schema.names == schema.names and rows.schema.types == schema.types:
+                yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+                continue
+            if not fits(rows.schema, schema):
+                sent, expected = (", ".join(f"{one.name} {one.type}" for one in each) for each in (rows.schema, schema))
                 raise Corruption(
-                    f"message {address} has rows of ({_show(batch.schema)}); expected ({_show(schema)})",
-                    object_key=address,
+                    f"message {_address(message)} has rows of ({sent}); expected ({expected})",
+                    object_key=_address(message),
                     hint="the stage that writes it was changed while records were in flight: run its old code until "
                     "they are consumed, then the new",
                 )
-            yield fitted
-
-
-def _fitted(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The rows in these columns; None where that is not clear."""
-    if rows.schema.names == schema.names and rows.schema.types == schema.types:
-        return pa.RecordBatch.from_arrays(rows.columns, schema=schema)
-    if not fits(rows.schema, schema):
-        return None
-    there = set(rows.schema.names)
-    columns = [
-        rows.column(each.name).cast(each.type) if each.name in there else pa.nulls(rows.num_rows, each.type)
-        for each in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+            there = set(rows.schema.names)
+            columns = [
+                rows.column(each.name).cast(each.type) if each.name in there else pa.nulls(rows.num_rows, each.type)
+                for each in schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
-    """As `decode`, each row with its `ADDRESS`, and of the schema that the messages themselves say."""
-    for message in messages:
-        if header_of(message) not in attempts:
-            continue
+    """The rows of the messages that these attempts wrote, each with its `ADDRESS`, in the columns that were sent.
+
+    Raises `Corruption`.
+    """
+    for message in of_attempts(messages, attempts):
         rows = rows_of(message)
         place = (
             pa.repeat(pa.scalar(message.partition(), pa.int32()), rows.num_rows),
@@ -168,14 +164,14 @@ def read_rows(
     """
     found = 0
     gone: list[Gone] = []
-    allowed = None if sent is None else gone
-    for chunk in kafka.read(topic, partition, start, end, patience_s=patience_s, gone=allowed):
+    where = (topic, partition, start, end)
+    for chunk in kafka.read(*where, patience_s=patience_s, gone=None if sent is None else gone):
         for rows in decoded(chunk):
             found += rows.num_rows
             yield rows
     if gone and found != sent:
         raise gone[-1]
-    check_count(topic, partition, start, end, found, sent)
+    check_count(*where, found, sent)
 
 
 def _batches(message: Message) -> list[pa.RecordBatch]:
@@ -204,10 +200,6 @@ def check_count(topic: str, partition: int, start: int, end: int, found: int, se
             object_key=address,
             hint="was the topic written to by something else, or were records deleted from it?",
         )
-
-
-def _show(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def topic_columns(messages: Sequence[Message], needed: Collection[str] | None = None) -> list[pa.Array]:

@@ -38,7 +38,6 @@ class Message(Protocol):
     def headers(self) -> Headers | None: ...
     def timestamp(self) -> tuple[int, int]:
         """Librdkafka's number of its kind, one more than Kafka's (1 is CreateTime), and ms since 1970."""
-        ...
 
 
 class NotTaken(Unavailable):
@@ -89,29 +88,21 @@ class Transactions(Protocol):
     """
 
     def open(self) -> tuple[int, str] | None:
-        """Fence whoever wrote with this id, see that what it began counts or not, and say where that was.
-
-        That is the offset that was committed last and the text with it, or None where there is none.
-        """
-        ...
+        """Fence whoever wrote with this id; the offset and the text that were committed last, None where none were."""
 
     def begin(self) -> None:
         """Begin a transaction."""
-        ...
 
     def add(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
         """Write records, for nobody to read yet."""
-        ...
 
     def commit(self, offset: int, text: str) -> None:
         """Make what was written readable, together with the place."""
-        ...
 
     def close(self) -> None:
         """Leave what is open to whoever takes the id over; readers wait until then."""
-        ...
 
 
 class Kafka(Protocol):
@@ -123,48 +114,36 @@ class Kafka(Protocol):
     @property
     def properties(self) -> Properties:
         """What `open_kafka` makes this of. They may hold secrets."""
-        ...
 
     @property
     def name(self) -> str:
         """How messages name the brokers: `Kafka at host:port`."""
-        ...
 
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
         """Number of partitions by name of topic."""
-        ...
 
     def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
         """Earliest and end offset of each partition, the end as a committed reader sees it. Raises `NotFound`."""
-        ...
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
-        """Of each partition the offset of its first record that is as late as its time, in ms since 1970, or later.
-
-        -1 where there is none.
-        """
-        ...
+        """Of each partition the offset of its first record of its time or later, in ms since 1970; -1 for none."""
 
     def create_topics(
         self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
-        """Make those of these topics that there are not, with so many partitions; the others stay as they are.
+        """Make those of these topics that there are not, with so many partitions; `config` are their properties.
 
-        With `only_ask`, the broker says whether it would, and makes none. `config` are properties of the topics.
+        With `only_ask`, the broker says whether it would, and makes none.
         """
-        ...
 
     def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
         """Remove topics that are there; returns those that Kafka does not let us remove."""
-        ...
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
         """Delete what a partition has before an offset; where Kafka does not let us, or is away, it stays."""
-        ...
 
     def not_writable(self, topic: str) -> Refused | None:
         """Why we may not write to a topic; None where we may, or the broker does not say."""
-        ...
 
     def read(
         self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
@@ -172,36 +151,25 @@ class Kafka(Protocol):
         """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
 
         Where the first of them are gone, the rest is read if there is a list `gone`, to which the error is added: what
-        is gone may be what failed attempts left, or markers, which nobody misses.
-
-        Raises:
-            Gone: The offsets are no longer there.
-            Refused: They cannot be read, or we may not read them.
-            Unavailable: The broker has been away, or has had nothing there, for longer than `patience_s`.
+        is gone may be what failed attempts left, or markers, which nobody misses. Raises `Gone`, `Refused`, and
+        `Unavailable` when the broker has been away, or has had nothing there, for longer than `patience_s`.
         """
-        ...
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         """Write records, durably and in order, outside of transactions; by partition, the offset after the last one.
 
-        Raises:
-            Refused: We may not write there.
-            NotTaken: The broker did not take all of them within `patience_s`, or takes one of them never.
-            Unavailable: It has been away for longer than `patience_s`.
+        Raises `Refused`, `NotTaken` where the broker did not take all of them within `patience_s`, or takes one of them
+        never, and `Unavailable` when it has been away for longer.
         """
-        ...
 
     def transactions(self, settings: TransactionSettings) -> Transactions:
         """Transactions of which nothing is begun."""
-        ...
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         """Set the offsets of a consumer group, by topic. Where Kafka does not let us, or is away, nothing happens."""
-        ...
 
     def delete_groups(self, groups: Sequence[str]) -> None:
         """Remove consumer groups that are there and that Kafka lets us remove."""
-        ...
 
 
 def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gone:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -64,7 +65,7 @@ class KafkaTransactions:
             # Of a cluster of one broker it would forget the coordinators amid a transaction, and wait for them.
             "metadata.recovery.strategy": "none",
         }
-        try:
+        with self._understood():
             self._producer = Producer({**QUIET, **self._kafka, **ours})
             self._producer.init_transactions(_WAIT_S)
             reading = {"group.id": self._settings.group, "isolation.level": "read_committed"}
@@ -72,8 +73,6 @@ class KafkaTransactions:
             (found,) = self._consumer.committed([TopicPartition(self._settings.source, 0)], timeout=_WAIT_S)
             if found.error is not None:
                 raise KafkaException(found.error)
-        except KafkaException as error:
-            raise self._understood(error) from error
         return (found.offset, found.metadata or "") if found.offset >= 0 else None
 
     def begin(self) -> None:
@@ -81,16 +80,14 @@ class KafkaTransactions:
         # the wrong place.
         if (last := self._repeated) is not None and self.open() != last:
             raise Overtaken("another producer went on")
-        try:
+        with self._understood():
             self._open.begin_transaction()
-        except KafkaException as error:
-            raise self._understood(error) from error
 
     def add(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
         producer, topic = self._open, self._topic
-        try:
+        with self._understood():
             # A call for each record is faster than `produce_batch`, for which a dict has to be made of each.
             if headers is None:
                 for key, value in zip(keys, values, strict=True):
@@ -102,8 +99,6 @@ class KafkaTransactions:
                 for key, value, named in zip(keys, values, headers, strict=True):
                     self._put(key, value, named)
             producer.poll(0)
-        except KafkaException as error:
-            raise self._understood(error) from error
 
     def commit(self, offset: int, text: str) -> None:
         """See the Protocol.
@@ -114,7 +109,7 @@ class KafkaTransactions:
         transaction begins under an epoch of its own.
         """
         producer = self._open
-        try:
+        with self._understood():
             # Not timed: records have numbers, by which the broker knows one that comes twice. And no `flush`, which
             # calls back with an exception pending when another producer has taken the id.
             while len(producer) and self._undelivered is None:
@@ -123,14 +118,11 @@ class KafkaTransactions:
                 raise KafkaException(self._undelivered)
             began = time.monotonic()
             assert self._consumer is not None  # noqa: S101  it is open
+            group = self._consumer.consumer_group_metadata()
             place = TopicPartition(self._settings.source, 0, offset, text)
-            producer.send_offsets_to_transaction(
-                [place], self._consumer.consumer_group_metadata(), self._settings.timeout_s / 2
-            )
+            producer.send_offsets_to_transaction([place], group, self._settings.timeout_s / 2)
             producer.commit_transaction(self._settings.timeout_s)
             self._repeated = (offset, text) if time.monotonic() - began >= _SENT_ONCE_S else None
-        except KafkaException as error:
-            raise self._understood(error) from error
 
     def close(self) -> None:
         """See the Protocol. What is open is ended by whoever takes the id over, or by the broker's clock.
@@ -156,18 +148,23 @@ class KafkaTransactions:
         while True:
             try:
                 self._open.produce(self._topic, value, key, headers=list(headers))
+                return
             except BufferError:
                 self._open.poll(_POLL_S)
-            else:
-                return
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None and self._undelivered is None:
             self._undelivered = error
 
-    def _understood(self, failed: KafkaException) -> Exception:
-        """What an error means to whoever publishes."""
-        error: KafkaError = failed.args[0]
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """While something is done: librdkafka's errors are raised as what they mean to whoever publishes."""
+        try:
+            yield
+        except KafkaException as error:
+            raise self._meaning(error.args[0]) from error
+
+    def _meaning(self, error: KafkaError) -> Exception:
         if not error.fatal() and error.code() not in _OVERTAKEN:
             error = self._undelivered or error
         code = error.code()

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ...errors import Refused
 from .registry import Registry
-from .schema import HEAD_BYTES
+from .schema import HEAD_BYTES, varints
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NULL, _THERE = b"\x00", b"\x02"
@@ -43,27 +43,19 @@ def schema_of(name: str, schema: pa.Schema) -> str:
     return json.dumps({"type": "record", "name": re.sub(r"\W", "_", f"_{name}")[1:] or "row", "fields": fields})
 
 
+@lru_cache(maxsize=64)
 def registered(url: str, subject: str, schema: pa.Schema, patience_s: float) -> int:
     """The id of the columns' schema, which is registered under a subject where it is not there yet.
 
-    Raises:
-        Refused: The registry does not take it.
-        Unavailable: It has not answered for so long.
+    Raises `Refused` where the registry does not take it, and `Unavailable` after `patience_s` without an answer.
     """
-    return _registered(url, subject, schema_of(subject, schema), patience_s)
-
-
-@lru_cache(maxsize=64)
-def _registered(url: str, subject: str, text: str, patience_s: float) -> int:
-    return Registry.of(url, patience_s).register(subject, text)
+    return Registry.of(url, patience_s).register(subject, schema_of(subject, schema))
 
 
 def messages(rows: pa.Table, number: int) -> pa.Array:
     """The rows in Confluent's wire format, of the schema with this id."""
-    head = pa.scalar(b"\x00" + number.to_bytes(HEAD_BYTES - 1, "big"), pa.binary())
-    columns = [_nullable(rows[name].combine_chunks()) for name in rows.column_names]
-    joined = pc.binary_join_element_wise(head, *columns, pa.scalar(b"", pa.binary()))
-    return pa.repeat(head, rows.num_rows) if not columns else joined
+    head = b"\x00" + number.to_bytes(HEAD_BYTES - 1, "big")
+    return _joined(pa.repeat(head, rows.num_rows), *map(_nullable, rows.itercolumns()))
 
 
 def _kind(kind: pa.DataType) -> Any:
@@ -91,83 +83,61 @@ def _kind(kind: pa.DataType) -> Any:
     return None
 
 
-def _nullable(column: pa.Array) -> pa.Array:
-    there = pc.binary_join_element_wise(pa.scalar(_THERE, pa.binary()), _bytes(column), pa.scalar(b"", pa.binary()))
-    return pc.fill_null(there, pa.scalar(_NULL, pa.binary()))
+def _joined(*pieces: pa.Array | bytes) -> pa.Array:
+    """The bytes behind each other; null where one of them is."""
+    return pc.binary_join_element_wise(*pieces, b"")
+
+
+def _nullable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pc.fill_null(_joined(_THERE, _bytes(values)), _NULL)
 
 
 def _bytes(column: pa.Array) -> pa.Array:
     """The encoding of each value; null where that is."""
     t, kind = pa.types, column.type
     if t.is_boolean(kind):
-        return pc.if_else(column, pa.scalar(b"\x01", pa.binary()), pa.scalar(b"\x00", pa.binary()))
+        return pc.if_else(column, b"\x01", b"\x00")
     if t.is_floating(kind):
-        return _fixed(column)
+        numbers = pc.fill_null(column, 0).to_numpy()
+        return _masked(_fixed(numbers.view(np.uint8).reshape(len(numbers), -1)), column)
     if t.is_list(kind):
         return _lists(column)
     if t.is_decimal(kind):
         # Big-endian two's complement; Arrow's is little-endian, and a longer one than needed is the same number.
-        width = kind.byte_width
-        words = np.frombuffer(column.buffers()[1], np.uint8)[
-            column.offset * width : (column.offset + len(column)) * width
-        ]
-        return _counted(_cut(words.reshape(-1, width)[:, ::-1], column))
+        words = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, kind.byte_width)
+        return _counted(_masked(_fixed(words[column.offset : column.offset + len(column), ::-1]), column))
     if t.is_string(kind) or t.is_binary(kind):
         return _counted(column.cast(pa.binary()))
     if t.is_date32(kind):
         column = column.cast(pa.int32())
     if t.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
-    return _masked(_longs(pc.fill_null(column.cast(pa.int64()), 0).to_numpy()), column)
+    return _masked(varints(pc.fill_null(column.cast(pa.int64()), 0).to_numpy()), column)
 
 
-def _fixed(column: pa.Array) -> pa.Array:
-    numbers = pc.fill_null(column, 0).to_numpy()
-    return _cut(numbers.view(np.uint8).reshape(len(numbers), -1), column)
-
-
-def _cut(rows: npt.NDArray[np.uint8], column: pa.Array) -> pa.Array:
-    """Rows of bytes of one length, null where the column is."""
-    offsets = np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1]
-    made = pa.Array.from_buffers(
-        pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
-    )
-    return _masked(made, column)
+def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
+    """Rows of bytes of one length."""
+    count, width = rows.shape
+    made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(rows.tobytes())])
+    return made.cast(pa.binary())
 
 
 def _counted(column: pa.Array) -> pa.Array:
     """Bytes behind their number."""
-    lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
-    return pc.binary_join_element_wise(_longs(lengths), column, pa.scalar(b"", pa.binary()))
+    lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    return _joined(varints(lengths), column)
 
 
 def _lists(column: pa.Array) -> pa.Array:
     """One block with all items, behind their number, and the empty block that ends a list."""
-    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
-    items = _nullable(column.flatten())
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, items), pa.scalar(b"", pa.binary()))
-    empty = pa.array(counts == 0)
-    blocks = pc.binary_join_element_wise(
-        _longs(counts), joined, pa.scalar(_NULL, pa.binary()), pa.scalar(b"", pa.binary())
-    )
-    return _masked(pc.if_else(empty, pa.scalar(_NULL, pa.binary()), blocks), column)
+    items = pc.binary_join(pa.ListArray.from_arrays(offsets, _nullable(column.flatten())), b"")
+    blocks = pc.if_else(pa.array(counts == 0), _NULL, _joined(varints(counts), items, _NULL))
+    return _masked(blocks, column)
 
 
 def _masked(made: pa.Array, column: pa.Array) -> pa.Array:
-    return made if not column.null_count else pc.if_else(pc.is_valid(column), made, pa.scalar(None, pa.binary()))
-
-
-def _longs(numbers: npt.NDArray[np.int64]) -> pa.Array:
-    """Zigzag, then seven bits a byte, the smallest first, each but the last with the eighth bit set."""
-    zigzag = (numbers.astype(np.int64) << 1 ^ numbers.astype(np.int64) >> 63).view(np.uint64)
-    sizes = np.ones(len(zigzag), np.int32)
-    for more in range(1, 10):
-        sizes += zigzag >= np.uint64(1) << np.uint64(7 * more)
-    offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int32))).astype(np.int32)
-    out = np.empty(int(offsets[-1]), np.uint8)
-    for at in range(int(sizes.max(initial=0))):
-        mine = sizes > at
-        bits = (zigzag[mine] >> np.uint64(7 * at)).astype(np.uint8) & 0x7F
-        out[offsets[:-1][mine] + at] = bits | np.where(sizes[mine] > at + 1, 0x80, 0).astype(np.uint8)
-    return pa.Array.from_buffers(pa.binary(), len(zigzag), [None, pa.py_buffer(offsets), pa.py_buffer(out)])
+    """Null where the column is."""
+    return made if not column.null_count else pc.if_else(pc.is_valid(column), made, None)

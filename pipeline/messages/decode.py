@@ -1,21 +1,26 @@
-"""`decode`: messages of a schema registry as a column of structs."""
+"""`decode`: messages of a schema registry, of whatever schemas, as a column of structs; and which of them are none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import BadRecord, Refused, Usage
+from ...errors import BadRecord, NotFound, Refused, Usage
 from ..source.worker import ERROR_MARK
-from .batches import Bad, open_reader, read_batch
+from .avro import AvroReader
+from .json_schema import JsonReader
+from .protobuf import ProtobufReader
 from .registry import Registry
-from .schema import Reader, Schema
+from .schema import NO_SCHEMA, BadMessage, Reader, Schema, schema_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -77,18 +82,21 @@ def decode(
         raise Refused(f"decode needs {', '.join(missing)}", hint="pip install 'slackwater[registry]'")
     if mode not in ("FAILFAST", "PERMISSIVE"):
         raise Usage(f"mode={mode!r} of decode is neither FAILFAST nor PERMISSIVE")
-    asked = Registry.of(registry, patience_s)
-    schema = asked.latest(subject or _subject(column), version)
+    known = Registry.of(registry, patience_s)
+    schema = known.latest(subject or _subject(column), version)
     kind = from_arrow_type(open_reader(schema, message).type)
-    decoder = _Decoder(asked, schema, message, mode == "FAILFAST")
     addressed = isinstance(column, str) and column in _SIDES
     parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _ADDRESS if addressed else ())]
-
-    mark = ERROR_MARK
+    # What runs in workers takes these with it; the reader is made there.
+    mark, fails = ERROR_MARK, mode == "FAILFAST"
 
     def decoded(messages: pa.Array, *address: pa.Array) -> pa.Array:
         with mark.own():
-            return decoder(messages, address)
+            reader = open_reader(schema, message)
+            values, bad = read_batch(messages, reader, schema.kind, known.by_id, every=not fails)
+            if bad and fails:
+                raise BadRecord(_sentence(bad[0], address, len(messages)))
+            return values
 
     made: Column = F.arrow_udf(decoded, kind)(*parts)  # type: ignore[attr-defined]  # not in pyspark's stubs
     return made
@@ -105,33 +113,106 @@ def _subject(column: str | Column) -> str:
     return f"{topics[0]}-{column}"
 
 
-class _Decoder:
-    """What runs in workers. The reader is made there: it does not travel."""
-
-    def __init__(self, registry: Registry, schema: Schema, message: str, fail: bool) -> None:
-        self._registry = registry
-        self._schema = schema
-        self._message = message
-        self._fail = fail
-
-    def __call__(self, messages: pa.Array, address: Sequence[pa.Array]) -> pa.Array:
-        """The values; `address` has topic, partition and offset, or nothing. Raises `BadRecord` for a bad message."""
-        reader = _reader(self._schema, self._message)
-        values, bad = read_batch(messages, reader, self._schema.kind, self._registry, every=not self._fail)
-        if bad and self._fail:
-            raise BadRecord(_sentence(bad, address, len(messages)))
-        return values
+def _sentence(bad: Bad, address: Sequence[pa.Array], count: int) -> str:
+    """What is wrong with a message; `address` has topic, partition and offset, or nothing."""
+    where = f"row {bad.row} of a batch of {count}"
+    if address:
+        topic, partition, offset = (part[bad.row].as_py() for part in address)
+        where = f"topic {topic!r}, partition {partition}, offset {offset}"
+    return f"the message at {where} cannot be decoded: {bad.why}"
 
 
 @lru_cache(maxsize=64)
-def _reader(schema: Schema, message: str) -> Reader:
-    return open_reader(schema, message)
+def open_reader(schema: Schema, message: str = "") -> Reader:
+    """What reads messages into a schema's columns; of Protobuf, those of the type `message`, the first when empty.
+
+    Raises `NotFound` where the schema has no such type, and `Refused` where no columns can be made of it.
+    """
+    if schema.kind == "PROTOBUF":
+        return ProtobufReader(schema, message)
+    if schema.kind not in ("AVRO", "JSON"):
+        raise Refused(f"schemas of type {schema.kind} are not read", hint="AVRO, PROTOBUF and JSON are")
+    return AvroReader(schema) if schema.kind == "AVRO" else JsonReader(schema)
 
 
-def _sentence(bad: Sequence[Bad], address: Sequence[pa.Array], count: int) -> str:
-    first = bad[0]
-    where = f"row {first.row} of a batch of {count}"
-    if address:
-        topic, partition, offset = (part[first.row].as_py() for part in address)
-        where = f"topic {topic!r}, partition {partition}, offset {offset}"
-    return f"the message at {where} cannot be decoded: {first.why}"
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A message that could not be read: where it is in the batch, and why."""
+
+    row: int
+    why: str
+
+
+def read_batch(
+    messages: pa.Array, reader: Reader, kind: str, schema_of: Callable[[int], Schema], *, every: bool = True
+) -> tuple[pa.Array, tuple[Bad, ...]]:
+    """All messages of a batch, null where a message is null or bad.
+
+    Args:
+        messages: Binary; as they came from Kafka.
+        reader: Of the declared schema.
+        kind: Its kind; messages of another one are bad.
+        schema_of: Gives the schema that messages name by its id; raises `NotFound` where there is none.
+        every: Whether all bad messages are looked for; else one is enough, and values are of no use when there is one.
+    """
+    messages = messages.cast(pa.binary())
+    ids = schema_ids(messages)
+    bad: list[Bad] = []
+    values, rows = [pa.nulls(0, reader.type)], [np.empty(0, np.int64)]
+
+    def refuse(at: npt.NDArray[np.int64], why: str) -> None:
+        bad.extend(Bad(row, why) for row in at.tolist())
+
+    def read(writer: Schema, number: int, at: npt.NDArray[np.int64], *, first: bool) -> None:
+        """Read the messages of one schema at these rows. Halved until bad ones are alone: they are few."""
+        if bad and not every:
+            return
+        some = messages if len(at) == len(messages) else messages.take(pa.array(at))
+        try:
+            values.append(reader.read(writer, some))
+            rows.append(at)
+        except BadMessage as error:
+            likely = reader.likely(writer, some) if first else np.ones(len(at), bool)
+            if not likely.all():
+                # These can be told at a glance.
+                refuse(at[~likely], f"schema id {number}: not of the {kind.capitalize()} schema that it names")
+                if likely.any():
+                    read(writer, number, at[likely], first=False)
+            elif len(at) == 1:
+                refuse(at, f"schema id {number}: {error.sentence}")
+            else:
+                for half in np.split(at, [len(at) // 2]):
+                    read(writer, number, half, first=False)
+
+    for number in np.unique(ids).tolist():
+        at = np.flatnonzero(ids == number)
+        if bad and not every:
+            break
+        if number == NO_SCHEMA:
+            there = at[np.asarray(messages.is_valid())[at]].tolist()
+            bad += [Bad(row, _no_message(messages[row].as_py())) for row in there]
+            continue
+        known = len(bad)
+        try:
+            writer = schema_of(number)
+            if writer.kind == kind:
+                read(writer, number, at, first=True)
+            else:
+                refuse(at, f"schema id {number} is of type {writer.kind}, not {kind}")
+        except NotFound as error:
+            refuse(at, error.sentence)
+        except Refused as error:
+            del bad[known:]
+            refuse(at, f"schema id {number}: {error.sentence}")
+    where = np.full(len(messages), -1)
+    read_rows = np.concatenate(rows)
+    where[read_rows] = np.arange(len(read_rows))
+    made = pa.concat_arrays(values)
+    if not np.array_equal(where, np.arange(len(made))):
+        made = made.take(pa.array(where, mask=where < 0))
+    return made, tuple(sorted(bad, key=lambda one: one.row))
+
+
+def _no_message(data: bytes) -> str:
+    shown = data[:8].hex(" ")
+    return f"no magic byte 0 and schema id before it (it begins with {shown})" if data else "it is empty"

@@ -36,7 +36,9 @@ def check(what: str, schema: pa.Schema) -> None:
 def objects(rows: pa.Table) -> pa.Array:
     """An object for each row, as UTF-8 bytes; what is null is left out."""
     pieces = [
-        pc.binary_join_element_wise(f"{json.dumps(name, ensure_ascii=False)}:", _values(_one(rows[name])), "")
+        pc.binary_join_element_wise(
+            f"{json.dumps(name, ensure_ascii=False)}:", _values(rows[name].combine_chunks()), ""
+        )
         for name in rows.column_names
     ]
     if not pieces:
@@ -50,11 +52,7 @@ def objects(rows: pa.Table) -> pa.Array:
 
 def values(column: pa.ChunkedArray) -> pa.Array:
     """The JSON of each value, as UTF-8 bytes; null where it is null."""
-    return _values(_one(column)).cast(pa.binary())
-
-
-def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return _values(column.combine_chunks()).cast(pa.binary())
 
 
 def _values(column: pa.Array) -> pa.Array:
@@ -62,9 +60,12 @@ def _values(column: pa.Array) -> pa.Array:
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.string())
     if pa.types.is_floating(kind):
-        return _floats(column)
+        odd = pc.invert(pc.is_finite(column))
+        return _replaced(column.cast(pa.string()), odd, column, lambda one: f'"{_NAMES[str(one)]}"')
     if pa.types.is_string(kind):
-        return _strings(column)
+        quoted = pc.binary_join_element_wise('"', column, '"', "")
+        special = pc.match_substring_regex(column, _ESCAPED)
+        return _replaced(quoted, special, column, lambda one: _ENCODER.encode(one).decode())
     if pa.types.is_date32(kind):
         return pc.binary_join_element_wise('"', column.cast(pa.string()), '"', "")
     if pa.types.is_timestamp(kind):
@@ -77,26 +78,12 @@ def _values(column: pa.Array) -> pa.Array:
     return pa.array(written, pa.string())
 
 
-def _strings(column: pa.Array) -> pa.Array:
-    quoted = pc.binary_join_element_wise('"', column, '"', "")
-    special = pc.match_substring_regex(column, _ESCAPED)
-    return _replaced(
-        quoted, special, lambda: [_ENCODER.encode(one).decode() for one in column.filter(special).to_pylist()]
-    )
-
-
-def _floats(column: pa.Array) -> pa.Array:
-    odd = pc.invert(pc.is_finite(column))
-    return _replaced(
-        column.cast(pa.string()), odd, lambda: [f'"{_NAMES[str(one)]}"' for one in column.filter(odd).to_pylist()]
-    )
-
-
-def _replaced(texts: pa.Array, which: pa.Array, others: Callable[[], list[str]]) -> pa.Array:
-    """The texts with others in the place of some, rarely of any."""
+def _replaced(texts: pa.Array, which: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
+    """The texts of a column with others in the place of some, rarely of any."""
     if not pc.any(which).as_py():
         return texts
-    return pc.replace_with_mask(texts, pc.fill_null(which, False), pa.array(others(), pa.string()))
+    others = pa.array(map(text_of, column.filter(which).to_pylist()), pa.string())
+    return pc.replace_with_mask(texts, pc.fill_null(which, False), others)
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:

@@ -7,19 +7,18 @@ import json
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from ...errors import Refused
-from .schema import HEAD_BYTES, BadMessage, Schema, without
+from .schema import HEAD_BYTES, BadMessage, Reader, Schema, without
 
 _SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 
 
-class JsonReader:
-    """Reads JSON into the columns of one schema, whatever the writer's says. See `schema.Reader`."""
+class JsonReader(Reader):
+    """Reads JSON into the columns of one schema, whatever the writer's says."""
 
     def __init__(self, schema: Schema) -> None:
         """Raises `Refused` for a schema of which no columns can be made."""
@@ -32,15 +31,16 @@ class JsonReader:
         self.type = _column(root, root, "#", ())
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """See `schema.Reader`."""
+        """See `Reader`."""
         count = len(messages)
         # Each beside its number, in one object: so none is two, and none is taken for another's part.
         numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
         lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), without(messages, HEAD_BYTES), b"}\n", b"")
         data = lines.buffers()[2].to_pybytes() if count else b""
-        schema = pa.schema([("n", pa.int64()), ("v", self.type)])
         parse = arrow_json.ParseOptions(
-            explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore"
+            explicit_schema=pa.schema([("n", pa.int64()), ("v", self.type)]),
+            newlines_in_values=True,
+            unexpected_field_behavior="ignore",
         )
         read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
@@ -51,24 +51,24 @@ class JsonReader:
             raise BadMessage("not one JSON value")
         return table["v"].combine_chunks()
 
-    def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """See `schema.Reader`. To read a few takes no longer than to look at one."""
-        return np.ones(len(messages), bool)
-
 
 def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
     """The Arrow type of a part of the schema. `within` are the references that led here."""
     if not isinstance(node, dict):
         raise _refused(at, "says nothing of its type")
     if "$ref" in node:
-        return _column(*_referenced(node["$ref"], root, at, within))
+        ref = node["$ref"]
+        if ref in within:
+            raise _refused(at, f"contains itself ({ref})")
+        return _column(_referenced(ref, root, at), root, at, (*within, ref))
     for word in ("oneOf", "anyOf"):
         if word in node:
             choices = [one for one in node[word] if one != {"type": "null"}]
             if len(choices) != 1:
                 raise _refused(at, f"is one of {len(choices)} things ({word})")
             return _column(choices[0], root, at, within)
-    kinds = [kind for kind in _listed(node.get("type")) if kind != "null"]
+    declared = node.get("type") or []
+    kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
     if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
         kinds = ["string"]
     if "properties" in node and kinds in ([], ["object"]):
@@ -85,19 +85,13 @@ def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataTy
     return _SIMPLE[kinds[0]]
 
 
-def _referenced(ref: str, root: Any, at: str, within: tuple[str, ...]) -> tuple[Any, Any, str, tuple[str, ...]]:
-    if ref in within:
-        raise _refused(at, f"contains itself ({ref})")
+def _referenced(ref: str, root: Any, at: str) -> Any:
     node = root
     for name in ref.removeprefix("#").strip("/").split("/"):
         if not ref.startswith("#") or not isinstance(node, dict) or (name and name not in node):
             raise _refused(at, f"refers to {ref!r}, which is not in it")
         node = node[name] if name else node
-    return node, root, at, (*within, ref)
-
-
-def _listed(kind: Any) -> list[str]:
-    return kind if isinstance(kind, list) else [kind] if kind else []
+    return node
 
 
 def _refused(at: str, why: str) -> Refused:

@@ -15,9 +15,7 @@ HEADER = "header "
 def check(what: str, encoding: Encoding, rows: pa.Schema) -> None:
     """See that records can be made of rows of these columns; nothing is asked of a registry yet.
 
-    Raises:
-        NotFound: A column is named that is not there.
-        Refused: A column has a type of which no bytes can be made.
+    Raises `NotFound` for a column that is not there, and `Refused` for one of which no bytes can be made.
     """
     value = () if encoding.value in ("json", "avro") else (encoding.value,)
     for role, names in (("key", encoding.key), ("value", value), ("header", [name for _, name in encoding.headers])):
@@ -35,12 +33,7 @@ def check(what: str, encoding: Encoding, rows: pa.Schema) -> None:
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
-    """Register the schema of rows of these columns, where there is to be one.
-
-    Raises:
-        Refused: The registry does not take the schema.
-        Unavailable: It has not answered for so long.
-    """
+    """Register the schema of rows of these columns, where there is to be one. Raises `Refused` or `Unavailable`."""
     if encoding.value == "avro":
         avro_rows.registered(encoding.registry, encoding.subject, _valued(encoding, rows), patience_s)
 

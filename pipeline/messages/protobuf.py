@@ -12,26 +12,23 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import NotFound, Refused
 from .conform import plain
-from .schema import HEAD_BYTES, BadMessage, Schema, starts_with, varint, without
+from .schema import HEAD_BYTES, BadMessage, Reader, Schema, varint, without
 
 _MAIN = "slackwater_main.proto"
 
 
-class ProtobufReader:
-    """Reads one type of Protobuf message. See `schema.Reader`."""
+class ProtobufReader(Reader):
+    """Reads one type of Protobuf message."""
 
     def __init__(self, schema: Schema, message: str = "") -> None:
         """`message` is the type's full name, empty for the first of the schema.
 
-        Raises:
-            NotFound: The schema has no such type.
-            Refused: protoc or ptars do not take the schema.
+        Raises `NotFound` where there is no such type, and `Refused` where protoc or ptars do not take the schema.
         """
         from ptars import HandlerPool, PtarsConfig
 
@@ -45,37 +42,25 @@ class ProtobufReader:
         self.type = plain(pa.struct(list(self._handler.schema())))
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """See `schema.Reader`."""
+        """See `Reader`."""
         types = _message_types(_compiled(writer))
         if self._name not in types:
             raise BadMessage(f"of a schema without {self._name}")
-        rest, order = [], []
-        for prefix in _prefixes(types[self._name][0]):
-            mine = np.flatnonzero(starts_with(messages, HEAD_BYTES, prefix))
-            if len(mine):
-                rest.append(without(messages.take(pa.array(mine)), HEAD_BYTES + len(prefix)))
-                order.append(mine)
-        if sum(map(len, order)) != len(messages):
+        # A message says of which type it is by the way there through the types of its schema, as varints with zigzag.
+        # The first type of a schema is also written as one zero.
+        path = types[self._name][0]
+        prefixes = (b"".join(map(varint, (len(path), *path))), *((b"\x00",) if path == (0,) else ()))
+        rest = without(messages, HEAD_BYTES)
+        bodies = pc.coalesce(
+            *(pc.if_else(pc.starts_with(rest, one), without(rest, len(one)), None) for one in prefixes)
+        )
+        if bodies.null_count:
             raise BadMessage(f"of another type than {self._name}")
-        places = np.argsort(np.concatenate(order))
         try:
-            batch = self._handler.array_to_record_batch(pa.concat_arrays(rest).take(pa.array(places)))
+            batch = self._handler.array_to_record_batch(bodies)
         except ValueError as error:
             raise BadMessage(f"not of the Protobuf schema that it names: {error}") from None
         return batch.to_struct_array().cast(self.type)
-
-    def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """See `schema.Reader`. To read a few takes no longer than to look at one."""
-        return np.ones(len(messages), bool)
-
-
-def _prefixes(path: tuple[int, ...]) -> tuple[bytes, ...]:
-    """How a message says of which type it is: the way there through the types of its schema, as varints with zigzag.
-
-    The first type of a schema is also written as one zero.
-    """
-    written = b"".join(varint(number) for number in (len(path), *path))
-    return (b"\x00", written) if path == (0,) else (written,)
 
 
 def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:

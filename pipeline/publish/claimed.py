@@ -33,9 +33,8 @@ def check_targets(
     """See that the sinks of stages that are to run can be published.
 
     `reads` are topics that the app reads under another name, by the declared name; `publishes` is the topic of each
-    sink in a clone, None where they are as declared.
-
-    Raises `NotFound`, `Refused` where one may not be written, or the app reads it, and `Unavailable`.
+    sink in a clone, None where they are as declared. Raises `NotFound`, `Refused` where one may not be written, or the
+    app reads it, and `Unavailable`.
     """
     wanted = {
         (publishes or {}).get(one.name, one.name): stage.name
@@ -50,9 +49,8 @@ def check_targets(
     for topic, stage in wanted.items():
         if topic not in there:
             known = [name for name in there if not name.startswith("__")]
-            raise NotFound(
-                "Kafka topic", topic, known, hint=f"stage {stage!r} has a sink that publishes there: make it"
-            )
+            hint = f"stage {stage!r} has a sink that publishes there: make it"
+            raise NotFound("Kafka topic", topic, known, hint=hint)
         if topic in read:
             raise Refused(
                 f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would go round for "
@@ -93,22 +91,18 @@ def claimed(
     up, and `Unavailable`.
     """
     declared = {one.name: one for one in written(stage, publishes)}
-    gone = {
-        name: sink for name, sink in draft.sinks.items() if name not in declared or declared[name].kind != sink.kind
-    }
-    for name, sink in () if accept_loss else gone.items():
-        if left := published.behind(sink, published.newest(store, draft, name)):
+    found = {}
+    for name, sink in draft.sinks.items():
+        if name in declared and declared[name].kind == sink.kind:
+            found[name] = sink
+        elif not accept_loss and (behind := published.behind(sink, published.newest(store, draft, name))):
             raise Refused(
                 f"stage {draft.stage!r} no longer has the sink {name!r}, and not all of its rows are published yet: "
-                f"{left:,} to go",
+                f"{behind:,} to go",
                 hint="run the program that has it until `slackwater status` shows that all is published, or give "
                 "these rows up by --accept-loss",
             )
-    found = {}
-    for name, one in declared.items():
-        if name in draft.sinks and name not in gone:
-            found[name] = draft.sinks[name]
-        else:
-            topic = api.internal_topic(draft.app, stage.name, name)
-            found[name] = Sink(topic, kafka.offsets(topic)[1][0], draft.version, one.kind)
-    return found
+    for name in declared.keys() - found.keys():
+        topic = api.internal_topic(draft.app, stage.name, name)
+        found[name] = Sink(topic, kafka.offsets(topic)[1][0], draft.version, declared[name].kind)
+    return {name: found[name] for name in declared}

@@ -44,27 +44,21 @@ class Target(Protocol):
     @property
     def max_rows(self) -> int:
         """About how many rows are published at once, where that is more than a version; 0 for a version at a time."""
-        ...
 
     def open(self) -> Place:
         """Take over from whoever published before, and say where that was. Raises `Broken`."""
-        ...
 
     def begin(self, version: int) -> None:
         """Begin to publish rows up to this version. Raises `Overtaken` or `Broken`."""
-        ...
 
     def add(self, rows: pa.Table) -> None:
         """Publish rows, for nobody to see yet. Raises `Overtaken` or `Broken`."""
-        ...
 
     def commit(self, place: Place) -> None:
         """Publish what was added, and that this is where to go on. Raises `Overtaken` or `Broken`."""
-        ...
 
     def close(self) -> None:
         """Give up what is open."""
-        ...
 
 
 Read = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
@@ -72,10 +66,7 @@ Read = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
 
 
 class Backlog:
-    """The committed versions of the `sink` of this name that are not published yet.
-
-    `after` reads the versions after one, from the store.
-    """
+    """The committed versions of a sink that are not published yet; `after` reads those after one, from the store."""
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink
@@ -96,7 +87,11 @@ class Backlog:
 
     def share(self, place: Place, max_rows: int) -> Share | None:
         """What is published next behind a place; None when all that is committed is."""
-        self._listen()
+        while self._heard:
+            version, heard = self._heard.popleft()
+            self._newest = max(self._newest, version)
+            if version == self._up_to + 1 and len(self._known) < _AHEAD:
+                self._add(version, heard)
         while self._known and self._known[0][0] <= place.version:
             self._known.popleft()
         while not self._known and self._up_to < self._newest:
@@ -118,13 +113,6 @@ class Backlog:
     def passed(self, place: Place) -> Place:
         """The place, where there is nothing to publish, behind the versions without rows that came since."""
         return place if self._known else replace(place, version=max(place.version, self._up_to))
-
-    def _listen(self) -> None:
-        while self._heard:
-            version, sink = self._heard.popleft()
-            self._newest = max(self._newest, version)
-            if version == self._up_to + 1 and len(self._known) < _AHEAD:
-                self._add(version, sink)
 
     def _add(self, version: int, sink: Sink | None) -> None:
         if sink is not None and sink.rows:
@@ -150,10 +138,9 @@ class Publisher:
     def step(self) -> bool:
         """Publish what is next; False when all that is committed is published.
 
-        Raises:
-            Overtaken, Broken: Nothing of this step has an effect, or all of it: `open` tells.
-            Corruption: Rows are missing in the internal topic, or there are more than the manifests say.
-            SlackwaterError: They cannot be read, or not be published.
+        Raises `Overtaken` or `Broken` where nothing of this step has an effect, or all of it (`open` tells),
+        `Corruption` where the internal topic has not the rows that the manifests say, and another `SlackwaterError`
+        where they cannot be read or published.
         """
         share = self._backlog.share(self.place, self._target.max_rows)
         if share is None:

@@ -18,7 +18,7 @@ from ...store.versions.published import Place
 from ..api.sink import FunctionSink, Sink
 from ..api.stage import Stage
 from ..kafka.channels import group_of
-from ..kafka.messages import header_of, rows_of
+from ..kafka.messages import of_attempts, rows_of
 from ..kafka.patience import Patience
 from ..kafka.protocol import Broken, Kafka, Overtaken, TransactionSettings
 from .core import Backlog, Publisher, Target
@@ -35,7 +35,7 @@ _PURGE_S = 60.0
 _END_S = 5.0
 
 
-class SinkThread:
+class SinkThread(threading.Thread):
     """Publishes what is committed of one sink, from its start until it is closed.
 
     `accept_loss`: go on without rows that Kafka has lost. Kafka, or a function, may fail for `patience_s`.
@@ -44,25 +44,19 @@ class SinkThread:
     def __init__(self, kafka: Kafka, book: Book, target: Target, *, accept_loss: bool, patience_s: float) -> None:
         claimed = book.claimed
         self.stage, self.sink = claimed.stage, book.name
-        self.name = f"sink {self.sink!r} of stage {self.stage!r}"
+        super().__init__(name=f"sink-{self.stage}-{self.sink}", daemon=True)
         self.error: BaseException | None = None
         """Why nothing is published any more."""
-        self._kafka, self._book, self._target = kafka, book, target
-        self._topic = book.sink.topic
+        self._kafka, self._book, self._destination = kafka, book, target
         self._accept_loss, self._patience_s = accept_loss, patience_s
         self._purged = 0
         self._note_due = self._purge_due = 0.0
         self._backlog = Backlog(self.sink, lambda version: history.after(book.store, claimed.app, self.stage, version))
-        self._publisher = Publisher(self.name, self._backlog, target, self._read)
+        self._publisher = Publisher(book.title, self._backlog, target, self._read)
         self._opened = self._over = False
         self._head = claimed
         self._news = threading.Condition()
-        self._thread = threading.Thread(target=self._go_on, name=f"sink-{self.stage}-{self.sink}", daemon=True)
         self._backlog.offer(claimed)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
 
     def offer(self, head: Manifest) -> None:
         """A version of the stage was committed."""
@@ -88,13 +82,9 @@ class SinkThread:
             self._over = True
             self._news.notify()
 
-    def close(self) -> None:
-        """Wait for the end; what takes long is left, and published by the next runner."""
-        if self._thread.is_alive():
-            self._thread.join(_END_S)
-
-    def _go_on(self) -> None:
-        patience = Patience(f"what {self.name} publishes to", self._patience_s)
+    def run(self) -> None:
+        """Publish until it is stopped, or something else than a pause is needed."""
+        patience = Patience(f"what {self._book.title} publishes to", self._patience_s)
         pause_s = _AGAIN_S[0]
         try:
             while not self._over:
@@ -102,11 +92,16 @@ class SinkThread:
                     self._opened = False
                     self._publisher.open()
                     self._opened = True
-                    self._publish(patience)
+                    while not self._over:
+                        more = self._step()
+                        patience.answered()
+                        self._keep_up()
+                        if not more:
+                            self._wait(_LOOK_S)
                 except Overtaken:
                     # Also where the broker gave a transaction up that was open for too long: then the stage is ours.
                     self._book.check_epoch()
-                    _log.warning("%s: its transaction was given up, and is made again", self.name)
+                    _log.warning("%s: its transaction was given up, and is made again", self._book.title)
                 except Broken as error:
                     if error.error is not None:
                         _log.warning("%s", error.error.message)
@@ -124,15 +119,7 @@ class SinkThread:
         except BaseException as error:
             self.error = error
         finally:
-            self._target.close()
-
-    def _publish(self, patience: Patience) -> None:
-        while not self._over:
-            more = self._step()
-            patience.answered()
-            self._keep_up()
-            if not more:
-                self._wait(_LOOK_S)
+            self._destination.close()
 
     def _step(self) -> bool:
         try:
@@ -142,13 +129,13 @@ class SinkThread:
             self._book.check_epoch()
             if not self._accept_loss:
                 raise Gone(
-                    f"{self.name} cannot go on: {error.message}, and were not published",
+                    f"{self._book.title} cannot go on: {error.message}, and were not published",
                     hint="they were committed, and only Kafka had them; go on without them by --accept-loss",
                 ) from error
         # What was begun has no effect.
         self._publisher.open()
         lost = self._publisher.pass_over()
-        _log.warning("%s goes on without %s rows that are gone from Kafka", self.name, f"{lost:,}")
+        _log.warning("%s goes on without %s rows that are gone from Kafka", self._book.title, f"{lost:,}")
         return True
 
     def _wait(self, seconds: float) -> None:
@@ -158,11 +145,9 @@ class SinkThread:
                 self._news.wait(_SOON_S if self._opened and not self.done else seconds)
 
     def _read(self, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
-        chunks = self._kafka.read(self._topic, 0, start, end, patience_s=self._patience_s)
-        for messages in chunks:
-            for message in messages:
-                if header_of(message) in attempts:
-                    yield message.offset() + 1, rows_of(message)
+        for messages in self._kafka.read(self._book.sink.topic, 0, start, end, patience_s=self._patience_s):
+            for message in of_attempts(messages, attempts):
+                yield message.offset() + 1, rows_of(message)
 
     def _keep_up(self) -> None:
         """Note the place, and have Kafka delete what is published, now and then."""
@@ -174,7 +159,7 @@ class SinkThread:
             self._purge_due = now + _PURGE_S
             noted = self._book.noted
             if noted is not None and noted.offset > self._purged:
-                self._kafka.delete_records(self._topic, noted.offset)
+                self._kafka.delete_records(self._book.sink.topic, noted.offset)
                 self._purged = noted.offset
 
     def _note_now(self) -> None:
@@ -186,11 +171,10 @@ class SinkThread:
 
 
 class Publishers:
-    """The publishers of the claimed stages' sinks; none where there are none.
+    """The publishers of the claimed stages' sinks. `info` may be None where no stage has any; claims are by stage.
 
-    `info` may be None where no stage has sinks. `claimed` are the claims, by stage. `accept_loss`: go on without what
-    nobody knows to be published or not, and without what Kafka has lost. Kafka, or a function, may fail for
-    `patience_s`.
+    `accept_loss`: go on without what nobody knows to be published or not, and without what Kafka has lost. Kafka, or a
+    function, may fail for `patience_s`.
     """
 
     def __init__(
@@ -204,30 +188,28 @@ class Publishers:
         accept_loss: bool,
         patience_s: float,
     ) -> None:
-        def target(sink: Sink, book: Book) -> Target:
-            stage = book.claimed.stage
-            name = f"sink {sink.name!r} of stage {stage!r}"
+        def thread(sink: Sink, head: Manifest) -> SinkThread:
+            book = Book(store, head, sink.name)
+            target: Target
             if isinstance(sink, FunctionSink):
-                return ToFunction(name, sink.function, book)
-            app = book.claimed.app
-            settings = TransactionSettings(
-                transactional_id=f"slackwater-{app}-{stage}-{sink.name}",
-                group=group_of(app, stage),
-                source=book.sink.topic,
-                topic=(publishes(info) or {}).get(sink.name, sink.name),
-                patience_s=patience_s,
-            )
-            return ToTopic(name, kafka.transactions(settings), book, info.created_ms if info else 0, accept_loss)
+                target = ToFunction(sink.function, book)
+            else:
+                settings = TransactionSettings(
+                    transactional_id=f"slackwater-{head.app}-{head.stage}-{sink.name}",
+                    group=group_of(head.app, head.stage),
+                    source=book.sink.topic,
+                    topic=(publishes(info) or {}).get(sink.name, sink.name),
+                    patience_s=patience_s,
+                )
+                app_id = info.created_ms if info else 0
+                target = ToTopic(kafka.transactions(settings), book, app_id, accept_loss)
+            return SinkThread(kafka, book, target, accept_loss=accept_loss, patience_s=patience_s)
 
-        books = [
-            (sink, Book(store, claimed[stage.name], sink.name))
+        self._threads = tuple(
+            thread(sink, claimed[stage.name])
             for stage in stages
             for sink in stage.sinks
             if sink.name in claimed[stage.name].sinks
-        ]
-        self._threads = tuple(
-            SinkThread(kafka, book, target(sink, book), accept_loss=accept_loss, patience_s=patience_s)
-            for sink, book in books
         )
 
     def start(self) -> None:
@@ -257,11 +239,12 @@ class Publishers:
         return {thread.sink: thread.place for thread in self._threads if thread.stage == stage}
 
     def close(self) -> None:
-        """End all, after what is under way."""
+        """End all, after what is under way; what takes long is left, and published by the next runner."""
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:
-            thread.close()
+            if thread.is_alive():
+                thread.join(_END_S)
 
 
 def publishes(info: AppInfo | None) -> Mapping[str, str] | None:

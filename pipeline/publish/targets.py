@@ -37,11 +37,16 @@ class Book:
     def sink(self) -> Sink:
         return self.claimed.sinks[self.name]
 
+    @property
+    def title(self) -> str:
+        """The sink, as messages name it."""
+        return f"sink {self.name!r} of stage {self.claimed.stage!r}"
+
     def began(self) -> Place:
         """Where the sink began. Until all is published, no collection takes that version; after that, nobody asks."""
-        claimed, since = self.claimed, self.sink.since
-        is_claim = since == claimed.version
-        first = claimed if is_claim else history.read(self.store, claimed.app, claimed.stage, since)
+        first, since = self.claimed, self.sink.since
+        if since != first.version:
+            first = history.read(self.store, first.app, first.stage, since)
         return Place(since, first.sinks[self.name].end, 0)
 
     def read(self) -> Place | None:
@@ -67,8 +72,6 @@ class ToTopic:
 
     max_rows: ClassVar[int] = 250_000
 
-    name: str
-    """The sink's, as messages name it."""
     transactions: Transactions
     book: Book
     app_id: int
@@ -117,7 +120,7 @@ class ToTopic:
         if stored is not None and stored.rows < sink.sent:
             if not self.accept_loss:
                 raise Refused(
-                    f"Kafka has forgotten how far {self.name} was published: by the store at least up to "
+                    f"Kafka has forgotten how far {self.book.title} was published: by the store at least up to "
                     f"v{stored.version}, and nobody knows whether the versions behind it were",
                     hint="it forgets offsets after offsets.retention.minutes without a commit. --accept-loss goes on "
                     "with what comes from now on; the rows in between are in the internal topic until then",
@@ -143,8 +146,6 @@ class ToFunction:
 
     max_rows: ClassVar[int] = 0
 
-    name: str
-    """The sink's, as messages name it."""
     function: VersionFunction
     book: Book
     _rows: list[pa.Table] = field(default_factory=list)
@@ -167,7 +168,7 @@ class ToFunction:
         claimed = self.book.claimed
         try:
             if self._rows:  # else they are given up
-                with as_user_error(f"{self.name}, at v{place.version}", self.function):
+                with as_user_error(f"{self.book.title}, at v{place.version}", self.function):
                     # Tasks of one version have the same columns.
                     self.function(claimed.app, claimed.stage, place.version, pa.concat_tables(self._rows))
         except SlackwaterError as error:

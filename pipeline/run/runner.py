@@ -27,8 +27,7 @@ from ..kafka.channels import Announcer, KafkaChannels
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter, Retrier
 from ..source.checkpoint import Checkpoint
-from ..source.request_watch import RequestWatch
-from ..source.wake import PlannerFiles
+from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
 from ..spark.session import spark_session, warm_up
 from ..upkeep.meter import StageMeter

@@ -14,7 +14,7 @@ from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer
 from ..publish.publishers import Publishers
 from ..reject.rejecter import Retrier
-from ..source.request_watch import RequestWatch
+from ..source.wake import RequestWatch
 from ..spark.session import end_beside
 from ..spark.user_errors import translate
 from .catch_up import CatchUp

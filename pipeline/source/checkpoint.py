@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...fold.records import Position
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One query's scratch checkpoint under `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def write(self, version: int, positions: Sequence[Position]) -> None:
         """Make Spark go on with batch `version` + 1 from these positions, one for each use of a source, in order."""

@@ -23,7 +23,7 @@ TOPIC_SCHEMA = (
 """The columns of Structured Streaming's Kafka source."""
 
 
-class Source(DataSource):
+class InputSource(DataSource):
     """`spark.readStream.format("slackwater")`."""
 
     private: ClassVar[Private] = Private()
@@ -39,10 +39,10 @@ class Source(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Spark's hook."""
-        from .readers import ChannelReader, TopicReader
+        from .readers import ChannelSourceReader, TopicSourceReader
 
         options = msgspec.json.decode(self.options["json"], type=SourceOptions)
-        return (ChannelReader if options.upstream else TopicReader)(options, schema, self.private)
+        return (ChannelSourceReader if options.upstream else TopicSourceReader)(options, schema, self.private)
 
 
 _registering = Lock()
@@ -51,18 +51,18 @@ _registering = Lock()
 def open_stream(
     spark: SparkSession, options: SourceOptions, private: Private, schema: StructType | None = None
 ) -> DataFrame:
-    """A stream of a source that has `private` beside its options.
+    """A stream of a source that has `private` beside its options; `schema` is that of a repartition topic's rows.
 
     Spark pickles a source's class when it is registered, and makes the source of it when the stream is opened. So for
     that moment a class is registered that carries the values. Spark keeps them in memory as bytes of a pickle, sends
-    them to tasks as it sends functions, and shows them nowhere.
-
-    `schema` is that of a repartition topic's rows. The class has it too: told to Spark it would put off the making.
+    them to tasks as it sends functions, and shows them nowhere. A schema that Spark was given would put off the making.
     """
     more: dict[str, object] = {} if schema is None else {"schema": lambda _self: schema}
     with _registering:
-        spark.dataSource.register(type(Source.__name__, (Source,), {"private": private, **more}))
+        spark.dataSource.register(type(InputSource.__name__, (InputSource,), {"private": private, **more}))
         try:
-            return spark.readStream.format(Source.name()).option("json", msgspec.json.encode(options).decode()).load()
+            return (
+                spark.readStream.format(InputSource.name()).option("json", msgspec.json.encode(options).decode()).load()
+            )
         finally:
-            spark.dataSource.register(Source)
+            spark.dataSource.register(InputSource)

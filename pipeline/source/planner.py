@@ -76,11 +76,9 @@ def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None
     known = start + (0,) * (len(ends) - len(start))
     backlog = [max(0, end - at) for at, end in zip(known, ends, strict=True)]
     total = sum(backlog)
-    if max_records is None or total <= max_records:
-        return tuple(at + waiting for at, waiting in zip(known, backlog, strict=True))
-    return tuple(
-        at + min(waiting, max(1, waiting * max_records // total)) for at, waiting in zip(known, backlog, strict=True)
-    )
+    if max_records is not None and total > max_records:
+        backlog = [min(waiting, max(1, waiting * max_records // total)) for waiting in backlog]
+    return tuple(at + waiting for at, waiting in zip(known, backlog, strict=True))
 
 
 @dataclass(slots=True)
@@ -98,8 +96,8 @@ class TopicPlanner:
     """Ids of those for which a batch has ended."""
     until: tuple[int, ...] | None = None
     """Where it ends for this reader, whatever comes after; None for nowhere."""
-    asked: Callable[[int], int] = lambda _handled: 0
-    """Gives the version after which a batch is to start whatever there is to read, above the given one; 0 for none."""
+    woken: Callable[[int], int] = lambda _handled: 0
+    """Gives the version after which a batch is to start whatever there is to read, above one version; 0 for none."""
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
@@ -109,22 +107,20 @@ class TopicPlanner:
 
         Raises `Unavailable` when the broker has been away for too long.
         """
-        asked: tuple[str, ...] = ()
-        if self._poll_requests.now():
-            asked = tuple(name for name in self.requests() if name not in self.handled)
-        if asked:
+        new = [name for name in self.requests() if name not in self.handled] if self._poll_requests.now() else []
+        if new:
             # At once, and without records: the snapshot need not wait for one more batch.
-            self.handled.update(asked)
-            return replace(start, snapshots=asked)
+            self.handled.update(new)
+            return replace(start, snapshots=tuple(new))
         if not self.pace.due():
             return start
         self._refresh()
         ends = admit(start.offsets, self._ends, self.max_records) if self._ends else start.offsets
-        asked_after = self.asked(start.woken)
-        if ends == start.offsets and not asked_after:
+        woken = self.woken(start.woken)
+        if ends == start.offsets and not woken:
             return start
         self.pace.started()
-        return replace(start, offsets=ends, snapshots=(), woken=asked_after or start.woken)
+        return replace(start, offsets=ends, snapshots=(), woken=woken or start.woken)
 
     def _refresh(self) -> None:
         if not self._poll_kafka.now():
@@ -151,16 +147,16 @@ class ChannelPlanner:
     channel: str
     pace: Pace
     max_records: int | None
-    asked: Callable[[int], int] = lambda _handled: 0
-    """As of `TopicPlanner`."""
+    woken: Callable[[int], int] = lambda _handled: 0
+    """Gives the version after which a batch is to start whatever there is to read, above one version; 0 for none."""
     committed: Callable[[], int | None] = lambda: None
     """Gives the newest version of the upstream stage where that runs on this machine; None where nobody tells."""
     _known: list[Manifest] = field(default_factory=list, init=False)
     _poll: _Every = field(default_factory=lambda: _Every(_STORE_POLL_MIN_S), init=False)
     _news_s: float = field(default=0.0, init=False)
-    """When there was something new, at the latest with the first look."""
-    _told: int = field(default=0, init=False)
-    """The commit after which the store was looked at."""
+    """When there was something new, at the latest when the store was first read."""
+    _read_after: int = field(default=0, init=False)
+    """The commit after which the store was read."""
 
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make."""
@@ -179,11 +175,11 @@ class ChannelPlanner:
                 break
         if not (snapshots or self.pace.due()):
             return start
-        asked_after = self.asked(start.woken)
-        if end is None and not asked_after:
+        woken = self.woken(start.woken)
+        if end is None and not woken:
             return start
         self.pace.started()
-        woken = asked_after or start.woken
+        woken = woken or start.woken
         if end is None:
             return replace(start, snapshots=(), woken=woken)
         output = end.outputs[self.channel]
@@ -198,9 +194,9 @@ class ChannelPlanner:
         self._known = [manifest for manifest in self._known if manifest.version > consumed]
         last = max(consumed, *(manifest.version for manifest in self._known), 0)
         committed = self.committed()
-        if not ((committed or 0) > max(last, self._told) or self._poll.now()):
+        if not ((committed or 0) > max(last, self._read_after) or self._poll.now()):
             return
-        self._told = committed or 0
+        self._read_after = committed or 0
         new = list(history.after(self.store, self.app, self.upstream, last))
         self._known += [manifest for manifest in new if self.channel in manifest.outputs]
         now_s = time.monotonic()

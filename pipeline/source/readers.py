@@ -24,7 +24,6 @@ from ... import instants
 from ...fold.records import Position, ranges
 from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
-from ...store.objects.protocol import ObjectStore
 from ..kafka.messages import decode, read_rows, topic_columns
 from ..kafka.open import open_kafka
 from ..kafka.patience import patience_with
@@ -55,7 +54,7 @@ def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str]
     ]
 
 
-class _Reader(DataSourceStreamReader):
+class _SourceReader(DataSourceStreamReader):
     """What both readers share."""
 
     _planner: TopicPlanner | ChannelPlanner
@@ -80,6 +79,15 @@ class _Reader(DataSourceStreamReader):
             configure_worker()
             yield from self._read(partition, to_arrow_schema(self._schema, timezone="UTC"))
 
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Spark's hook."""
+        first, last = Position.of(start), Position.of(end)
+        return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))
+
+    def _attempts(self, _start: int, _end: int) -> frozenset[str]:
+        """Those whose messages count, of a channel's upstream versions."""
+        return frozenset()
+
     @abstractmethod
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
 
@@ -100,27 +108,20 @@ class _Reader(DataSourceStreamReader):
     def _kafka(self) -> Kafka:
         return open_kafka(self._private.kafka)
 
-    def _pace(self) -> Pace:
-        told, stage = self._told, self._options.stage
-        return Pace(self._options.trigger_ms / 1000, held=lambda: told is not None and told.held(stage))
-
     @property
     def _told(self) -> PlannerFiles | None:
         return PlannerFiles(Path(self._options.told)) if self._options.told else None
 
-    def _asked(self, handled: int) -> int:
+    def _pace(self) -> Pace:
+        told, stage = self._told, self._options.stage
+        return Pace(self._options.trigger_ms / 1000, held=lambda: told is not None and told.held(stage))
+
+    def _woken(self, handled: int) -> int:
         told, options = self._told, self._options
         return told.woken(options.stage, handled, instants.now_ms()) if told is not None and options.wakes else 0
 
-    def _open_store(self) -> ObjectStore:
-        # Planning has a process of its own, which Spark may have started with less than the driver was given since.
-        os.environ.update(self._private.environ)
-        store = open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
-        folder = self._options.counts
-        return CountingStore(store, SharedCounts(Path(folder) / str(os.getpid())).add) if folder else store
 
-
-class TopicReader(_Reader):
+class TopicSourceReader(_SourceReader):
     """Reads a user's Kafka topic: the columns that the stage needs. The others are null in each row."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
@@ -140,7 +141,7 @@ class TopicReader(_Reader):
             requests=self._told.asked if self._told is not None and options.asks else tuple,
             handled=set(options.handled),
             until=options.until,
-            asked=self._asked,
+            woken=self._woken,
         )
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
@@ -148,37 +149,36 @@ class TopicReader(_Reader):
         # Only without a checkpoint; a stage's always says where it is.
         return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Spark's hook."""
-        return _ranges(self._options.topic, Position.of(start), Position.of(end))
-
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end)
         for messages in self._kafka.read(*where, patience_s=self._options.patience_s):
             yield pa.RecordBatch.from_arrays(topic_columns(messages, self._needed), schema=schema)
 
 
-class ChannelReader(_Reader):
+class ChannelSourceReader(_SourceReader):
     """Reads a repartition topic."""
 
     @cached_property
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
         options, told = self._options, self._told
+        # Planning has a process of its own, which Spark may have started with less than the driver was given since.
+        os.environ.update(self._private.environ)
+        store = open_store(options.store, patience_s=options.patience_s, settings=self._private.s3)
+        if options.counts:
+            store = CountingStore(store, SharedCounts(Path(options.counts) / str(os.getpid())).add)
         return ChannelPlanner(
-            self._open_store(),
+            store,
             options.app,
             options.upstream,
             options.input,
             pace=self._pace(),
             max_records=options.max_records,
-            asked=self._asked,
+            woken=self._woken,
             committed=lambda: None if told is None else told.committed(options.upstream),
         )
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Spark's hook."""
-        first, last = Position.of(start), Position.of(end)
-        return _ranges(self._options.topic, first, last, self._planner.attempts(first.version, last.version))
+    def _attempts(self, start: int, end: int) -> frozenset[str]:
+        return self._planner.attempts(start, end)
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end, partition.rows)

@@ -1,17 +1,27 @@
-"""What a runner tells the planners of its stages' inputs: in files, at which these look."""
+"""What a runner tells the planners of its inputs, each a process of its own, in files; snapshots that are asked for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
+
+from ...moments.cut.stored import newest_notice, open_requests
+from ...store.objects.protocol import ObjectStore
+
+_BUSY_S = 0.25
+_IDLE_S = 1.5
+"""Of an app that does nothing these reads are most of what it costs."""
+_LIST_S = 300.0
+"""Whoever asked may have died before notifying anybody."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerFiles:
-    """What a runner tells the planners of all of its stages, in files of a folder. Any thread may tell."""
+    """What a runner tells the planners of all its stages, in files of a folder. Any thread may tell."""
 
     folder: Path
 
@@ -59,13 +69,12 @@ class PlannerFiles:
         return (self.folder / "held" / stage).exists()
 
     def _tell(self, name: str, text: str | None) -> None:
-        """All of it or nothing is there to be read."""
+        """Write a file whole, also where several threads tell the same; None removes it."""
         path = self.folder / name
         if text is None:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(parents=True, exist_ok=True)  # before the query has begun
-        # Several threads tell the same.
         whole = path.with_name(f"{path.name}.{uuid4().hex}")
         whole.write_text(text)
         whole.replace(path)
@@ -75,3 +84,38 @@ class PlannerFiles:
             return (self.folder / name).read_text()
         except FileNotFoundError:
             return None
+
+
+@dataclass(slots=True)
+class RequestWatch:
+    """Looks for one runner, and tells the planners of its stages which snapshots are asked for.
+
+    A listing costs twelve times a read: so requests are listed only where a notice says that there is something new.
+    `clock` gives seconds, and never goes back.
+    """
+
+    store: ObjectStore
+    app: str
+    planners: PlannerFiles
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    _seen: bytes | None = None
+    _looked_s: float = float("-inf")
+    _listed_s: float = float("-inf")
+
+    def look(self, *, busy: bool) -> bool:
+        """Look, if it is time. Whether anything may have been asked for since: a snapshot, a retry, or the stages.
+
+        `busy`: batches were committed since the last call; beside these, more reads hardly count. Raises `Unavailable`,
+        and `Corruption` where a request is damaged.
+        """
+        now_s = self.clock()
+        if now_s - self._looked_s < (_BUSY_S if busy else _IDLE_S):
+            return False
+        self._looked_s = now_s
+        notice = newest_notice(self.store, self.app)
+        if notice == self._seen and now_s - self._listed_s < _LIST_S:
+            return False
+        self.planners.ask(each.id for each in open_requests(self.store, self.app))
+        # Not before: what failed is looked for again.
+        self._seen, self._listed_s = notice, now_s
+        return True

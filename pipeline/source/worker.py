@@ -1,6 +1,6 @@
 """Our own part of a task in a Python worker of Spark's: the worker is set up once, and our errors are marked.
 
-To the driver errors come as text, beside those of the user's code.
+Errors come to the driver as text, beside those of the user's code.
 """
 
 from __future__ import annotations

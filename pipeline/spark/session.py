@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from ...errors import Refused
-from ..source.data_source import Source
+from ..source.data_source import InputSource
 from . import jvm
 from .conf import SECRETS
 from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
@@ -114,7 +114,7 @@ def spark_session(
             ship_slackwater(spark.sparkContext)
         for file in py_files:
             spark.sparkContext.addPyFile(file)
-        spark.dataSource.register(Source)
+        spark.dataSource.register(InputSource)
         try:
             yield spark
         except (Py4JError, ConnectionError) as error:
@@ -186,7 +186,7 @@ def warm_up(spark: SparkSession) -> None:
 
 
 def _source(spark: SparkSession) -> None:
-    spark.readStream.format(Source.name()).load()
+    spark.readStream.format(InputSource.name()).load()
 
 
 def _job(spark: SparkSession) -> None:

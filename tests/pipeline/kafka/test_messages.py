@@ -27,7 +27,7 @@ from slackwater.pipeline.kafka.messages import (
     write_markers,
 )
 from slackwater.pipeline.source.options import Private, SourceOptions
-from slackwater.pipeline.source.readers import ChannelReader, _Range
+from slackwater.pipeline.source.readers import ChannelSourceReader, _Range
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import Manifest, Output
@@ -164,7 +164,9 @@ class Written:
         """As Spark has the source read a batch."""
         store = str(self.store.url)
         options = SourceOptions(input="c", topic=self.topic, upstream="up", patience_s=30, app="a", store=store)
-        reader = ChannelReader(options, StructType([StructField("n", LongType())]), Private(self.kafka.properties))
+        reader = ChannelSourceReader(
+            options, StructType([StructField("n", LongType())]), Private(self.kafka.properties)
+        )
         parts = reader.partitions(start.json(), end.json())
         assert all(isinstance(part, _Range) for part in parts)
         return [n for part in parts for rows in reader.read(part) for n in rows["n"].to_pylist()]

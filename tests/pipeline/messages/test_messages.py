@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.messages.avro import AvroReader
-from slackwater.pipeline.messages.batches import open_reader, read_batch
+from slackwater.pipeline.messages.decode import open_reader, read_batch
 from slackwater.pipeline.messages.schema import BadMessage, Schema
 
 from tests.models.profiles import scaled
@@ -30,7 +30,7 @@ message Order {
 class Known(dict[int, Schema]):
     """Schemas by their ids."""
 
-    def by_id(self, number: int) -> Schema:
+    def __call__(self, number: int) -> Schema:
         if number not in self:
             raise NotFound("schema id", str(number))
         return self[number]
@@ -216,6 +216,17 @@ def test_a_union_is_read_as_another_by_its_branches() -> None:
     assert [value and value["who"] for value in values.to_pylist()] == [None, "x", None, "y", None, None]
     assert [one.row for one in bad] == [0, 5]
     assert bad[1].why == "schema id 4: what is written as int32 is not read as string"
+
+
+def test_a_record_that_may_be_null_has_a_union() -> None:
+    paid = record("Paid", {"name": "by", "type": ["string", "long"]})
+    schema = avro(record("Order", {"name": "paid", "type": ["null", paid]}))
+    rows = [None, {"by": "card"}, None, {"by": 5}]
+    messages = pa.array([encoded(json.loads(schema.text), 1, paid=row) for row in rows])
+    values, bad = read_batch(messages, open_reader(schema), "AVRO", Known({1: schema}))
+    assert bad == ()
+    found = [value["paid"] and tuple(value["paid"]["by"].values()) for value in values.to_pylist()]
+    assert found == [None, ("card", None), None, (None, 5)]
 
 
 def test_protobuf_is_read_by_the_readers_type_wherever_the_writers_schema_has_it() -> None:

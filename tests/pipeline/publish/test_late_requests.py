@@ -73,7 +73,6 @@ class World:
         }
         where = {"transactional_id": self.name, "group": self.name, "source": self.internal, "topic": self.topic}
         target = Rows(
-            self.name,
             open_kafka(kafka).transactions(TransactionSettings(**where, patience_s=patience_s)),
             NewBook(),
             app_id=1,

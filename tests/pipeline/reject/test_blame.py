@@ -19,7 +19,7 @@ from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.reject.records import KafkaFeed
 from slackwater.pipeline.reject.table import DeadLetter
 from slackwater.pipeline.source.options import Private, SourceOptions
-from slackwater.pipeline.source.readers import TopicReader
+from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.worker import ERROR_MARK, ErrorMark
 from slackwater.pipeline.spark.places import Places
 
@@ -165,7 +165,7 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
 
 def test_reading_that_fails_is_no_records_fault() -> None:
     private = Private({"bootstrap.servers": "127.0.0.1:1"})
-    reader = TopicReader(SourceOptions(input="t", topic="t", patience_s=0.5), StructType(), private)
+    reader = TopicSourceReader(SourceOptions(input="t", topic="t", patience_s=0.5), StructType(), private)
     (partition,) = reader.partitions({"input": "t", "offsets": [0]}, {"input": "t", "offsets": [1]})
     with pytest.raises(Unavailable) as caught:
         list(reader.read(partition))

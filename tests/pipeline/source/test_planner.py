@@ -116,8 +116,8 @@ class Upstream:
         commit.commit(self.store, manifest)
 
     def planner(self, max_records: int | None = None, told: PlannerFiles | None = None) -> ChannelPlanner:
-        asked = {"asked": lambda handled: told.woken("s", handled, now_ms=1_000)} if told is not None else {}
-        return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records, **asked)
+        woken = {"woken": lambda handled: told.woken("s", handled, now_ms=1_000)} if told is not None else {}
+        return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records, **woken)
 
 
 START = Position("c", (0,), 0, (0,))
@@ -152,7 +152,7 @@ def test_a_batch_starts_where_the_runner_asks_for_one_though_there_is_nothing_to
     upstream.write(10)
     assert upstream.planner(told=told).latest(woken) == replace(at(10, 1, 10), woken=9)
     told.wake("s", 9, None)
-    assert planner.asked(0) == 0
+    assert planner.woken(0) == 0
 
 
 def test_readers_get_the_watermark_only_when_what_falls_due_at_it_was_sent() -> None:

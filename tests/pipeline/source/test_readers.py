@@ -8,13 +8,13 @@ import pytest
 PLANNING = """
 from pyspark.sql.types import StructType
 from slackwater.pipeline.source.data_source import Private, SourceOptions
-from slackwater.pipeline.source.readers import TopicReader
+from slackwater.pipeline.source.readers import TopicSourceReader
 
 class Away:
     def latest(self, start):
         raise ConnectionResetError("Kafka's")
 
-reader = TopicReader(SourceOptions(input="t", topic="t"), StructType(), Private())
+reader = TopicSourceReader(SourceOptions(input="t", topic="t"), StructType(), Private())
 try:
     {what}
 finally:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from slackwater.moments.cut.stored import Request, cancel, notify
 from slackwater.moments.take.taking import request
-from slackwater.pipeline.source.request_watch import RequestWatch
-from slackwater.pipeline.source.wake import PlannerFiles
+from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Prices, monthly_cost

@@ -17,7 +17,7 @@ from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
 from slackwater.pipeline.source.options import Private, SourceOptions
-from slackwater.pipeline.source.readers import TopicReader
+from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.plans import first_column, needed_columns, plan_of
 
@@ -114,7 +114,7 @@ def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(memory_kafka: Memo
 
     def read() -> pa.Table:
         options = SourceOptions(input="orders", topic=topic, stage="s", told=str(tmp_path), patience_s=30)
-        reader = TopicReader(options, COLUMNS, Private(memory_kafka.properties))
+        reader = TopicSourceReader(options, COLUMNS, Private(memory_kafka.properties))
         (part,) = reader.partitions(Position("orders", (0,)).json(), Position("orders", (2,)).json())
         return pa.Table.from_batches(reader._read(part, schema), schema)  # type: ignore[arg-type]
 

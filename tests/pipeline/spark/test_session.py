@@ -19,7 +19,7 @@ from slackwater.errors import NotFound, Usage
 from slackwater.fold.records import Position
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
-from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Source, open_stream
+from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, InputSource, open_stream
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
@@ -192,9 +192,9 @@ def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_al
     open_stream(session, options, private, rows if upstream else None)  # type: ignore[arg-type]
     assert PASSWORD not in str(session.options) + repr(private)
     # The class with the passwords was there for the moment of the making; another stream gets none of them.
-    assert session.registered[-1] is Source
-    assert Source.private == Private()
-    assert isinstance(session.made, Source)
+    assert session.registered[-1] is InputSource
+    assert InputSource.private == Private()
+    assert isinstance(session.made, InputSource)
     assert session.made.schema() == (rows if upstream else TOPIC_SCHEMA)
     reader = session.made.streamReader(rows)
     there = pickle.loads(cloudpickle.dumps(reader))  # noqa: S301
