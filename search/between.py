@@ -4,7 +4,7 @@ The judge asks the predicate at such moments: none twice, and none whose tables 
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -30,8 +30,6 @@ PROBES = 2
 
 Skips = Mapping[str, Collection[int]]
 """By stage, the versions that name moments which the predicate cannot judge."""
-
-_NONE: Skips = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Between:
         """What decides the predicate at a cut: the same content, the same answer."""
         return tuple(self._content(cut, stage) for stage in sorted(self.watched))
 
-    def middle(self, skips: Skips = _NONE) -> Cut | None:
+    def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
         """A moment strictly between; None when at most one commit of a watched table is left, or no other moment.
 
         The longest stretch of a watched table's versions is halved. Where each of them is a single version, it is the
@@ -103,33 +101,27 @@ class Between:
         halved, those that end with a moment that could be judged first.
         """
         if not self.is_whole:
-            left = self.whole.left_between(self.low, self.high)
-            inside = [each for each in left if each.version not in skips.get(each.stage, ())]
+            kept = self.whole.left_between(self.low, self.high)
+            inside = [each for each in kept if each.version not in skips.get(each.stage, ())]
             return self.whole.at(inside[len(inside) // 2]) if inside else None
-        commit = self._middle(skips)
-        return self.line.up_to(commit) if commit is not None else None
-
-    def _middle(self, skips: Skips) -> Manifest | None:
         differing = self.differing()
-        found = {stage: gap for stage in differing if (gap := self._gap(stage, skips)) is not None}
-        if found:
-            stage = max(found, key=lambda each: found[each][:2])
-            _, length, low = found[stage]
-            return self.line.read(stage, low + length // 2)
+        gaps = [gap for stage in differing for gap in self._gaps(stage, skips.get(stage, ()))]
+        if gaps:
+            _, length, low, stage = max(gaps, key=lambda gap: gap[:2])
+            return self.line.up_to(self.line.read(stage, low + length // 2))
         left = sorted((self.high.stages[stage] for stage in differing), key=self.line.place)
         half = (len(left) - 1) // 2
         others = [each for each in left[:-1] if each.version not in skips.get(each.stage, ())]
-        return min(others, key=lambda each: abs(left.index(each) - half), default=None)
+        nearest = min(others, key=lambda each: abs(left.index(each) - half), default=None)
+        return self.line.up_to(nearest) if nearest is not None else None
 
-    def _gap(self, stage: str, skips: Skips) -> tuple[bool, int, int] | None:
-        """The stretch of the stage's versions to look into: whether one of its ends was judged, its length, its start.
-
-        None when no version lies inside one.
-        """
-        low, high, skipped = self.lowest(stage), self.high.stages[stage].version, skips.get(stage, ())
+    def _gaps(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
+        """Where versions of a stage lie between skips: whether an end was judged, how many, and behind which."""
+        low, high = self.lowest(stage), self.high.stages[stage].version
         places = (low, *sorted(version for version in skipped if low < version < high), high)
-        gaps = ((at == low not in skipped or to == high, to - at, at) for at, to in pairwise(places) if to - at > 1)
-        return max(gaps, key=lambda gap: gap[:2], default=None)
+        for at, to in pairwise(places):
+            if to - at > 1:
+                yield at == low not in skipped or to == high, to - at, at, stage
 
     def only(self) -> Manifest | None:
         """When `middle` is None, the one commit of a watched table that is left; None without any, or with several."""
@@ -190,22 +182,25 @@ class Judge:
         content = self.between.content(cut)
         if content in self.judged:
             return self.judged[content]
-        if (why := self.lacking.get(self._columns(cut))) is not None:
+        # What the tables that decide the predicate look like.
+        tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
+        columns = tuple((table.key, table.values) if table else None for table in tables)
+        if (why := self.lacking.get(columns)) is not None:
             return Step(0, 0, self.ref(cut), cut, "skip", why=why, lacks=True)
         started, number = time.perf_counter(), len(self.judged) + 1
         try:
             answer, why, lacks = self._ask(cut)
-            # Where the same columns were enough once, it lacks something else.
-            lacks = lacks and self._columns(cut) not in self.able
         except Wanted:
             raise Wanted(cut, self.ref(cut), to_come) from None
+        # Where the same columns were enough once, it lacks something else.
+        lacks = lacks and columns not in self.able
         took_ms = round((time.perf_counter() - started) * 1000)
         step = Step(number, number + to_come, self.ref(cut), cut, answer, why=why, took_ms=took_ms, lacks=lacks)
         self.judged[content] = step
         if lacks:
-            self.lacking[self._columns(cut)] = why
+            self.lacking[columns] = why
         elif answer != "skip":
-            self.able.add(self._columns(cut))
+            self.able.add(columns)
         if self.on_step is not None:
             self.on_step(step)
         return step
@@ -227,8 +222,7 @@ class Judge:
         """
         later = self.between.whole.heads.stages
         cut = cut.under_names_of(later)
-        only = self.between.tables(cut)
-        at = At(self.store, self.cache, cut, later, only, self.reader, self.ref(cut))
+        at = At(self.store, self.cache, cut, later, self.between.tables(cut), self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
     def ref(self, cut: Cut) -> str:
@@ -255,8 +249,3 @@ class Judge:
             if is_first:
                 raise
             return "skip", error.sentence, False
-
-    def _columns(self, cut: Cut) -> object:
-        """What the tables that decide the predicate look like at a cut."""
-        tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
-        return tuple((table.key, table.values) if table else None for table in tables)

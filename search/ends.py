@@ -13,7 +13,7 @@ from ..store.objects.protocol import ObjectStore
 from ..store.versions.aside import owner
 from .between import Between, Judge, length
 from .predicate import Predicate
-from .verdict import Answer
+from .verdict import Answer, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Ends:
         """
         low, high, begin = self.between.low, self.between.high, self.begin
         to_come = replace(self.between, low=begin).evaluations_left()
-        self._check_bad(judge, judge.judge(high, 1 + to_come).answer)
+        if not (at_high := judge.judge(high, 1 + to_come)).bad:
+            raise self._not_bad(judge, at_high)
         if self.good and judge.judge(low, to_come).bad:
             raise self._bad_already(judge)
         if length(begin) < length(high):
@@ -78,16 +79,13 @@ class Ends:
             raise self._bad_already(judge)
         return replace(self.between, high=high)
 
-    def _check_bad(self, judge: Judge, answer: Answer) -> None:
-        """Raise `Refused` when the bad end is not bad."""
-        if answer == "bad":
-            return
+    def _not_bad(self, judge: Judge, at_high: Step) -> Refused:
         high = self.between.high
         where = self._said(judge, self.bad, high) or f"{high.app}@now"
-        if answer == "skip":
-            why = f": {last}" if (last := judge.judge(high, 0).why) else ""
-            raise Refused(f"nobody can judge {where}, where the search ends{why}", hint="give another --bad")
-        raise Refused(
+        if at_high.answer == "skip":
+            why = f": {at_high.why}" if at_high.why else ""
+            return Refused(f"nobody can judge {where}, where the search ends{why}", hint="give another --bad")
+        return Refused(
             f"the predicate returns no rows at {where}: nothing is wrong there"
             if judge.predicate.sql
             else f"nothing is wrong at {where}",
@@ -127,17 +125,22 @@ def find_ends(
         Refused: an end is another app's; or `good` is not before `bad`; or the predicate names a table that is retired
             at `bad`.
     """
-    given = tuple(filter(None, (good, bad)))
-    for text in given:
-        _check_app(app, text, now_ms)
-    asked = {text: resolve(store, text, now_ms=now_ms) for text in given}
+    refs = tuple(filter(None, (good, bad)))
+    for ref in refs:
+        _check_app(app, ref, now_ms)
+    asked = {ref: resolve(store, ref, now_ms=now_ms) for ref in refs}
     # After the ends, so that they lie on it. What the app commits from now on does not move it.
     line = line_of(store, app)
-    asked = {text: with_retired(line, cut) for text, cut in asked.items()}
+    asked = {ref: with_retired(line, cut) for ref, cut in asked.items()}
     until = asked[bad] if bad else line.heads
     is_late, begin = not line.is_whole(until), line.beginning()
     high = line.around(until) if bad and not is_late else until
-    _check_not_retired(predicate, high, bad or app)
+    for stage, last in high.tables.items():
+        if last.retired and predicate.names(stage):
+            raise Refused(
+                f"the predicate names the table {stage}, whose stage is not part of {bad or app}: it was retired",
+                hint=f"search up to a moment that has it: --bad {app}/{stage}@v{last.version - 1}",
+            )
     between = Between(line, begin, high, _watched(predicate, line), predicate.channels)
     low = _good_end(between, asked[good] if good else None)
     if is_late or line.is_whole(low):
@@ -147,15 +150,15 @@ def find_ends(
     return Ends(replace(between, low=low), begin, good, bad, asked, begins)
 
 
-def _good_end(between: Between, given: Cut | None) -> Cut:
-    """The moment to begin at, `given` or else the oldest; `between` begins where the whole line does."""
+def _good_end(between: Between, good: Cut | None) -> Cut:
+    """The moment to begin at, `good` or else the oldest; `between` begins where the whole line does."""
     line, begin = between.whole, between.low
-    if given is None:
+    if good is None:
         left = line.left_between(Cut(between.high.app, {}), between.high)
         return line.at(left[0]) if left else begin
-    if not line.is_whole(given):
-        return given
-    low = line.within(given)
+    if not line.is_whole(good):
+        return good
+    low = line.within(good)
     # The prefix within a snapshot may lie where history is not whole.
     return low if not line.limit.first or replace(between, high=low).ordered() else begin
 
@@ -205,13 +208,3 @@ def _check_app(app: str, ref: str, now_ms: int) -> None:
             f"{ref} is a moment of app {other!r}; expected one of {app!r}",
             hint=f"did you mean {app}@{ref}" if ref == other else "",
         )
-
-
-def _check_not_retired(predicate: Predicate, high: Cut, bad: str) -> None:
-    """Raise `Refused` when the predicate names the table of a stage that is retired at the bad end."""
-    for stage, last in high.tables.items():
-        if last.retired and predicate.names(stage):
-            raise Refused(
-                f"the predicate names the table {stage}, whose stage is not part of {bad}: it was retired",
-                hint=f"search up to a moment that has it: --bad {high.app}/{stage}@v{last.version - 1}",
-            )

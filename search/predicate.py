@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -112,11 +113,9 @@ class OfAllTables:
     channels: ClassVar[bool] = False
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        """See `Predicate`."""
         return frozenset(cut.tables)
 
     def names(self, table: str) -> bool:
-        """See `Predicate`."""
         return False
 
 
@@ -128,7 +127,6 @@ class ByHand(OfAllTables):
     channels: ClassVar[bool] = True
 
     def rows(self, at: At, max_rows: int) -> pa.Table:
-        """Raises `Wanted`."""
         raise Wanted(at.cut)
 
 
@@ -142,49 +140,30 @@ class Where:
 
     @property
     def text(self) -> str:
-        """See `Predicate`."""
         return self.said or self.sql
 
     @property
     def channels(self) -> bool:
-        """See `Predicate`."""
         return names_channels(self.sql)
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        """See `Predicate`."""
         return named_tables(self.sql, cut)
 
     def names(self, table: str) -> bool:
-        """See `Predicate`."""
         return re.search(rf"\b{re.escape(table)}\b", self.sql, re.IGNORECASE) is not None
 
     def rows(self, at: At, max_rows: int) -> pa.Table:
-        """See `Predicate`."""
         try:
             return answer(
-                at.store,
-                at.cache,
-                at.cut,
-                self.sql,
-                later=at.later,
-                only=at.only,
-                reader=at.reader,
-                max_rows=max_rows,
+                at.store, at.cache, at.cut, self.sql, later=at.later, only=at.only, reader=at.reader, max_rows=max_rows
             )
         except Usage as error:
-            if isinstance(error.__cause__, duckdb.ParserException) and is_condition(self.sql):
-                error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self.sql.strip()}"
+            if isinstance(error.__cause__, duckdb.ParserException):
+                with duckdb.connect() as con, suppress(duckdb.Error):
+                    # What stands behind a query's WHERE.
+                    con.extract_statements(f"SELECT 1 WHERE {self.sql}")
+                    error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self.sql.strip()}"
             raise
-
-
-def is_condition(text: str) -> bool:
-    """Whether the text is what stands behind a query's WHERE."""
-    with duckdb.connect() as con:
-        try:
-            con.extract_statements(f"SELECT 1 WHERE {text}")
-        except duckdb.Error:
-            return False
-    return True
 
 
 _ALONE = "SELECT ({condition}) AS holds"
@@ -202,11 +181,8 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
     Or it is a whole SELECT that returns it, or made of those, over any tables. As with CHECK in SQL, one that is
     NULL holds: so it does for a table without rows, where `min(balance)` is NULL.
 
-    Args:
-        store: the store of the app.
-        app: name of the app; its newest versions say which columns there are.
-        condition: the condition, in SQL.
-        table: the table whose columns it names; default the only one that has them all.
+    The app's newest versions say which columns there are; `table` is the table whose columns it names, empty for the
+    only one that has them all.
 
     Raises:
         Usage: it is no condition, or no table or several have its columns.
@@ -224,15 +200,21 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
         if (query := _whole_query(con, condition)) is not None:
             _bind(con, query, condition)
             return Where(_FAILS.format(query=query), said)
-        failures = {}
+        found, failures = list[str](), dict[str, duckdb.Error]()
         for name in (table,) if table else tables:
             try:
                 _bind(con, _OVER.format(condition=condition, table=quoted(name)), condition)
+                found.append(name)
             except duckdb.Error as error:
                 failures[name] = error
-        found = [name for name in ((table,) if table else tables) if name not in failures]
         if len(found) == 1:
-            return Where(_of_table(con, condition, quoted(found[0])), said)
+            over = {"condition": condition, "table": quoted(found[0])}
+            query = _ROWS.format(**over)
+            try:
+                con.sql(query)
+            except duckdb.BinderException:  # aggregates and windows have no place behind WHERE
+                query = _FAILS.format(query=_OVER.format(**over))
+            return Where(query, said)
     if found:
         raise Usage(f"the check {condition!r} may be over {' or '.join(found)}", hint=f"say which: --table {found[0]}")
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
@@ -255,11 +237,9 @@ def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
         return condition.rstrip().rstrip(";")
     alone = _ALONE.format(condition=condition)
     if re.search(r"\b(select|from)\b", condition, re.IGNORECASE):
-        try:
+        with suppress(duckdb.Error):
             con.sql(alone)
-        except duckdb.Error:
-            return None
-        return alone
+            return alone
     return None
 
 
@@ -273,12 +253,3 @@ def _bind(con: duckdb.DuckDBPyConnection, query: str, condition: str) -> None:
             f"the check {condition!r} returns {', '.join(types)}; expected one BOOLEAN",
             hint='compare it with something: "min(balance) >= 0"',
         )
-
-
-def _of_table(con: duckdb.DuckDBPyConnection, condition: str, table: str) -> str:
-    rows = _ROWS.format(condition=condition, table=table)
-    try:
-        con.sql(rows)
-    except duckdb.BinderException:  # aggregates and windows have no place behind WHERE
-        return _FAILS.format(query=_OVER.format(condition=condition, table=table))
-    return rows

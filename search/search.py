@@ -54,18 +54,10 @@ def bisect(
     per table. An end that is no prefix of the line, as a snapshot, is moved to the next one that is: the good end
     back, the bad one forward. Where versions were collected, the moments that are left are searched.
 
-    Args:
-        store: where the app lives.
-        cache: where SSTs of a remote store come to lie.
-        app: name of the app.
-        predicate: what is wrong; SQL alone is short for `Where`, a query that returns rows then.
-        good: ref of a moment where nothing is; default the beginning of the app's history.
-        bad: ref of a moment where something is; default now.
-        edge: which change is meant, should evaluations show that there are several.
-        known: answers that are known, by ref; these moments are not evaluated.
-        on_step: told of each evaluation.
-        now_ms: what relative refs count from; default the wall clock.
-        reader: reads records in flight, which SQL may ask for as `inflight('channel')`.
+    SQL alone, as `predicate`, is short for `Where`. `good` and `bad` are refs; default the beginning of the app's
+    history, and now; relative ones count from `now_ms`, default the wall clock. `edge` is which change is meant, should
+    evaluations show that there are several. Moments in `known`, answers by ref, are not evaluated; `on_step` is told of
+    each that is. `reader` reads records in flight, which SQL may ask for as `inflight('channel')`.
 
     Raises:
         Usage: a ref or the SQL is malformed, or it asks for records in flight without a `reader`.
@@ -83,15 +75,15 @@ def bisect(
     if isinstance(predicate, ByHand) and not good:
         judge.know(ends.begin, "good")  # there is nothing to look at
     ends = ends.with_known(judge, known or {}, now_ms)
-    found = _narrow(judge, ends.settle(judge))
-    evaluations = _evaluated(judge)
-    while not isinstance(predicate, ByHand):
+    nearer: Between | None = ends.settle(judge)
+    while nearer is not None:
+        found = _narrow(judge, nearer)
+        # Of moments with rows.
+        evaluations = sum(any(content) and not step.given for content, step in judge.judged.items())
+        if isinstance(predicate, ByHand):
+            break
         _probe(judge, found)
         nearer = _towards(edge, judge, found)
-        if nearer is None:
-            break
-        found = _narrow(judge, nearer)
-        evaluations = _evaluated(judge)
     return _verdict(judge, ends, found, evaluations)
 
 
@@ -175,11 +167,6 @@ def _skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> 
         lacking.append(version)
 
 
-def _evaluated(judge: Judge) -> int:
-    """How many moments with rows were evaluated until now."""
-    return sum(any(content) and not step.given for content, step in judge.judged.items())
-
-
 def _towards(edge: Edge, judge: Judge, found: _Narrowed) -> Between | None:
     """A stretch nearer to the edge that is meant, in which it went from good to bad, too; None when none is known."""
     low, high = length(found.between.low), length(found.between.high)
@@ -200,14 +187,25 @@ def _towards(edge: Edge, judge: Judge, found: _Narrowed) -> Between | None:
 
 def _verdict(judge: Judge, ends: Ends, found: _Narrowed, evaluations: int) -> Verdict:
     between, line = found.between, found.between.line
-    candidates = () if found.certain else _candidates(between)
+    # The versions of which one made it bad.
+    candidates = (
+        ()
+        if found.certain
+        else tuple(
+            VersionRange(stage, between.lowest(stage) + 1, manifest.version)
+            for stage, manifest in between.high.stages.items()
+            if stage in between.watched and between.length(stage) > 0
+        )
+    )
     certain = found.certain or [each.last - each.first for each in candidates] == [0]
     heads = [between.high.stages[each.stage] for each in candidates]
     commit = between.only() if found.certain else max(heads, key=line.place, default=None)
     if commit is None or (certain and not commit.may_change_rows):
         raise _unsteady()
     good, bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
-    rows = _rows(judge, bad)
+    rows = judge.rows(bad, MAX_ROWS + 1) if judge.predicate.sql else pa.table({"wrong": [judge.judge(bad, 0).why]})
+    if not rows.num_rows:
+        raise _unsteady()
     before, previous = good.stages.get(commit.stage), between.whole.last(good)
     keys = changed_keys(judge.store, judge.cache, before, commit, rows.slice(0, MAX_ROWS))
     return Verdict(
@@ -230,35 +228,15 @@ def _verdict(judge: Judge, ends: Ends, found: _Narrowed, evaluations: int) -> Ve
         evaluations=evaluations,
         candidates=() if certain else candidates,
         thinned=not between.is_whole and not certain,
-        non_monotone=_against_the_order(judge, good, bad),
+        # Bad up to the last good moment, or good from the first bad one on.
+        non_monotone=tuple(
+            step
+            for step in judge.judged.values()
+            if (step.bad and length(step.cut) <= length(good))
+            or (step.answer == "good" and length(step.cut) >= length(bad))
+        ),
         asked=ends.asked,
         begins=ends.begins,
-    )
-
-
-def _against_the_order(judge: Judge, good: Cut, bad: Cut) -> tuple[Step, ...]:
-    """Steps that are bad up to the last good moment, or good from the first bad one on."""
-    low, high = length(good), length(bad)
-    placed = [(length(step.cut), step) for step in judge.judged.values()]
-    return tuple(step for at, step in placed if (step.bad and at <= low) or (step.answer == "good" and at >= high))
-
-
-def _rows(judge: Judge, bad: Cut) -> pa.Table:
-    """What is wrong at the first bad moment; of code, what it said."""
-    if not judge.predicate.sql:
-        return pa.table({"wrong": [judge.judge(bad, 0).why]})
-    rows = judge.rows(bad, MAX_ROWS + 1)
-    if not rows.num_rows:
-        raise _unsteady()
-    return rows
-
-
-def _candidates(between: Between) -> tuple[VersionRange, ...]:
-    """The versions of which one made it bad."""
-    return tuple(
-        VersionRange(stage, between.lowest(stage) + 1, manifest.version)
-        for stage, manifest in between.high.stages.items()
-        if stage in between.watched and between.length(stage) > 0
     )
 
 

@@ -1,6 +1,6 @@
 """What is found: the commit that made something wrong, and the input record behind it, each with how it was found."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -183,6 +183,3 @@ class Guilty:
     def replays(self) -> int:
         """How many choices of records were replayed."""
         return sum(hop.replays for hop in self.hops)
-
-    def __iter__(self) -> Iterator[Hop]:
-        return iter(self.hops)

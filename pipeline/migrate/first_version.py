@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ulid import ULID
@@ -19,7 +19,7 @@ from ...store.versions.migrations import MIGRATIONS
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
-from ..batch.schemas import Shape, shapes
+from ..batch.schemas import shapes
 from ..claim.claim import Claimer, program_of
 from ..kafka.open import wait_for
 from ..kafka.protocol import Kafka
@@ -45,14 +45,8 @@ class FirstVersion:
     """The app's identity, with the offsets that were said; as stored, where there is one."""
     others: tuple[str, ...]
     """The app's other stages, which begin empty where the program says."""
-    _claimer: Claimer
-    _stage: Stage
-    _shape: Shape
-
-    def channels(self) -> dict[str, Output]:
-        """Make the channels that the stage reads and writes, where there are none; the latter. Raises `Refused`."""
-        self._claimer.create_channels((self._stage,))
-        return self._claimer.outputs(self._stage, self.manifest, self._shape)
+    channels: Callable[[], dict[str, Output]]
+    """Makes the channels that the stage reads and writes, where there are none; gives the latter. Raises `Refused`."""
 
 
 def first_version_of(
@@ -131,8 +125,13 @@ def first_version_of(
         else EventTime(next_due_ms=BEFORE_ALL_MS, by_clock=shape.due_by == "clock"),
         migration=last.number if last is not None else 0,
     )
+
+    def channels() -> dict[str, Output]:
+        claimer.create_channels((declared,))
+        return claimer.outputs(declared, manifest, shape)
+
     others = tuple(each.name for each in program.in_order() if each.name != stage)
-    return FirstVersion(manifest, info, others, claimer, declared, shape)
+    return FirstVersion(manifest, info, others, channels)
 
 
 def check_takes_rows(stage: str, kind: Kind) -> None:

@@ -50,14 +50,10 @@ class RejectedTable:
         return merge.merge_rows(parts, TABLE, drop_tombstones=True).select(SCHEMA.names) if parts else _NO_ROWS
 
     def put(self, base: Manifest, rows: pa.Table, seq: int, *, added: int, waiting: int) -> Aside:
-        """The table after `base` with these rows, of `SCHEMA`; its runs are merged where there are many.
+        """The table after `base` with these rows, of `SCHEMA`, at least one; its runs are merged where there are many.
 
-        Args:
-            base: The version before.
-            rows: At least one. Those of keys that are there replace them.
-            seq: `_seq` of the rows.
-            added: How many of them are new.
-            waiting: By how many more records are waiting; negative when some were retried.
+        Rows of keys that are there replace them. `added` is how many are new; `waiting` by how many more records wait,
+        negative when some were retried.
         """
         before = base.aside.get(REJECTED) or Aside(TABLE)
         hashed = pa.table(
@@ -74,12 +70,7 @@ class RejectedTable:
         for due in pick(ssts, TABLE.partitions, TABLE.compaction):
             ssts = apply(ssts, [merge.run(self.store, self.cache, self.app, self.stage, TABLE, due)])
         return replace(
-            before,
-            table=TABLE,
-            ssts=ssts,
-            rows=added,
-            total=before.total + added,
-            waiting=before.waiting + waiting,
+            before, table=TABLE, ssts=ssts, rows=added, total=before.total + added, waiting=before.waiting + waiting
         )
 
 
@@ -91,26 +82,14 @@ def table_of_rows(rows: Sequence[dict[str, object]]) -> pa.Table:
 def row_of(letter: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
     """A record that is rejected for the first time, as a row of the table."""
     return {
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "row": letter.row,
-        "input": letter.input,
-        "time": letter.time_ms * 1_000,
-        "key": letter.key,
-        "value": letter.value,
+        **{name: getattr(letter, name) for name in SCHEMA.names if hasattr(letter, name)},
         "headers": [{"name": header, "value": value} for header, value in letter.headers],
-        **error_of(letter.error, letter.message, letter.stack),
+        "time": letter.time_ms * 1_000,
         "version": version,
         "rejected_at": now_ms * 1_000,
         "attempts": 1,
         "retried": None,
     }
-
-
-def error_of(kind: str, message: str, stack: str) -> dict[str, object]:
-    """The columns that say why a record failed."""
-    return {"error": kind, "message": message, "stack": stack}
 
 
 _PREFIX = "__streams.errors."
@@ -194,18 +173,10 @@ def inputs_of(
 
 def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
     """Rows of the table as an input of the stage has them. Raises `Refused` where it has other columns now."""
-    return _of_channel(name, rows, schema) if name in stage.channels else _of_topic(rows, schema)
-
-
-def _of_topic(rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
-    columns = [*([one[name] for one in rows] for name in ("key", "value", "topic", "partition", "offset", "time"))]
-    return pa.Table.from_arrays(
-        [pa.array(each, field.type) for each, field in zip([*columns, [0] * len(rows)], schema, strict=True)],
-        schema=schema,
-    )
-
-
-def _of_channel(name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
+    if name not in stage.channels:
+        columns = [[one[each] for one in rows] for each in ("key", "value", "topic", "partition", "offset", "time")]
+        every = zip([*columns, [0] * len(rows)], schema, strict=True)
+        return pa.Table.from_arrays([pa.array(each, field.type) for each, field in every], schema=schema)
     if not rows:
         return schema.empty_table()
     parts = []
