@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..pipeline.replay.compare import SentRows
-    from ..pipeline.replay.program import Program
+    from ..pipeline.replay.program import LoadedProgram
     from ..pipeline.replay.stage_replay import StageReplay
 
     Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
@@ -124,7 +124,7 @@ def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
         yield opened
 
 
-def _opened(client: Connection, app: str, code: str | Path, what_for: str) -> "AbstractContextManager[Program]":
+def _opened(client: Connection, app: str, code: str | Path, what_for: str) -> "AbstractContextManager[LoadedProgram]":
     """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
     kafka = client.known_channels(what_for).kafka
     # Spark's Python side takes a second or two.

@@ -1,6 +1,6 @@
 """What lies on an app's line between two moments: what a binary search over it needs.
 
-The judge asks the predicate at such moments: none twice, and none whose tables hold the same rows as another.
+The evaluator asks the predicate at such moments: none twice, and none whose tables hold the same rows as another.
 """
 
 import time
@@ -22,8 +22,8 @@ from ..store.read.cache import SstCache
 from ..store.sst import ttl
 from ..store.versions.aside import beside, owner
 from ..store.versions.manifest import Manifest
-from .predicate import At, Predicate, Skip, Wanted
-from .verdict import Answer, Step
+from .predicate import Context, Predicate, Skip, Wanted
+from .verdict import Answer, Evaluation
 
 PROBES = 2
 """Moments looked at after the search on each side, for a history that was bad, then good, then bad again."""
@@ -156,7 +156,7 @@ def length(prefix: Cut) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Evaluator:
     """Says of moments whether they are good, bad or neither, and remembers it."""
 
     store: ObjectStore
@@ -164,30 +164,30 @@ class Judge:
     predicate: Predicate
     between: Between
     """The stretch that is searched; says what decides the predicate."""
-    on_step: Callable[[Step], None] | None
+    on_step: Callable[[Evaluation], None] | None
     reader: ChannelReader | None
     """Reads records in flight."""
-    judged: dict[tuple[frozenset[object], ...], Step] = field(default_factory=dict)
+    evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
     """The answers, in their order, by what decides them."""
     lacking: dict[object, str] = field(default_factory=dict)
     """What the predicate names and tables of these columns do not have."""
     able: set[object] = field(default_factory=set)
     """With tables of these columns it could be judged."""
 
-    def judge(self, cut: Cut, to_come: int) -> Step:
+    def at(self, cut: Cut, to_come: int) -> Evaluation:
         """The answer at a moment; `to_come` is how many will follow, as far as one can tell.
 
         Where the predicate fails, that is a skip: but for the first moment of all, the bad end, where it must work.
         """
         content = self.between.content(cut)
-        if content in self.judged:
-            return self.judged[content]
+        if content in self.evaluated:
+            return self.evaluated[content]
         # What the tables that decide the predicate look like.
         tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
         columns = tuple((table.key, table.values) if table else None for table in tables)
         if (why := self.lacking.get(columns)) is not None:
-            return Step(0, 0, self.ref(cut), cut, "skip", why=why, lacks=True)
-        started, number = time.perf_counter(), len(self.judged) + 1
+            return Evaluation(0, 0, self.ref(cut), cut, "skip", why=why, lacks=True)
+        started, number = time.perf_counter(), len(self.evaluated) + 1
         try:
             answer, why, lacks = self._ask(cut)
         except Wanted:
@@ -195,8 +195,8 @@ class Judge:
         # Where the same columns were enough once, it lacks something else.
         lacks = lacks and columns not in self.able
         took_ms = round((time.perf_counter() - started) * 1000)
-        step = Step(number, number + to_come, self.ref(cut), cut, answer, why=why, took_ms=took_ms, lacks=lacks)
-        self.judged[content] = step
+        step = Evaluation(number, number + to_come, self.ref(cut), cut, answer, why=why, took_ms=took_ms, lacks=lacks)
+        self.evaluated[content] = step
         if lacks:
             self.lacking[columns] = why
         elif answer != "skip":
@@ -207,8 +207,8 @@ class Judge:
 
     def know(self, cut: Cut, answer: Answer) -> None:
         """Take an answer for given. Raises `Refused` when another one was given for the same rows."""
-        step = Step(len(self.judged) + 1, 0, self.ref(cut), cut, answer, given=True)
-        same = self.judged.setdefault(self.between.content(cut), step)
+        step = Evaluation(len(self.evaluated) + 1, 0, self.ref(cut), cut, answer, given=True)
+        same = self.evaluated.setdefault(self.between.content(cut), step)
         if same.answer != answer:
             raise Refused(
                 f"{step.ref} is {answer}, and {same.ref}, whose tables hold the same rows, was {same.answer}",
@@ -222,7 +222,7 @@ class Judge:
         """
         later = self.between.whole.heads.stages
         cut = cut.under_names_of(later)
-        at = At(self.store, self.cache, cut, later, self.between.tables(cut), self.reader, self.ref(cut))
+        at = Context(self.store, self.cache, cut, later, self.between.tables(cut), self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
     def ref(self, cut: Cut) -> str:
@@ -231,7 +231,7 @@ class Judge:
 
     def _ask(self, cut: Cut) -> tuple[Answer, str, bool]:
         """The answer, why it is that, and whether it is a skip for want of a table or column."""
-        is_first = all(step.given and not step.bad for step in self.judged.values())
+        is_first = all(step.given and not step.bad for step in self.evaluated.values())
         try:
             rows = self.rows(cut, 1)
             # Of code, the row says what it found wrong.

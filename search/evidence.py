@@ -22,7 +22,7 @@ from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
 from ..store.versions import history
 from ..store.versions.manifest import Manifest
-from .predicate import At, Skip
+from .predicate import Context, Skip
 from .verdict import Verdict
 
 MAX_COUNTED = 100_000
@@ -92,8 +92,7 @@ def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Chann
 def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
     """How many commits a prefix of the line ends after the first bad one; negative before it.
 
-    It is -1 for the last good one, unless the verdict leaves open which commit it is. Each commit of the line adds one
-    to the sum of all stages' versions.
+    Each commit of the line adds one to the sum of all stages' versions.
     """
     return sum(versions.values()) - sum(verdict.bad.versions.values())
 
@@ -111,7 +110,7 @@ def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Channe
         key=lambda step: abs(distance(verdict, step.cut.versions)),
     )
     for step in bad[:_MAX_COUNTS]:
-        at = At(store, cache, step.cut, later_stages(store, step.cut), reader=reader)
+        at = Context(store, cache, step.cut, later_stages(store, step.cut), reader=reader)
         with suppress(SlackwaterError, Skip):
             counts[step.ref] = verdict.predicate.rows(at, MAX_COUNTED).num_rows
     return counts

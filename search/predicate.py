@@ -23,7 +23,7 @@ from ..store.versions.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class Context:
     """Where a predicate is asked: a cut, and what it takes to read it."""
 
     store: ObjectStore
@@ -67,7 +67,7 @@ class Predicate(Protocol):
         """Whether it asks for this table by its name."""
         ...
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         """What is wrong at a cut, up to `max_rows` rows; without rows nothing is.
 
         Raises:
@@ -93,15 +93,14 @@ class Skip(Exception):
 
 
 class Wanted(Exception):
-    """A person is to say what a moment is."""
+    """A person is to say what a moment is; `ref` is empty for the one before the first commit.
+
+    `left` is how many will follow, as far as one can tell.
+    """
 
     def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:
         super().__init__(ref)
-        self.cut = cut
-        self.ref = ref
-        """A ref to the moment; empty for the one before the first commit."""
-        self.left = left
-        """How many will follow, as far as one can tell."""
+        self.cut, self.ref, self.left = cut, ref, left
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class ByHand(OfAllTables):
     text: str = "by hand"
     channels: ClassVar[bool] = True
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         raise Wanted(at.cut)
 
 
@@ -135,12 +134,12 @@ class Where:
     """SQL that returns rows when something is wrong. Rows with a table's key columns name the keys that are."""
 
     sql: str
-    said: str = ""
+    typed: str = ""
     """What was typed, where it was not SQL."""
 
     @property
     def text(self) -> str:
-        return self.said or self.sql
+        return self.typed or self.sql
 
     @property
     def channels(self) -> bool:
@@ -152,7 +151,7 @@ class Where:
     def names(self, table: str) -> bool:
         return re.search(rf"\b{re.escape(table)}\b", self.sql, re.IGNORECASE) is not None
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         try:
             return answer(
                 at.store, at.cache, at.cut, self.sql, later=at.later, only=at.only, reader=at.reader, max_rows=max_rows
@@ -188,7 +187,7 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
         Usage: it is no condition, or no table or several have its columns.
         NotFound: there is no such app or table.
     """
-    said = condition
+    typed = condition
     if "--" in condition:
         condition += "\n"  # a comment ends there
     tables = {name: head.table for name, head in line_of(store, app).heads.tables.items() if head.table is not None}
@@ -199,7 +198,7 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
             con.register(name, visible_schema(declared).empty_table())
         if (query := _whole_query(con, condition)) is not None:
             _bind(con, query, condition)
-            return Where(_FAILS.format(query=query), said)
+            return Where(_FAILS.format(query=query), typed)
         found, failures = list[str](), dict[str, duckdb.Error]()
         for name in (table,) if table else tables:
             try:
@@ -214,7 +213,7 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
                 con.sql(query)
             except duckdb.BinderException:  # aggregates and windows have no place behind WHERE
                 query = _FAILS.format(query=_OVER.format(**over))
-            return Where(query, said)
+            return Where(query, typed)
     if found:
         raise Usage(f"the check {condition!r} may be over {' or '.join(found)}", hint=f"say which: --table {found[0]}")
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())

@@ -20,7 +20,7 @@ from ..moments.cut.resolve import telling_if_collected
 from ..moments.query.export import new_file, write_empty, write_table
 from ..moments.query.sql import connect
 from ..store.versions.aside import columns_of
-from .predicate import At, OfAllTables, Skip
+from .predicate import Context, OfAllTables, Skip
 
 Function = Callable[[duckdb.DuckDBPyConnection], object]
 """Says of a moment, whose tables are views of the connection, whether it is good."""
@@ -41,7 +41,7 @@ class Python(OfAllTables):
 
     function: Function
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         with (
             telling_if_collected(at.store, at.cut),
             closing(connect(at.store, at.cache, at.cut, empty=columns_of(at.later))) as con,
@@ -62,13 +62,13 @@ class Python(OfAllTables):
 
 
 @dataclass(frozen=True, slots=True)
-class Run(OfAllTables):
+class Command(OfAllTables):
     """A shell command; `SLACKWATER_DB` is the moment as a DuckDB file, `SLACKWATER_REF` its ref.
 
     Its exit code says what the moment is, by the rules of `git bisect run`. What it prints goes to stderr.
     """
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         with tempfile.TemporaryDirectory(prefix="slackwater-bisect-") as folder:
             path = Path(folder) / "moment.duckdb"
             with telling_if_collected(at.store, at.cut), new_file(path) as con:
@@ -94,9 +94,7 @@ class Run(OfAllTables):
 def load(text: str) -> Python:
     """The predicate behind `FILE:function`. The file's own folder is where it imports from first.
 
-    Raises:
-        Usage: there is no such file or function.
-        SlackwaterError: the file raises something.
+    Raises `Usage` where there is no such file or function, and `SlackwaterError` where the file raises something.
     """
     name, _, function = text.rpartition(":")
     path = Path(name)

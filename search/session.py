@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from ..errors import NotFound, Refused, Usage
 from ..store.objects.protocol import ObjectStore
 from .predicate import ByHand, Predicate, Where, check
-from .programs import Run, load
+from .programs import Command, load
 from .search import Edge
-from .verdict import Answer, Step
+from .verdict import Answer, Evaluation
 
 FORMAT: Literal[1] = 1
 BEGINNING = "beginning"
@@ -44,12 +44,7 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     edge: Edge = ""
 
     def predicate(self, store: ObjectStore) -> Predicate:
-        """What says whether a moment is bad.
-
-        Raises:
-            Usage: there are several, or it is malformed.
-            NotFound: there is no such app or table.
-        """
+        """What says whether a moment is bad. Raises `Usage` for several, or a malformed one, and as `check`."""
         said = [name for name in _WAYS if getattr(self, name)]
         if len(said) > 1:
             raise Usage(f"--{said[0]} and --{said[1]} both say what is wrong; give one of them")
@@ -61,7 +56,7 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
             return check(store, self.app, self.check, self.table)
         if self.python:
             return load(self.python)
-        return Run(self.run) if self.run else ByHand()
+        return Command(self.run) if self.run else ByHand()
 
     @property
     def by_hand(self) -> bool:
@@ -69,7 +64,7 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
         return not any(getattr(self, name) for name in _WAYS)
 
 
-class Mark(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a moment was found, or said, to be."""
 
     ref: str
@@ -80,13 +75,13 @@ class Mark(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     by_hand: bool = False
 
 
-class Session(Struct, frozen=True, forbid_unknown_fields=True):
+class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
     """A search."""
 
     store: str
     """The root of the store that has the app."""
     asked: Asked
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[KnownAnswer, ...] = ()
     """In their order; of one moment, the last counts."""
     wanted: str | None = None
     """The moment that a person is to look at; None when nobody is."""
@@ -99,16 +94,16 @@ class Session(Struct, frozen=True, forbid_unknown_fields=True):
         """The answers, by ref."""
         return {mark.ref: mark.answer for mark in self.marks}
 
-    def with_step(self, step: Step) -> "Session":
+    def with_step(self, step: Evaluation) -> "KeptSearch":
         """The session with a predicate's answer. The first ones fix the ends, which may be named by today's date."""
         asked = self.asked
         if not self.marks:
             asked = replace(asked, bad=step.ref)
         elif len(self.marks) == 1 and asked.good and not step.bad:
             asked = replace(asked, good=step.ref)
-        return replace(self.with_marks(Mark(step.ref, step.answer, step.why, step.took_ms)), asked=asked)
+        return replace(self.with_marks(KnownAnswer(step.ref, step.answer, step.why, step.took_ms)), asked=asked)
 
-    def with_marks(self, *marks: Mark) -> "Session":
+    def with_marks(self, *marks: KnownAnswer) -> "KeptSearch":
         """The session with more answers, so that nothing is found yet."""
         refs = {mark.ref for mark in marks}
         kept = (mark for mark in self.marks if mark.ref not in refs)
@@ -131,16 +126,11 @@ def path_of(folder: Path, app: str) -> Path:
     return folder / f"bisect-{app}.json"
 
 
-def read(folder: Path, app: str) -> Session:
-    """The session of an app.
-
-    Raises:
-        NotFound: there is none.
-        Refused: it is no session that this version can read.
-    """
+def read(folder: Path, app: str) -> KeptSearch:
+    """The session of an app. Raises `NotFound`, and `Refused` where it is none that this version can read."""
     path = path_of(folder, app)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Session)
+        return msgspec.json.decode(path.read_bytes(), type=KeptSearch)
     except FileNotFoundError:
         known = [each.stem.removeprefix("bisect-") for each in folder.glob("bisect-*.json")]
         hint = f"`slackwater bisect start {app}` begins one, as does every search"
@@ -152,7 +142,7 @@ def read(folder: Path, app: str) -> Session:
         ) from None
 
 
-def log_of(session: Session) -> Iterator[str]:
+def log_of(session: KeptSearch) -> Iterator[str]:
     """The lines that give the session again: comments, and commands as they would be typed."""
     asked = session.asked
     yield f"# bisect of {asked.app} in {session.store}"
@@ -167,9 +157,9 @@ def log_of(session: Session) -> Iterator[str]:
         yield f"# {session.found}"
 
 
-def of_log(text: str, store: str) -> Session:
+def of_log(text: str, store: str) -> KeptSearch:
     """The session that the lines of a log give. Answers are taken as said by a person. Raises `Usage`."""
-    session: Session | None = None
+    session: KeptSearch | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:
             words = shlex.split(line, comments=line.lstrip().startswith("#"))
@@ -180,10 +170,10 @@ def of_log(text: str, store: str) -> Session:
         if words[:2] != ["slackwater", "bisect"] or len(words) < 3:
             raise Usage(f"line {number} of the log is no `slackwater bisect …`: {line}")
         if session is None:
-            session = Session(store, _asked_by(words[2:], number))
+            session = KeptSearch(store, _asked_by(words[2:], number))
         elif len(words) == 5 and words[2] in ("good", "bad", "skip") and words[3] == session.asked.app:
             ref = "" if words[4] == BEGINNING else words[4]
-            session = session.with_marks(Mark(ref, words[2], by_hand=True))  # type: ignore[arg-type]  # one of these
+            session = session.with_marks(KnownAnswer(ref, words[2], by_hand=True))  # type: ignore[arg-type]  # one of these
         else:
             raise Usage(f"line {number} of the log is not `slackwater bisect good|bad|skip APP REF`: {line}")
     if session is None:

@@ -33,8 +33,6 @@ from .predicate import check
 TIMEOUT_S = 60.0
 """So long a command may take. It is to tell somebody, or to start what takes longer."""
 
-_STDERR = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
@@ -73,7 +71,7 @@ def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIM
             ["/bin/sh", "-c", command],
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
-            stdout=_STDERR,
+            stdout=2,
             timeout=timeout_s,
             check=False,
         )
@@ -96,7 +94,7 @@ State = Literal["holds", "fails", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """What an invariant was at a moment."""
 
     invariant: Invariant
@@ -112,13 +110,13 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Findings:
     """What was found at one moment."""
 
     cut: Cut
     ref: str
     """Names the moment for good."""
-    results: tuple[Result, ...]
+    results: tuple[CheckResult, ...]
     """Of the invariants that were due."""
     before: Mapping[str, State]
     """By name: what they were when they were asked before, of those that were."""
@@ -131,7 +129,7 @@ class Look:
         return all(result.state == "holds" for result in self.results)
 
     @property
-    def news(self) -> tuple[Result, ...]:
+    def news(self) -> tuple[CheckResult, ...]:
         """The results that are others than before; before its first time, everything is taken to hold."""
         return tuple(each for each in self.results if each.state != self.before.get(each.invariant.name, "holds"))
 
@@ -154,7 +152,7 @@ class Watcher:
     """user@host, who the tag `last-good` is by."""
     reader: ChannelReader | None = field(default=None, kw_only=True)
     """Reads records in flight, which an invariant may ask for."""
-    _results: dict[Invariant, tuple[dict[str, int], Result]] = field(default_factory=dict, init=False)
+    _results: dict[Invariant, tuple[dict[str, int], CheckResult]] = field(default_factory=dict, init=False)
     """The last of each, with the versions that it was asked at."""
 
     def __post_init__(self) -> None:
@@ -164,7 +162,7 @@ class Watcher:
         """When the next is due, in milliseconds since 1970 UTC; 0 for at once."""
         return min(self._due_ms.values())
 
-    def look(self, now_ms: int) -> Look | None:
+    def look(self, now_ms: int) -> Findings | None:
         """Ask what is due; None when nothing is, or nothing was committed since it was asked.
 
         Raises:
@@ -191,9 +189,9 @@ class Watcher:
         tag = f"{self.app}@{LAST_GOOD}" if found is not None else ""
         self._due_ms |= {invariant: now_ms + invariant.every_ms for invariant in due}
         ref = Line(self.store, cut).ref(cut)
-        return Look(cut, ref, results, before, tag) if results else None
+        return Findings(cut, ref, results, before, tag) if results else None
 
-    def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> Result:
+    def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> CheckResult:
         sql, store, cache = invariant.where, self.store, self.cache
         reader = self.reader if names_channels(sql) else None
         try:
@@ -201,17 +199,12 @@ class Watcher:
         except Unavailable:
             raise
         except SlackwaterError as error:
-            return Result(invariant, None, error)
-        return Result(invariant, rows)
+            return CheckResult(invariant, None, error)
+        return CheckResult(invariant, rows)
 
 
 def last_good(store: ObjectStore, app: str) -> Snapshot | None:
-    """What the tag names, None before it was set.
-
-    Raises:
-        Refused: somebody took a snapshot of this name.
-        Unavailable: storage did not answer.
-    """
+    """What the tag names, None before it was set. Raises `Refused` where somebody took a snapshot of this name."""
     found = find_snapshot(store, app, LAST_GOOD)
     if found is not None and not (found.kind == "instant" and found.by.startswith(_BY)):
         by = f", taken by {found.by}" if found.by else ""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 
-from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ... import instants
@@ -40,14 +39,13 @@ from ..kafka.protocol import Kafka
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
-from ..spark.session import spark_session
 from ..spark.shipping import on_path
-from .program import migrate_app, with_spark
+from .program import migrate_app, spark_of, with_spark
 from .scratch import ScratchRun
 
 _SETTLES_S = 30.0
 """How long to wait for a batch that was under way before what it may need is removed."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +111,8 @@ def backfill_file(
     if not options.kafka:
         raise NotFound("Kafka", "brokers", hint="the past is read from there: add --kafka")
     wait_for(open_kafka(options.kafka), options.patience_s)
-    running = SparkSession.getActiveSession()
     news.doing("starting Spark")
-    with spark_session(
-        f"slackwater backfill {program.name}",
-        master=None if running is not None else options.master,
-        conf=options.spark_conf,
-        py_files=options.py_files,
-    ):
+    with spark_of("backfill", program, options):
         finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
         act = partial(migrate_app, program, store, options, renames=renames, stages=stages, news=news)
         migrated = act(dry_run=True)
@@ -234,7 +226,7 @@ class _Backfills:
                 return ""
             if time.monotonic() > deadline:
                 return needed[-1]
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
 
 def reach(

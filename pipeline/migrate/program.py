@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
@@ -103,11 +104,14 @@ def migrate_app(
 def with_spark(program: App, options: Options, news: News) -> Declared:
     """What the program declares, whose schemas Spark knows."""
     news.doing("starting Spark, to see which columns the program declares")
-    running = SparkSession.getActiveSession()
-    with spark_session(
-        f"slackwater migrate {program.name}",
-        master=None if running is not None else options.master or "local[1]",
-        conf=options.spark_conf,
-        py_files=options.py_files,
-    ) as spark:
+    with spark_of("migrate", program, options, master="local[1]") as spark:
         return declared(program, shapes(program, spark))
+
+
+def spark_of(
+    verb: str, program: App, options: Options, master: str | None = None
+) -> AbstractContextManager[SparkSession]:
+    """Spark, at the `master` of the options or else this one, unless a session runs here already."""
+    at = None if SparkSession.getActiveSession() is not None else options.master or master
+    name, files = f"slackwater {verb} {program.name}", options.py_files
+    return spark_session(name, master=at, conf=options.spark_conf, py_files=files)

@@ -38,7 +38,6 @@ class _Tried:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The user's."""
         return _loaded(self.command)
 
     def _failing(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
@@ -161,7 +160,7 @@ def _like(columns: Sequence[Any], why: list[str | None]) -> Any:
     return pd.Series(why, dtype=object)
 
 
-def _whole(given: int, count: int) -> None:
+def _whole(returned: int, count: int) -> None:
     """Raises `ValueError` where a function gives another number of rows than it got."""
-    if given != count:
-        raise ValueError(f"the function gave {given} rows for {count}")
+    if returned != count:
+        raise ValueError(f"the function gave {returned} rows for {count}")

@@ -48,13 +48,13 @@ class Operators:
     Attributes:
         spark: The session of the plan.
         most: How many records there may be.
-        tell: Is told how many are found.
+        on_found: Called with how many are found.
         found: By number, why each fails.
     """
 
     spark: SparkSession
     most: int
-    tell: Callable[[int], None]
+    on_found: Callable[[int], None]
     found: Failures = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Operators:
             if (name := kind(node)) in _EXPRESSIONS | _ROW_FUNCTIONS | _BATCH_FUNCTIONS:
                 for more in self._of_node(node, name, tried):
                     self.found |= {number: why for number, why in more.items() if number not in self.found}
-                    self.tell(len(self.found))
+                    self.on_found(len(self.found))
                     if len(self.found) > self.most:
                         raise TooMany(list(self.found))
 
@@ -161,13 +161,13 @@ class Operators:
     ) -> Failures:
         """Why each of these rows fails, by its record's number: Spark evaluates the expressions here, row by row."""
         make = self._expressions
-        given = getattr(make, "package$AttributeSeq")(columns)
+        attributes = getattr(make, "package$AttributeSeq")(columns)
         # One that is not deterministic has a state, which Spark gives it in a task.
         plain = [each for each in expressions if each.deterministic()]
-        bound = [make.BindReferences.bindReference(each, given, False) for each in plain]
+        bound = [make.BindReferences.bindReference(each, attributes, False) for each in plain]
         found: Failures = {}
         for row, number in zip(rows, numbers, strict=True):
-            self.tell(len(self.found) + len(found))
+            self.on_found(len(self.found) + len(found))
             errors = (raised(each, "eval", row) for each in bound)
             if number not in found and (error := next((one for one in errors if one is not None), None)) is not None:
                 found[number] = blamed_of_java(self.spark, error)
@@ -197,9 +197,9 @@ class Operators:
         return self._told(made(replaced, output, below, node.isBarrier(), node.profile()))
 
     def _told(self, plan: Any) -> Failures:
-        """What a function's stand-in said, of a plan of numbers and texts."""
-        said = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
-        rows = frame_of(self._at_most(said), self._session).collect()
+        """What a function's stand-in gives, of a plan of numbers and texts."""
+        failed = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
+        rows = frame_of(self._at_most(failed), self._session).collect()
         return {row[0]: msgspec.json.decode(row[1], type=Failure) for row in rows}
 
     def _at_most(self, plan: Any) -> Any:

@@ -39,7 +39,7 @@ from ..spark.places import Places
 from .blame import blamed
 from .operators import Failures, Operators
 from .records import InputTopic, KafkaFeed, Messages, numbering_of
-from .table import RejectedTable, inputs_of, row_of, send_rejects, table_of_rows
+from .table import RejectedTable, inputs_of, row_of, send_rejects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +79,7 @@ class BatchRejecter:
         if self.topic:
             send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
         rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
-        table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
+        table = self._written(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
         return Computed(results, {REJECTED: table})
 
     def retry(self, batch: Batch) -> Computed:
@@ -102,17 +102,17 @@ class BatchRejecter:
             else:
                 row |= {"error": why.kind, "message": why.message, "stack": why.stack}
         taken = len(ordered) - len(found)
-        table = self._written(batch).put(batch.base, table_of_rows(ordered), version, added=0, waiting=-taken)
+        table = self._written(batch).put(batch.base, ordered, version, added=0, waiting=-taken)
         return Computed(results, {REJECTED: table})
 
     def _without_culprits(
         self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
     ) -> tuple[tuple[Result, ...], Mapping[int, Failure]]:
-        left = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
+        allowed = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
         for frame in inputs:
             frame.persist()
         try:
-            culprits = _Culprits(Rerun(self.stage, self.shape, inputs), batch, left)
+            culprits = _Culprits(Rerun(self.stage, self.shape, inputs), batch, allowed)
             return culprits.compute(error), culprits.found
         except TooMany:
             first = next(iter(culprits.found.values()), None) or (blamed(error) if error else None)
@@ -172,10 +172,7 @@ class _Culprits:
     most: int
     found: Failures = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic, init=False)
-    _said: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        self._said = self._began
+    _logged: float = field(default_factory=time.monotonic, init=False)
 
     def compute(self, error: Exception | None) -> tuple[Result, ...]:
         """The batch without those that are to blame; `error` is why it failed, None where it was not tried yet.
@@ -191,12 +188,13 @@ class _Culprits:
                 elif blamed(error) is None:
                     raise error
                 else:
-                    more = self._of_operators() or self._of_groups(self._needed, _compute)
+                    needed = self.records.needed(self.records.rows)
+                    more = self._of_operators(needed) or self._of_groups(needed, _compute)
                 # Once, what failed may have failed by chance.
                 if not more and number:
                     raise error
                 self.found |= more
-                self._tell(len(self.found))
+                self._log_progress(len(self.found))
                 if len(self.found) > self.most:
                     raise TooMany(tuple(self.found))
             if self.batch.stopping():
@@ -207,15 +205,11 @@ class _Culprits:
                 error = failed
         raise error or AssertionError("nothing was tried")
 
-    @property
-    def _needed(self) -> DataFrame:
-        return self.records.needed(self.records.rows)
-
-    def _tell(self, count: int) -> None:
+    def _log_progress(self, count: int) -> None:
         """Say, now and then, how many records are known."""
         now = time.monotonic()
-        if now - self._said >= _SAID_S:
-            self._said = now
+        if now - self._logged >= _SAID_S:
+            self._logged = now
             log.warning(
                 "stage %r: a batch fails for some of its records, which are looked for: %d found in %.0f s",
                 self.records.stage.name,
@@ -227,16 +221,16 @@ class _Culprits:
         if self.batch.stopping():
             raise Refused("the stage is to stop")
 
-    def _of_operators(self) -> Failures:
+    def _of_operators(self, needed: DataFrame) -> Failures:
         """The records for which an operator of the function's plan fails."""
 
-        def told(count: int) -> None:
+        def on_found(count: int) -> None:
             self._check_going_on()
-            self._tell(len(self.found) + count)
+            self._log_progress(len(self.found) + count)
 
-        operators = Operators(self.records.spark, self.most - len(self.found), told)
+        operators = Operators(self.records.spark, self.most - len(self.found), on_found)
         try:
-            operators.search(self.records.without(self._needed, self.found))
+            operators.search(self.records.without(needed, self.found))
         except (TooMany, Refused):
             raise
         except Exception:
@@ -273,7 +267,7 @@ class _Culprits:
             return None
 
         def side_by_side(groups: Sequence[Items]) -> list[Failure | None]:
-            self._tell(len(self.found))
+            self._log_progress(len(self.found))
             with ThreadPoolExecutor(_AT_ONCE) as jobs:
                 return [*jobs.map(inheritable_thread_target(self.records.spark)(tried), groups)]
 
@@ -298,10 +292,10 @@ class Retrier:
         if not able:
             return True
         try:
-            for asked in RETRIES.all(self.store, self.app):
-                if (runner := able.get(asked.stage)) is not None:
+            for request in RETRIES.all(self.store, self.app):
+                if (runner := able.get(request.stage)) is not None:
                     runner.retry()
-                    RETRIES.remove(self.store, asked.id, self.app)
+                    RETRIES.remove(self.store, request.id, self.app)
         except Unavailable:
             # Whether the store has been away for too long is the planners' to say.
             return False

@@ -28,7 +28,6 @@ from ..api.stage import Stage
 from ..kafka.protocol import Headers, Kafka, NotTaken, Record
 
 SCHEMA = arrow_schema(TABLE.columns)
-_NO_ROWS = SCHEMA.empty_table()
 _KEY = [column.name for column in TABLE.key]
 
 
@@ -46,16 +45,17 @@ class RejectedTable:
         table = manifest.aside.get(REJECTED)
         ssts = newest_first(table.ssts) if table is not None else ()
         blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, TABLE).blocks)
-        parts = [pa.Table.from_batches([block.stored]) for block in blocks]
-        return merge.merge_rows(parts, TABLE, drop_tombstones=True).select(SCHEMA.names) if parts else _NO_ROWS
+        if not (parts := [pa.Table.from_batches([block.stored]) for block in blocks]):
+            return SCHEMA.empty_table()
+        return merge.merge_rows(parts, TABLE, drop_tombstones=True).select(SCHEMA.names)
 
-    def put(self, base: Manifest, rows: pa.Table, seq: int, *, added: int, waiting: int) -> Aside:
-        """The table after `base` with these rows, of `SCHEMA`, at least one; its runs are merged where there are many.
+    def put(self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int) -> Aside:
+        """The table after `base` with these rows, at least one, as `row_of` gives them; many runs are merged.
 
         Rows of keys that are there replace them. `added` is how many are new; `waiting` by how many more records wait,
         negative when some were retried.
         """
-        before = base.aside.get(REJECTED) or Aside(TABLE)
+        before, rows = base.aside.get(REJECTED) or Aside(TABLE), pa.Table.from_pylist(list(changed), schema=SCHEMA)
         hashed = pa.table(
             [
                 pa.array(hash_keys(rows, _KEY)),
@@ -72,11 +72,6 @@ class RejectedTable:
         return replace(
             before, table=TABLE, ssts=ssts, rows=added, total=before.total + added, waiting=before.waiting + waiting
         )
-
-
-def table_of_rows(rows: Sequence[dict[str, object]]) -> pa.Table:
-    """Rows of the table."""
-    return pa.Table.from_pylist(list(rows), schema=SCHEMA)
 
 
 def row_of(letter: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
@@ -122,7 +117,7 @@ class DeadLetter:
 
     def headers_of(self) -> list[tuple[str, bytes | None]]:
         """Its own headers, and those of KIP-1034: `__streams.errors.exception` and so on, as text."""
-        said = {
+        why = {
             "exception": self.error,
             "stacktrace": self.stack,
             "message": self.message,
@@ -131,24 +126,23 @@ class DeadLetter:
             "offset": str(self.offset),
         }
         own = [(name, value) for name, value in self.headers if not name.startswith(_PREFIX)]
-        return [*own, *((_PREFIX + name, text.encode()[:_MOST]) for name, text in said.items())]
+        return [*own, *((_PREFIX + name, text.encode()[:_MOST]) for name, text in why.items())]
 
 
 def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, patience_s: float) -> None:
     """Write rejected records durably. At least once: a batch that is not committed afterwards writes them again.
 
-    Raises:
-        Refused: The broker does not take one: the topic is not there, we may not write to it, or it is full.
-        Unavailable: The broker has been away for longer than `patience_s`.
+    Raises `Refused` where the broker does not take one: the topic is not there, we may not write to it, or it is full;
+    `Unavailable` where it has been away for longer than `patience_s`.
     """
     try:
         kafka.send(
             topic, (Record(one.value, None, one.key, one.headers_of()) for one in letters), patience_s=patience_s
         )
     except NotTaken as error:
-        said = f"the topic of rejected records {topic!r} takes none: {error.why}"
+        message = f"the topic of rejected records {topic!r} takes none: {error.why}"
         hint = "the batch was dropped whole and nothing is lost: make room there, or name another topic, and run again"
-        raise (Unavailable if error.passing else Refused)(said, hint=hint) from None
+        raise (Unavailable if error.passing else Refused)(message, hint=hint) from None
 
 
 def inputs_of(
@@ -156,8 +150,7 @@ def inputs_of(
 ) -> tuple[dict[str, pa.Table], list[dict[str, object]]]:
     """Rejected records by input, numbered as `RECORD`; and the table's rows, at the places that are these numbers.
 
-    Raises:
-        Refused: A record was on an input, or of columns, that the program's stage does not read.
+    Raises `Refused` where a record was on an input, or of columns, that the program's stage does not read.
     """
     inputs, ordered = {}, list[dict[str, object]]()
     each = rows.to_pylist()

@@ -157,7 +157,7 @@ def before_schema(table: Table) -> pa.Schema:
     return pa.schema([*arrow_schema(table.key), *arrow_schema(table.values), pa.field(THERE, pa.bool_())])
 
 
-class _Header(Struct):
+class _OnlyFormat(Struct):
     format: int
 
 
@@ -263,7 +263,7 @@ def _bundle(archive: zipfile.ZipFile) -> Bundle:
 def _index(archive: zipfile.ZipFile) -> Index:
     data = _member(archive, _INDEX, _MAX_INDEX_BYTES)
     try:
-        found = msgspec.json.decode(data, type=_Header).format
+        found = msgspec.json.decode(data, type=_OnlyFormat).format
         if found > FORMAT:
             raise Refused(
                 f"{archive.filename} is a bundle of format {found}; this slackwater reads formats up to {FORMAT}",

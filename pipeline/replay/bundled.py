@@ -119,7 +119,7 @@ def open_bundle(
             before, after, known = index.before, index.after, None
             if index.table is not None and bundle.before is not None and bundle.committed is not None:
                 known = bundle.before.select([column.name for column in index.table.key])
-                before = replace(before, ssts=_stored(store, index, index.table, _as_sst(bundle, index.table)))
+                before = replace(before, ssts=_stored(store, index, index.table, _as_sst(bundle.before, index.table)))
                 after = replace(after, ssts=before.ssts + _stored(store, index, index.table, bundle.committed))
             replay = BundledReplay(program, before, after, read=dict(bundle.records), known=known)
             _check_inputs(replay, bundle)
@@ -138,10 +138,9 @@ def _before(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table
     return pa.Table.from_arrays([*keys.columns, *values.columns, pa.array(present)], schema=before_schema(table))
 
 
-def _as_sst(bundle: Bundle, table: Table) -> pa.Table:
+def _as_sst(before: pa.Table, table: Table) -> pa.Table:
     """The rows before as SSTs have them. None expires: those that had were not there for the batch."""
-    assert bundle.before is not None  # noqa: S101  asked for a table
-    rows = bundle.before.filter(bundle.before[THERE]).drop_columns([THERE])
+    rows = before.filter(before[THERE]).drop_columns([THERE])
     internal = {
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
         SEQ: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -124,8 +125,5 @@ def literal(value: object) -> str:
 
 def _relative(program: Path, test: Path) -> str:
     """The program's path from the test's folder, where it is below the folder above; else as it is."""
-    file, folder = program.resolve(), test.resolve().parent
-    for up, parent in enumerate([folder, *folder.parents][:4]):
-        if file.is_relative_to(parent):
-            return "/".join([*[".."] * up, *file.relative_to(parent).parts])
-    return str(file)
+    path = Path(os.path.relpath(program.resolve(), test.resolve().parent))
+    return path.as_posix() if path.parts.count("..") < 4 else str(program.resolve())

@@ -26,7 +26,7 @@ from ..api.stage import Stage
 from ..kafka.messages import decode_addressed, header_of, read_rows, topic_columns
 from ..kafka.protocol import Message
 from ..reject.table import RejectedTable, rows_of
-from .program import Program
+from .program import LoadedProgram
 
 _TIME = "_time"
 _VERSION = "_version"
@@ -69,7 +69,9 @@ class Records:
         return np.asarray(self.place[_VERSION].to_numpy(), np.int64)
 
 
-def read_input(program: Program, app: str, name: str, schema: pa.Schema, start: Input | None, end: Input) -> Records:
+def read_input(
+    program: LoadedProgram, app: str, name: str, schema: pa.Schema, start: Input | None, end: Input
+) -> Records:
     """What was read of one input, by its declared name, between where two versions stood.
 
     `schema` has the columns that the stage's function gets; `start` is None where the first did not read the input.
@@ -101,7 +103,7 @@ def read_input(program: Program, app: str, name: str, schema: pa.Schema, start: 
 
 
 def _of_channel(
-    program: Program, name: str, schema: pa.Schema, end: Input, parts: Iterator[Range], senders: Mapping[str, int]
+    program: LoadedProgram, name: str, schema: pa.Schema, end: Input, parts: Iterator[Range], senders: Mapping[str, int]
 ) -> Records:
     """The rows of a repartition topic that these attempts sent, each of a version."""
 
@@ -132,7 +134,7 @@ def _of_channel(
 
 
 def as_taken(
-    program: Program, before: Manifest, after: Manifest, stage: Stage, read: dict[str, Records]
+    program: LoadedProgram, before: Manifest, after: Manifest, stage: Stage, read: dict[str, Records]
 ) -> dict[str, Records]:
     """The records that a version's function and state got, of those that it read. Reads no SST where all were taken."""
     rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(before).waiting

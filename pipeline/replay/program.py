@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,16 +37,11 @@ _CONF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A program, with all that it takes to replay its stages.
+class LoadedProgram:
+    """A program, with all that it takes to replay its stages: Spark on this machine, the app's store and Kafka.
 
     Attributes:
         app: As declared, under the name of the app whose history is replayed.
-        spark: A session on this machine.
-        shapes: The stages' schemas.
-        store: Where the app lives.
-        cache: Where its SSTs come to lie.
-        kafka: Kafka, opened.
         scratch: A store for what replays write, which goes with this.
         patience_s: How long the broker may be away.
     """
@@ -63,8 +59,8 @@ class Program:
 @contextmanager
 def open_program(
     app: App, store: ObjectStore, cache: SstCache, kafka: Kafka, *, py_files: Sequence[str] = ()
-) -> Iterator[Program]:
-    """Start Spark for a program, unless one runs here already; it ends with the context. Arguments as of `Program`.
+) -> Iterator[LoadedProgram]:
+    """Start Spark for a program, unless one runs here already; it ends with the context.
 
     `py_files` are paths of Python files and zips that the program's tasks import. Raises `Refused` where a stage's
     function fails, or Spark does not start, and as `shapes` does.
@@ -73,7 +69,7 @@ def open_program(
         tempfile.TemporaryDirectory(prefix="slackwater-replay-", ignore_cleanup_errors=True) as folder,
         spark_session(f"slackwater replay {app.name}", master="local[*]", conf=_CONF, py_files=py_files) as spark,
     ):
-        yield Program(app, spark, shapes(app, spark), store, cache, kafka, LocalStore(Path(folder) / "store"))
+        yield LoadedProgram(app, spark, shapes(app, spark), store, cache, kafka, LocalStore(Path(folder) / "store"))
 
 
 def stop_in(stage: Stage) -> tuple[str, ...]:
@@ -105,8 +101,9 @@ def _stop_in(function: Callable[..., Any]) -> str:
             call = ast.Expr(ast.Call(ast.Name("breakpoint", ast.Load()), [], []))
             node.body.insert(0, ast.fix_missing_locations(ast.copy_location(call, node)))
             call.end_lineno, call.end_col_offset = node.lineno, node.col_offset
+    identity = attrgetter("co_qualname", "co_firstlineno", "co_freevars")
     compiled = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
-    stopping = next((each for each in _codes(compiled) if _identity(each) == _identity(code)), None)
+    stopping = next((each for each in _codes(compiled) if identity(each) == identity(code)), None)
     if stopping is None or "breakpoint" not in stopping.co_names:
         raise Refused(
             f"{name!r} is not found at line {line} of {code.co_filename}, so nothing can stop in it",
@@ -121,7 +118,3 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _codes(inner)
-
-
-def _identity(code: CodeType) -> tuple[object, ...]:
-    return code.co_qualname, code.co_firstlineno, code.co_freevars

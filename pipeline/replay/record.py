@@ -23,15 +23,15 @@ from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import ChangedKeys, changed_keys
 from ...moments.diff.versions import Ancestry
 from ...moments.query.row_local import differing, places_of
-from ...search.predicate import At, OfAllTables, Predicate
-from ...search.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
+from ...search.predicate import Context, OfAllTables, Predicate
+from ...search.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..batch.rerun import Numbers
 from .alone import bad_alone
-from .program import Program
+from .program import LoadedProgram
 from .stage_replay import StageReplay, of_keys
 
 _MOST = 20
@@ -91,13 +91,13 @@ class _Level:
             self.replays = replays
             self.needs = len(left) if is_smallest else None
 
-    def around(self) -> tuple[pa.Table, pa.Table]:
+    def before_and_with(self) -> tuple[pa.Table, pa.Table]:
         """The function's rows right before the guilty record, and with it."""
         return self.replay.rows(self.earlier), self.replay.rows(self.candidates[: self.found + 1])
 
 
 def find_record(
-    program: Program, verdict: Verdict, predicate: Predicate, on_hop: Callable[[Hop], None] = lambda _hop: None
+    program: LoadedProgram, verdict: Verdict, predicate: Predicate, on_hop: Callable[[Hop], None] = lambda _hop: None
 ) -> Guilty:
     """The record behind a verdict, as far as replays prove it.
 
@@ -107,7 +107,7 @@ def find_record(
     return _found(program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop)
 
 
-def why(program: Program, stage: str, version: int, key: pa.Table) -> Guilty:
+def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guilty:
     """The record with which a key's row became what a version committed, as far as replays prove it.
 
     Where several records of the batch reach the key, it is the one after which none changed the row any more;
@@ -117,7 +117,9 @@ def why(program: Program, stage: str, version: int, key: pa.Table) -> Guilty:
     store, cache, app = program.store, program.cache, program.app.name
     before, after = (history.read(store, app, stage, number) for number in (version - 1, version))
     cut = Cut(app, {stage: after})
-    predicate = _IsAsCommitted("the row is what was committed", stage, key, _row(At(store, cache, cut), after, key))
+    predicate = _IsAsCommitted(
+        "the row is what was committed", stage, key, _row(Context(store, cache, cut), after, key)
+    )
     keys = changed_keys(store, cache, before, after, key)
     return _found(program, predicate, cut, stage, keys, direct(before, after, losses(after)))
 
@@ -130,12 +132,12 @@ class _IsAsCommitted(OfAllTables):
     key: pa.Table
     row: pa.Table
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         found = _row(at, at.cut.stages[self.stage], self.key)
         return self.key.slice(0, 0 if differing(self.row, found).num_rows else 1)
 
 
-def _row(at: At, manifest: Manifest, key: pa.Table) -> pa.Table:
+def _row(at: Context, manifest: Manifest, key: pa.Table) -> pa.Table:
     """The key's row at a version, as it is stored; no row where it has none."""
     table = manifest.table
     if table is None:
@@ -147,7 +149,7 @@ def _row(at: At, manifest: Manifest, key: pa.Table) -> pa.Table:
 
 
 def _found(
-    program: Program,
+    program: LoadedProgram,
     predicate: Predicate,
     bad: Cut,
     stage: str,
@@ -183,7 +185,7 @@ def _found(
     return Guilty(hops, message, reason, (window,), keys, others)
 
 
-def _first(program: Program, predicate: Predicate, bad: Cut, stage: str, changed: ChangedKeys | None) -> _Level:
+def _first(program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: ChangedKeys | None) -> _Level:
     """The record of the bad commit itself."""
     after = bad.stages[stage]
     if predicate.channels:
@@ -203,7 +205,7 @@ def _first(program: Program, predicate: Predicate, bad: Cut, stage: str, changed
         return dataclasses.replace(bad, stages={**bad.stages, stage: replay.manifest(replay.merged(rows)[0])})
 
     def is_bad(cut: Cut) -> bool:
-        return bool(predicate.rows(At(program.store, program.cache, cut), 1).num_rows)
+        return bool(predicate.rows(Context(program.store, program.cache, cut), 1).num_rows)
 
     if _without_records(replay) and (not replay.count or is_bad(commit(every.slice(0, 0)))):
         raise CannotProve(f"rows that fell due make {stage}@v{after.version} bad, whatever records it read")
@@ -227,7 +229,7 @@ def _makers(replay: StageReplay, every: pa.Table) -> Numbers:
     return np.unique(replay.record_of(every)) if replay.apart else np.arange(replay.count)
 
 
-def _above(program: Program, below: _Level) -> _Level:
+def _above(program: LoadedProgram, below: _Level) -> _Level:
     """The record that the version upstream made the guilty row of."""
     name, stage, version = below.replay.sender(below.number)
     replay = StageReplay.of(program, history.read(program.store, below.replay.after.app, stage, version), name)
@@ -281,7 +283,7 @@ def _follow_down(upper: _Level, lower: _Level) -> None:
     name, _, version = lower.replay.sender(lower.number)
     mine = lower.replay.numbers_of(name, version)
     received = lower.replay.inputs(mine)[name]
-    made = differing(*(_sent(upper.replay, rows, received) for rows in upper.around()))
+    made = differing(*(_sent(upper.replay, rows, received) for rows in upper.before_and_with()))
     known = np.intersect1d(mine[places_of(made, received)], lower.candidates)
     if len(known) and lower.number not in known:
         lower.found = int(np.searchsorted(lower.candidates, known[0]))
@@ -290,17 +292,17 @@ def _follow_down(upper: _Level, lower: _Level) -> None:
 def _what_it_did(levels: Sequence[_Level], stage: str, predicate: Predicate) -> ChangedKeys | None:
     """The keys of the bad commit's table right before the guilty record and with it."""
     program, level = levels[0].replay.program, [level for level in levels if level.tried][-1]
-    before, cut = (level.commit(rows) for rows in level.around())
-    rows = predicate.rows(At(program.store, program.cache, cut), MAX_ROWS)
+    before, cut = (level.commit(rows) for rows in level.before_and_with())
+    rows = predicate.rows(Context(program.store, program.cache, cut), MAX_ROWS)
     # Both were made of the version before it.
     shared = Ancestry(max((sst.seq_max for sst in levels[0].replay.before.ssts), default=0))
     keys = changed_keys(program.store, program.cache, before.stages[stage], cut.stages[stage], rows, shared)
     return keys.changed() if keys is not None else None
 
 
-def _message(program: Program, address: Address) -> Message:
+def _message(program: LoadedProgram, address: Address) -> SourceMessage:
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in program.kafka.read(*where, patience_s=program.patience_s):
         headers = tuple((name, value) for name, value in message.headers() or ())
-        return Message(address, message.timestamp()[1], message.key(), message.value(), headers)
+        return SourceMessage(address, message.timestamp()[1], message.key(), message.value(), headers)
     raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")

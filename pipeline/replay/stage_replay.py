@@ -32,7 +32,7 @@ from ..api.stage import Stage
 from ..batch.rerun import Numbers, Rerun, records_of
 from ..batch.schemas import Shape
 from .inputs import Records, as_taken, read_input
-from .program import Program
+from .program import LoadedProgram
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StageReplay:
     Of one time, they are in the order of inputs, partitions and offsets.
     """
 
-    program: Program
+    program: LoadedProgram
     before: Manifest
     """The version before it."""
     after: Manifest
@@ -53,8 +53,11 @@ class StageReplay:
     """What it took, where that is at hand; else Kafka is asked."""
 
     def __post_init__(self) -> None:
+        hint = "with --code and the program that ran then it goes on"
+        if (ran := self.after.program) is not None:
+            hint = f"{ran} ran then; with --code and that file as it was then it goes on"
         if self.after.stage not in self.program.app.stages:
-            raise NotFound("stage of the program", self.after.stage, self.program.app.stages, hint=self._ran_then)
+            raise NotFound("stage of the program", self.after.stage, self.program.app.stages, hint=hint)
         declared, then = (
             table and ([(each.name, each.type) for each in table.columns], table.state)
             for table in (self.shape.table, self.before.table)
@@ -62,11 +65,11 @@ class StageReplay:
         if declared != then:
             raise Refused(
                 f"the program declares stage {self.after.stage!r} with another table than it had then",
-                hint=self._ran_then,
+                hint=hint,
             )
 
     @classmethod
-    def of(cls, program: Program, after: Manifest, output: str = "") -> StageReplay:
+    def of(cls, program: LoadedProgram, after: Manifest, output: str = "") -> StageReplay:
         """The replay of a version. `output` is the channel that is asked about, if it is not the table.
 
         Raises:
@@ -77,13 +80,6 @@ class StageReplay:
             raise Refused(f"{after.stage}@v{after.version} is a {after.kind}, which reads no records")
         before = history.read(program.store, after.app, after.stage, after.version - 1)
         return cls(program, before, after, output)
-
-    @property
-    def _ran_then(self) -> str:
-        """The next step of who replays with another program."""
-        if self.after.program is None:
-            return "with --code and the program that ran then it goes on"
-        return f"{self.after.program} ran then; with --code and that file as it was then it goes on"
 
     @property
     def stage(self) -> Stage:
