@@ -56,13 +56,13 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
         NotFound: There is no such file, or the program has no such stage.
         Refused: The file is no bundle; or the program does not run, or cannot replay it.
     """
+    from .pipeline.replay.bundle import read
     from .pipeline.replay.bundled import open_bundle
     from .pipeline.replay.compare import compare
     from .pipeline.replay.expectation import comparable, sorted_rows
-    from .pipeline.replay.zipped import read
 
-    with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as (replay, sent):
-        found = compare(replay, sent, replay.only)
+    with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as opened:
+        found = compare(*opened)
     keys = (
         (
             tuple(map(comparable, each.key.values())),

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from slackwater.fold.culprit import smallest
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.query.sql import connect
-from slackwater.search.predicate import At, Where
+from slackwater.search.predicate import Context, Where
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 
@@ -124,7 +124,7 @@ def _predicates(folder: Path, keys: int) -> list[Row]:
     for name, sql in PREDICATES.items():
 
         def ours(sql: str = sql) -> None:
-            assert Where(sql).rows(At(store, cache, cut), 1).num_rows == 0
+            assert Where(sql).rows(Context(store, cache, cut), 1).num_rows == 0
 
         def theirs(sql: str = sql) -> None:
             with duckdb.connect() as connection:

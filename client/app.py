@@ -19,7 +19,7 @@ from .moment import Moment
 
 if TYPE_CHECKING:
     from ..keep.migrate.migrate import Migrated
-    from ..pipeline.migrate.backfilled import Backfilled
+    from ..pipeline.migrate.backfill import Backfilled
     from ..pipeline.run.options import Options
 
 

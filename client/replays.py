@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..pipeline.replay.compare import SentRows
-    from ..pipeline.replay.program import Program
+    from ..pipeline.replay.program import LoadedProgram
     from ..pipeline.replay.stage_replay import StageReplay
 
     Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
@@ -74,7 +74,7 @@ def records_behind(
     file = client.program_of(found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
     progress(STARTING)
     with _opened(client, found.app, file, "which have the records to replay") as program:
-        from ..pipeline.replay.why import why
+        from ..pipeline.replay.record import why
 
         def record_of(change: RowChange) -> Guilty | None:
             if not change.by_batch:
@@ -116,14 +116,14 @@ def batch_of(client: Connection, ref: str, code: Path | None, key: tuple[object,
 @contextmanager
 def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
     """The batch of a bundle, what it sent, and the keys that it is about. Raises as `open_bundle`."""
+    from ..pipeline.replay.bundle import read
     from ..pipeline.replay.bundled import open_bundle
-    from ..pipeline.replay.zipped import read
 
-    with open_bundle(read(bundle), code) as (batch, sent):
-        yield batch, sent, batch.only
+    with open_bundle(read(bundle), code) as opened:
+        yield opened
 
 
-def _opened(client: Connection, app: str, code: str | Path, what_for: str) -> "AbstractContextManager[Program]":
+def _opened(client: Connection, app: str, code: str | Path, what_for: str) -> "AbstractContextManager[LoadedProgram]":
     """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
     kafka = client.known_channels(what_for).kafka
     # Spark's Python side takes a second or two.

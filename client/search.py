@@ -19,7 +19,7 @@ from ..search.predicate import Predicate
 from ..search.programs import Function, Python
 from ..search.search import Edge, bisect
 from ..search.session import Asked
-from ..search.verdict import Answer, Guilty, Step, Verdict
+from ..search.verdict import Answer, Evaluation, Guilty, Verdict
 from .history import AppHistory
 from .moment import Moment
 from .replays import record_behind
@@ -40,7 +40,7 @@ class SearchedApp(AppHistory):
         bad: str | datetime | None = None,
         edge: Edge = "",
         code: str | Path | None = None,
-        on_step: Callable[[Step], None] | None = None,
+        on_step: Callable[[Evaluation], None] | None = None,
     ) -> "Bisection":
         """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
 
@@ -82,7 +82,7 @@ class SearchedApp(AppHistory):
         bad: str | None,
         edge: Edge = "",
         known: Mapping[str, Answer] | None = None,
-        on_step: Callable[[Step], None] | None = None,
+        on_step: Callable[[Evaluation], None] | None = None,
     ) -> Verdict:
         """As `bisect`, with any predicate, whole refs for the ends, and answers that are known, by ref."""
         client = self._client

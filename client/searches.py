@@ -19,8 +19,8 @@ from ..search import session as kept
 from ..search.ends import pinned
 from ..search.evidence import collect
 from ..search.predicate import Wanted
-from ..search.session import BEGINNING, Asked, Mark, Session
-from ..search.verdict import Answer, Guilty, Step, Verdict
+from ..search.session import BEGINNING, Asked, KeptSearch, KnownAnswer
+from ..search.verdict import Answer, Evaluation, Guilty, Verdict
 from ..store.versions.apps import free_name
 from .connection import Connection
 from .search import SearchedApp
@@ -29,7 +29,7 @@ _FOLDER = Path(".slackwater")
 """Where they are kept, beside what `dev` keeps."""
 
 
-def begun(client: Connection, asked: Asked) -> Session:
+def begun(client: Connection, asked: Asked) -> KeptSearch:
     """A search that begins; of one by hand, ends that are named have their answers. Raises `Refused` if one is open."""
     app = asked.app
     try:
@@ -42,14 +42,14 @@ def begun(client: Connection, asked: Asked) -> Session:
             hint=f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` forgets it",
         )
     if not asked.by_hand:
-        return Session(client.root, asked)
+        return KeptSearch(client.root, asked)
     good = _marks(client, app, "good", filter(None, [asked.good]))
     bad = _marks(client, app, "bad", filter(None, [asked.bad]))
     asked = replace(asked, good=good[0].ref if good else "", bad=bad[0].ref if bad else "")
-    return Session(client.root, asked).with_marks(*good, *bad)
+    return KeptSearch(client.root, asked).with_marks(*good, *bad)
 
 
-def answered(client: Connection, app: str, answer: Answer, refs: list[str]) -> Session:
+def answered(client: Connection, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
     """The app's search, with a person's answer for these moments; without any, for the one that is to be looked at.
 
     Raises:
@@ -62,17 +62,17 @@ def answered(client: Connection, app: str, answer: Answer, refs: list[str]) -> S
             f"no moment of {app} is to be looked at: {search.found or 'the search was interrupted'}",
             hint=f"name the moment: slackwater bisect {answer} {app} REF",
         )
-    marks = _marks(client, app, answer, refs) or [Mark(search.wanted or "", answer, by_hand=True)]
+    marks = _marks(client, app, answer, refs) or [KnownAnswer(search.wanted or "", answer, by_hand=True)]
     return search.with_marks(*marks)
 
 
-def _marks(client: Connection, app: str, answer: Answer, refs: Iterable[str]) -> list[Mark]:
+def _marks(client: Connection, app: str, answer: Answer, refs: Iterable[str]) -> list[KnownAnswer]:
     now_ms = instants.now_ms()
     pinned_refs = ("" if ref == BEGINNING else pinned(client.store, app, ref, answer, now_ms) for ref in refs)
-    return [Mark(ref, answer, by_hand=True) for ref in pinned_refs]
+    return [KnownAnswer(ref, answer, by_hand=True) for ref in pinned_refs]
 
 
-def of_app(client: Connection, app: str) -> Session:
+def of_app(client: Connection, app: str) -> KeptSearch:
     """The app's search. Raises `NotFound`, and `Refused` when it is one of another store."""
     search = kept.read(_FOLDER, app)
     if search.store != client.root:
@@ -83,7 +83,7 @@ def of_app(client: Connection, app: str) -> Session:
     return search
 
 
-def of_log(client: Connection, file: Path) -> Session:
+def of_log(client: Connection, file: Path) -> KeptSearch:
     """The search that a log gives. Raises `NotFound` for the file, and `Usage` where it is none."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -107,14 +107,14 @@ def reset(app: str) -> Result:
     return Result({"app": app, "removed": was_there}, line)
 
 
-def go_on(client: Connection, search: Session, on_step: Callable[[Step], None]) -> Verdict | Result:
+def go_on(client: Connection, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
     """Search with what is known, and keep what is found out; a result says what a person is to look at first.
 
     Raises as `StoredApp.bisect`.
     """
     asked = search.asked
 
-    def keep(step: Step) -> None:
+    def keep(step: Evaluation) -> None:
         nonlocal search
         on_step(step)
         search = search.with_step(step)
@@ -134,7 +134,7 @@ def go_on(client: Connection, search: Session, on_step: Callable[[Step], None]) 
         _write(client, search)
         return shown.wanted(search, wanted.cut, wanted.left, client.flags)
     _write(client, replace(search, found=shown.sentence(found), wanted=None))
-    for ref, cut in found.asked.items():
+    for ref, cut in found.resolved.items():
         client.note_thinned(ref, cut.thinned)
     if found.begins:
         client.note(
@@ -144,7 +144,7 @@ def go_on(client: Connection, search: Session, on_step: Callable[[Step], None]) 
     return found
 
 
-def _write(client: Connection, search: Session) -> None:
+def _write(client: Connection, search: KeptSearch) -> None:
     """Keep it. One that a predicate makes goes on where the folder cannot be written."""
     try:
         search.write(_FOLDER)

@@ -8,8 +8,8 @@ from ..errors import SlackwaterError, Usage
 from ..moments.query.answers import names_channels
 from ..moments.take.audit_log import record
 from ..search.predicate import Where
-from ..search.verdict import Step, Verdict
-from ..search.watcher import Invariant, Look, Watcher, call
+from ..search.verdict import Evaluation, Verdict
+from ..search.watcher import Findings, Invariant, Watcher, call
 from .connection import Connection
 from .search import SearchedApp
 
@@ -31,11 +31,11 @@ class WatchedApp(Watcher):
 
     def record(self) -> None:
         """Write into the app's log that it is watched."""
-        record(self._store, self._app, "watch", ", ".join(each.name for each in self._invariants), self._by)
+        record(self.store, self.app, "watch", ", ".join(each.name for each in self.invariants), self.by)
 
-    def bisect(self, invariant: Invariant, look: Look, on_step: Callable[[Step], None]) -> Verdict | None:
+    def bisect(self, invariant: Invariant, look: Findings, on_step: Callable[[Evaluation], None]) -> Verdict | None:
         """The commit that broke an invariant; None, and a note, where it is not found."""
-        app, good = SearchedApp(self._client, self._app), look.last_good or None
+        app, good = SearchedApp(self._client, self.app), look.last_good or None
         try:
             return app.search(Where(invariant.where), good=good, bad=look.ref, on_step=on_step)
         except SlackwaterError as error:
@@ -44,16 +44,16 @@ class WatchedApp(Watcher):
 
     def report_file(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path:
         """Where the report of a failure is to be written."""
-        about = f"{self._app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
+        about = f"{self.app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         return folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
 
-    def call(self, invariant: Invariant, look: Look, verdict: Verdict | None, report: Path | None) -> None:
+    def call(self, invariant: Invariant, look: Findings, verdict: Verdict | None, report: Path | None) -> None:
         """Run the invariant's command, if it has one. Raises `Unavailable` as `watcher.call`."""
         if not invariant.on_failure:
             return
         about = {
             "SLACKWATER_STORE": self._client.root,
-            "SLACKWATER_APP": self._app,
+            "SLACKWATER_APP": self.app,
             "SLACKWATER_INVARIANT": invariant.name,
             "SLACKWATER_REF": look.ref,
             "SLACKWATER_LAST_GOOD": look.last_good,

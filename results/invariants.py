@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from .. import instants
 from ..search.verdict import Verdict
-from ..search.watcher import Invariant, Look, State
-from ..search.watcher import Result as Evaluated
+from ..search.watcher import CheckResult, Findings, Invariant, State
 from . import formats, values
 from .document import Block, Title
 
 
-def line(look: Look) -> str:
+def line(look: Findings) -> str:
     """One line for a look: when, where, and how many invariants are what."""
     by_state = Counter(result.state for result in look.results)
     words: dict[State, tuple[str, str]] = {
@@ -36,7 +35,7 @@ def line(look: Look) -> str:
     return "  ".join(filter(None, parts))
 
 
-def failing(rows: pa.Table, invariant: Invariant, look: Look) -> Iterator[Block]:
+def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Block]:
     """The first rows of an invariant that does not hold."""
     yield Title(f"{invariant.name} does not hold at {look.ref}")
     yield values.grid(rows, formats.MOST_SHOWN)
@@ -54,7 +53,7 @@ def found(verdict: Verdict, invariant: Invariant, flags: str) -> Iterator[Block]
     yield f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}{flags} tells more"
 
 
-def data(look: Look, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]) -> dict[str, Any]:
+def data(look: Findings, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]) -> dict[str, Any]:
     """A look for machines, with what was found of each invariant that began to fail, by its name."""
     return {
         "app": look.cut.app,
@@ -68,7 +67,7 @@ def data(look: Look, verdicts: Mapping[str, Verdict | None], reports: Mapping[st
     }
 
 
-def _result(result: Evaluated, verdict: Verdict | None, report: Path | None) -> dict[str, Any]:
+def _result(result: CheckResult, verdict: Verdict | None, report: Path | None) -> dict[str, Any]:
     return {
         "name": result.invariant.name,
         "state": result.state,

@@ -8,7 +8,7 @@ from .. import instants
 from ..keep.init.initialise import Initialised
 from ..keep.migrate.migrate import Migrated, lines
 from ..pipeline.batch.batch_report import BatchReport
-from ..pipeline.migrate.backfilled import Backfilled
+from ..pipeline.migrate.backfill import Backfilled
 from ..pipeline.migrate.first_version import FirstVersion
 from ..pipeline.replay.compare import ChannelComparison, Comparison
 from . import formats, values

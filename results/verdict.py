@@ -11,8 +11,8 @@ from ..moments.cut.graph import Cut
 from ..moments.cut.lineage import Lineage, Window
 from ..moments.diff.key_changes import KeyChanges
 from ..search.flips import Flips
-from ..search.session import Session as Search
-from ..search.verdict import MAX_ROWS, Guilty, Step, Verdict
+from ..search.session import KeptSearch
+from ..search.verdict import MAX_ROWS, Evaluation, Guilty, Verdict
 from . import formats
 from .document import Block, Name, Table, Title
 from .report.masking import readable
@@ -99,7 +99,7 @@ def notes(found: Verdict, edge: str = "") -> Iterator[str]:
 
 
 def _data(found: Verdict, out: Path | None, guilty: Guilty | None) -> dict[str, Any]:
-    def steps(of: Iterable[Step]) -> list[dict[str, Any]]:
+    def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
         fields = ("ref", "bad", "answer", "why", "took_ms")
         return [{"cut": step.cut.versions} | {name: getattr(step, name) for name in fields} for step in of]
 
@@ -122,7 +122,7 @@ def _data(found: Verdict, out: Path | None, guilty: Guilty | None) -> dict[str, 
         "rows": for_json(found.rows)["rows"],
         "steps": steps(found.steps),
         "non_monotone": steps(found.non_monotone),
-        "thinned_out": {ref: cut.thinned for ref, cut in found.asked.items() if cut.thinned is not None},
+        "thinned_out": {ref: cut.thinned for ref, cut in found.resolved.items() if cut.thinned is not None},
         "begins": found.begins or None,
         "record": record_data(guilty),
     }
@@ -240,7 +240,7 @@ def scan(found: Flips) -> Result:
     return Result(found, changes if found.flips else "", f"{formats.plural(len(found.flips), 'change')} in {written}")
 
 
-def explained(search: Search) -> Result:
+def explained(search: KeptSearch) -> Result:
     """Each moment that was looked at, and what it was found to be."""
     rows = (
         (
@@ -256,7 +256,7 @@ def explained(search: Search) -> Result:
     return Result(search, Table.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
 
 
-def wanted(search: Search, cut: Cut, left: int, flags: str) -> Result:
+def wanted(search: KeptSearch, cut: Cut, left: int, flags: str) -> Result:
     """What a person is to look at next, with about `left` more after it."""
     app, ref = search.asked.app, search.wanted or ""
     stage = ref.partition("/")[2].partition("@")[0]

@@ -3,16 +3,3 @@
 Also what a report tells beside the verdict (`evidence`) and invariants that are asked again and again (`watcher`). Only
 reads, but for the tag `last-good`.
 """
-
-__all__ = [
-    "between",
-    "ends",
-    "evidence",
-    "flips",
-    "predicate",
-    "programs",
-    "search",
-    "session",
-    "verdict",
-    "watcher",
-]

@@ -1,10 +1,10 @@
 """What lies on an app's line between two moments: what a binary search over it needs.
 
-The judge asks the predicate at such moments: none twice, and none whose tables hold the same rows as another.
+The evaluator asks the predicate at such moments: none twice, and none whose tables hold the same rows as another.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -22,16 +22,14 @@ from ..store.read.cache import SstCache
 from ..store.sst import ttl
 from ..store.versions.aside import beside, owner
 from ..store.versions.manifest import Manifest
-from .predicate import At, Predicate, Skip, Wanted
-from .verdict import Answer, Step
+from .predicate import Context, Predicate, Skip, Wanted
+from .verdict import Answer, Evaluation
 
 PROBES = 2
 """Moments looked at after the search on each side, for a history that was bad, then good, then bad again."""
 
 Skips = Mapping[str, Collection[int]]
 """By stage, the versions that name moments which the predicate cannot judge."""
-
-_NONE: Skips = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Between:
         """What decides the predicate at a cut: the same content, the same answer."""
         return tuple(self._content(cut, stage) for stage in sorted(self.watched))
 
-    def middle(self, skips: Skips = _NONE) -> Cut | None:
+    def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
         """A moment strictly between; None when at most one commit of a watched table is left, or no other moment.
 
         The longest stretch of a watched table's versions is halved. Where each of them is a single version, it is the
@@ -103,33 +101,27 @@ class Between:
         halved, those that end with a moment that could be judged first.
         """
         if not self.is_whole:
-            left = self.whole.left_between(self.low, self.high)
-            inside = [each for each in left if each.version not in skips.get(each.stage, ())]
+            kept = self.whole.left_between(self.low, self.high)
+            inside = [each for each in kept if each.version not in skips.get(each.stage, ())]
             return self.whole.at(inside[len(inside) // 2]) if inside else None
-        commit = self._middle(skips)
-        return self.line.up_to(commit) if commit is not None else None
-
-    def _middle(self, skips: Skips) -> Manifest | None:
         differing = self.differing()
-        found = {stage: gap for stage in differing if (gap := self._gap(stage, skips)) is not None}
-        if found:
-            stage = max(found, key=lambda each: found[each][:2])
-            _, length, low = found[stage]
-            return self.line.read(stage, low + length // 2)
+        gaps = [gap for stage in differing for gap in self._gaps(stage, skips.get(stage, ()))]
+        if gaps:
+            _, length, low, stage = max(gaps, key=lambda gap: gap[:2])
+            return self.line.up_to(self.line.read(stage, low + length // 2))
         left = sorted((self.high.stages[stage] for stage in differing), key=self.line.place)
         half = (len(left) - 1) // 2
         others = [each for each in left[:-1] if each.version not in skips.get(each.stage, ())]
-        return min(others, key=lambda each: abs(left.index(each) - half), default=None)
+        nearest = min(others, key=lambda each: abs(left.index(each) - half), default=None)
+        return self.line.up_to(nearest) if nearest is not None else None
 
-    def _gap(self, stage: str, skips: Skips) -> tuple[bool, int, int] | None:
-        """The stretch of the stage's versions to look into: whether one of its ends was judged, its length, its start.
-
-        None when no version lies inside one.
-        """
-        low, high, skipped = self.lowest(stage), self.high.stages[stage].version, skips.get(stage, ())
+    def _gaps(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
+        """Where versions of a stage lie between skips: whether an end was judged, how many, and behind which."""
+        low, high = self.lowest(stage), self.high.stages[stage].version
         places = (low, *sorted(version for version in skipped if low < version < high), high)
-        gaps = ((at == low not in skipped or to == high, to - at, at) for at, to in pairwise(places) if to - at > 1)
-        return max(gaps, key=lambda gap: gap[:2], default=None)
+        for at, to in pairwise(places):
+            if to - at > 1:
+                yield at == low not in skipped or to == high, to - at, at, stage
 
     def only(self) -> Manifest | None:
         """When `middle` is None, the one commit of a watched table that is left; None without any, or with several."""
@@ -164,7 +156,7 @@ def length(prefix: Cut) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Evaluator:
     """Says of moments whether they are good, bad or neither, and remembers it."""
 
     store: ObjectStore
@@ -172,48 +164,51 @@ class Judge:
     predicate: Predicate
     between: Between
     """The stretch that is searched; says what decides the predicate."""
-    on_step: Callable[[Step], None] | None
+    on_step: Callable[[Evaluation], None] | None
     reader: ChannelReader | None
     """Reads records in flight."""
-    judged: dict[tuple[frozenset[object], ...], Step] = field(default_factory=dict)
+    evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
     """The answers, in their order, by what decides them."""
     lacking: dict[object, str] = field(default_factory=dict)
     """What the predicate names and tables of these columns do not have."""
     able: set[object] = field(default_factory=set)
     """With tables of these columns it could be judged."""
 
-    def judge(self, cut: Cut, to_come: int) -> Step:
+    def at(self, cut: Cut, to_come: int) -> Evaluation:
         """The answer at a moment; `to_come` is how many will follow, as far as one can tell.
 
         Where the predicate fails, that is a skip: but for the first moment of all, the bad end, where it must work.
         """
         content = self.between.content(cut)
-        if content in self.judged:
-            return self.judged[content]
-        if (why := self.lacking.get(self._columns(cut))) is not None:
-            return Step(0, 0, self.ref(cut), cut, "skip", why=why, lacks=True)
-        started, number = time.perf_counter(), len(self.judged) + 1
+        if content in self.evaluated:
+            return self.evaluated[content]
+        # What the tables that decide the predicate look like.
+        tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
+        columns = tuple((table.key, table.values) if table else None for table in tables)
+        if (why := self.lacking.get(columns)) is not None:
+            return Evaluation(0, 0, self.ref(cut), cut, "skip", why=why, lacks=True)
+        started, number = time.perf_counter(), len(self.evaluated) + 1
         try:
             answer, why, lacks = self._ask(cut)
-            # Where the same columns were enough once, it lacks something else.
-            lacks = lacks and self._columns(cut) not in self.able
         except Wanted:
             raise Wanted(cut, self.ref(cut), to_come) from None
+        # Where the same columns were enough once, it lacks something else.
+        lacks = lacks and columns not in self.able
         took_ms = round((time.perf_counter() - started) * 1000)
-        step = Step(number, number + to_come, self.ref(cut), cut, answer, why=why, took_ms=took_ms, lacks=lacks)
-        self.judged[content] = step
+        step = Evaluation(number, number + to_come, self.ref(cut), cut, answer, why=why, took_ms=took_ms, lacks=lacks)
+        self.evaluated[content] = step
         if lacks:
-            self.lacking[self._columns(cut)] = why
+            self.lacking[columns] = why
         elif answer != "skip":
-            self.able.add(self._columns(cut))
+            self.able.add(columns)
         if self.on_step is not None:
             self.on_step(step)
         return step
 
     def know(self, cut: Cut, answer: Answer) -> None:
         """Take an answer for given. Raises `Refused` when another one was given for the same rows."""
-        step = Step(len(self.judged) + 1, 0, self.ref(cut), cut, answer, given=True)
-        same = self.judged.setdefault(self.between.content(cut), step)
+        step = Evaluation(len(self.evaluated) + 1, 0, self.ref(cut), cut, answer, given=True)
+        same = self.evaluated.setdefault(self.between.content(cut), step)
         if same.answer != answer:
             raise Refused(
                 f"{step.ref} is {answer}, and {same.ref}, whose tables hold the same rows, was {same.answer}",
@@ -227,8 +222,7 @@ class Judge:
         """
         later = self.between.whole.heads.stages
         cut = cut.under_names_of(later)
-        only = self.between.tables(cut)
-        at = At(self.store, self.cache, cut, later, only, self.reader, self.ref(cut))
+        at = Context(self.store, self.cache, cut, later, self.between.tables(cut), self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
     def ref(self, cut: Cut) -> str:
@@ -237,7 +231,7 @@ class Judge:
 
     def _ask(self, cut: Cut) -> tuple[Answer, str, bool]:
         """The answer, why it is that, and whether it is a skip for want of a table or column."""
-        is_first = all(step.given and not step.bad for step in self.judged.values())
+        is_first = all(step.given and not step.bad for step in self.evaluated.values())
         try:
             rows = self.rows(cut, 1)
             # Of code, the row says what it found wrong.
@@ -255,8 +249,3 @@ class Judge:
             if is_first:
                 raise
             return "skip", error.sentence, False
-
-    def _columns(self, cut: Cut) -> object:
-        """What the tables that decide the predicate look like at a cut."""
-        tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
-        return tuple((table.key, table.values) if table else None for table in tables)

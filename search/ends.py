@@ -11,9 +11,9 @@ from ..moments.cut.refs import parse
 from ..moments.cut.resolve import resolve
 from ..store.objects.protocol import ObjectStore
 from ..store.versions.aside import owner
-from .between import Between, Judge, length
+from .between import Between, Evaluator, length
 from .predicate import Predicate
-from .verdict import Answer
+from .verdict import Answer, Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Ends:
     """The ref that was given, None for the beginning."""
     bad: str | None
     """The ref that was given, None for now."""
-    asked: Mapping[str, Cut]
+    resolved: Mapping[str, Cut]
     """What these resolve to."""
     begins: str
     """The ref from which on every version is there, where older history was collected and is searched, too."""
 
-    def with_known(self, judge: Judge, known: Mapping[str, Answer], now_ms: int) -> "Ends":
-        """These ends, moved together by answers that are known, which `judge` is told.
+    def with_known(self, evaluator: Evaluator, known: Mapping[str, Answer], now_ms: int) -> "Ends":
+        """These ends, moved together by answers that are known, which the evaluator is told.
 
         Raises:
             Refused: a moment that is known to be good is not before one that is known to be bad.
@@ -45,13 +45,13 @@ class Ends:
             is_left = line.is_left(cut)
             if not is_left:
                 cut = line.within(cut) if answer == "good" else line.around(cut)
-            judge.know(cut, answer)
+            evaluator.know(cut, answer)
             if not is_left and answer != "skip":
                 (good if answer == "good" else bad).append(cut)
         begin, high = max(good, key=length), min(bad, key=length, default=between.high)
         if bad and length(begin) >= length(high):
             raise Refused(
-                f"{judge.ref(begin) or 'the beginning'} is good, and {judge.ref(high) or 'the beginning'}, "
+                f"{evaluator.ref(begin) or 'the beginning'} is good, and {evaluator.ref(high) or 'the beginning'}, "
                 "which is not after it, is bad",
                 hint=f"`slackwater bisect log {high.app}` shows what was said; `bisect replay` takes it corrected",
             )
@@ -59,7 +59,7 @@ class Ends:
         high = min(high, between.high, key=length)
         return replace(self, between=replace(between, low=low, high=high), begin=begin)
 
-    def settle(self, judge: Judge) -> Between:
+    def settle(self, evaluator: Evaluator) -> Between:
         """What to search, from a good end to a bad one: without the moments before the whole line, if they need not be.
 
         Raises:
@@ -67,53 +67,52 @@ class Ends:
         """
         low, high, begin = self.between.low, self.between.high, self.begin
         to_come = replace(self.between, low=begin).evaluations_left()
-        self._check_bad(judge, judge.judge(high, 1 + to_come).answer)
-        if self.good and judge.judge(low, to_come).bad:
-            raise self._bad_already(judge)
+        if not (at_high := evaluator.at(high, 1 + to_come)).bad:
+            raise self._not_bad(evaluator, at_high)
+        if self.good and evaluator.at(low, to_come).bad:
+            raise self._bad_already(evaluator)
         if length(begin) < length(high):
-            if not judge.judge(begin, to_come).bad:
+            if not evaluator.at(begin, to_come).bad:
                 return replace(self.between, low=begin)
             high = begin
-        if judge.judge(low, to_come).bad:
-            raise self._bad_already(judge)
+        if evaluator.at(low, to_come).bad:
+            raise self._bad_already(evaluator)
         return replace(self.between, high=high)
 
-    def _check_bad(self, judge: Judge, answer: Answer) -> None:
-        """Raise `Refused` when the bad end is not bad."""
-        if answer == "bad":
-            return
+    def _not_bad(self, evaluator: Evaluator, at_high: Evaluation) -> Refused:
         high = self.between.high
-        where = self._said(judge, self.bad, high) or f"{high.app}@now"
-        if answer == "skip":
-            why = f": {last}" if (last := judge.judge(high, 0).why) else ""
-            raise Refused(f"nobody can judge {where}, where the search ends{why}", hint="give another --bad")
-        raise Refused(
+        where = self._name_of(evaluator, self.bad, high) or f"{high.app}@now"
+        if at_high.answer == "skip":
+            why = f": {at_high.why}" if at_high.why else ""
+            return Refused(f"nobody can judge {where}, where the search ends{why}", hint="give another --bad")
+        return Refused(
             f"the predicate returns no rows at {where}: nothing is wrong there"
-            if judge.predicate.sql
+            if evaluator.predicate.sql
             else f"nothing is wrong at {where}",
             hint="give --bad a moment at which something is; `slackwater query` shows the tables",
         )
 
-    def _bad_already(self, judge: Judge) -> Refused:
+    def _bad_already(self, evaluator: Evaluator) -> Refused:
         low, line = self.between.low, self.between.whole
-        where, hint = f"{self._said(judge, self.good, low)}: it is not good there", "leave --good away to search all"
+        where = f"{self._name_of(evaluator, self.good, low)}: it is not good there"
+        hint = "leave --good away to search all"
         before = replace(self.between, low=line.beginning(), high=low)
         if not self.good and not self.between.is_whole:
-            where = f"{judge.ref(low)}, the oldest moment that is left of the history of {low.app}"
+            where = f"{evaluator.ref(low)}, the oldest moment that is left of the history of {low.app}"
             hint = "what came before was thinned out by gc, and nobody can tell any more"
         elif not self.good:
             where = f"the beginning of the history of {low.app}"
             hint = "give --good a later moment, or a predicate that was not true from the start"
         elif self.between.is_whole and before.ordered() and (earlier := before.middle()) is not None:
-            hint = f"try --good {judge.ref(earlier)}"
-        said = "the predicate returns rows" if judge.predicate.sql else "something is wrong"
+            hint = f"try --good {evaluator.ref(earlier)}"
+        said = "the predicate returns rows" if evaluator.predicate.sql else "something is wrong"
         return Refused(f"{said} already at {where}", hint=hint)
 
-    def _said(self, judge: Judge, text: str | None, prefix: Cut) -> str:
+    def _name_of(self, evaluator: Evaluator, text: str | None, prefix: Cut) -> str:
         """How messages call an end: by what was typed, unless the search uses another moment; empty for the default."""
-        if text is None or not self.between.is_whole or self.asked[text].versions == prefix.versions:
+        if text is None or not self.between.is_whole or self.resolved[text].versions == prefix.versions:
             return text or ""
-        return f"{judge.ref(prefix) or 'the beginning'}, the moment of the app's line next to {text}"
+        return f"{evaluator.ref(prefix) or 'the beginning'}, the moment of the app's line next to {text}"
 
 
 def find_ends(
@@ -127,35 +126,40 @@ def find_ends(
         Refused: an end is another app's; or `good` is not before `bad`; or the predicate names a table that is retired
             at `bad`.
     """
-    given = tuple(filter(None, (good, bad)))
-    for text in given:
-        _check_app(app, text, now_ms)
-    asked = {text: resolve(store, text, now_ms=now_ms) for text in given}
+    refs = tuple(filter(None, (good, bad)))
+    for ref in refs:
+        _check_app(app, ref, now_ms)
+    resolved = {ref: resolve(store, ref, now_ms=now_ms) for ref in refs}
     # After the ends, so that they lie on it. What the app commits from now on does not move it.
     line = line_of(store, app)
-    asked = {text: with_retired(line, cut) for text, cut in asked.items()}
-    until = asked[bad] if bad else line.heads
+    resolved = {ref: with_retired(line, cut) for ref, cut in resolved.items()}
+    until = resolved[bad] if bad else line.heads
     is_late, begin = not line.is_whole(until), line.beginning()
     high = line.around(until) if bad and not is_late else until
-    _check_not_retired(predicate, high, bad or app)
+    for stage, last in high.tables.items():
+        if last.retired and predicate.names(stage):
+            raise Refused(
+                f"the predicate names the table {stage}, whose stage is not part of {bad or app}: it was retired",
+                hint=f"search up to a moment that has it: --bad {app}/{stage}@v{last.version - 1}",
+            )
     between = Between(line, begin, high, _watched(predicate, line), predicate.channels)
-    low = _good_end(between, asked[good] if good else None)
+    low = _good_end(between, resolved[good] if good else None)
     if is_late or line.is_whole(low):
         begin = low
     _check_order(replace(between, low=low), begin, good, bad)
     begins = "" if is_late or not line.limit.first or (good and begin is low) else line.ref(begin)
-    return Ends(replace(between, low=low), begin, good, bad, asked, begins)
+    return Ends(replace(between, low=low), begin, good, bad, resolved, begins)
 
 
-def _good_end(between: Between, given: Cut | None) -> Cut:
-    """The moment to begin at, `given` or else the oldest; `between` begins where the whole line does."""
+def _good_end(between: Between, good: Cut | None) -> Cut:
+    """The moment to begin at, `good` or else the oldest; `between` begins where the whole line does."""
     line, begin = between.whole, between.low
-    if given is None:
+    if good is None:
         left = line.left_between(Cut(between.high.app, {}), between.high)
         return line.at(left[0]) if left else begin
-    if not line.is_whole(given):
-        return given
-    low = line.within(given)
+    if not line.is_whole(good):
+        return good
+    low = line.within(good)
     # The prefix within a snapshot may lie where history is not whole.
     return low if not line.limit.first or replace(between, high=low).ordered() else begin
 
@@ -205,13 +209,3 @@ def _check_app(app: str, ref: str, now_ms: int) -> None:
             f"{ref} is a moment of app {other!r}; expected one of {app!r}",
             hint=f"did you mean {app}@{ref}" if ref == other else "",
         )
-
-
-def _check_not_retired(predicate: Predicate, high: Cut, bad: str) -> None:
-    """Raise `Refused` when the predicate names the table of a stage that is retired at the bad end."""
-    for stage, last in high.tables.items():
-        if last.retired and predicate.names(stage):
-            raise Refused(
-                f"the predicate names the table {stage}, whose stage is not part of {bad}: it was retired",
-                hint=f"search up to a moment that has it: --bad {high.app}/{stage}@v{last.version - 1}",
-            )

@@ -23,7 +23,7 @@ from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
 from ..store.versions import history
 from ..store.versions.manifest import Manifest
-from .predicate import At, Skip
+from .predicate import Context, Skip
 from .verdict import Verdict
 
 MAX_COUNTED = 100_000
@@ -70,48 +70,32 @@ class Evidence:
 
 
 def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: ChannelReader | None = None) -> Evidence:
-    """Gather what is known around a verdict.
-
-    Args:
-        store: the store of the app.
-        cache: where SSTs of a remote store come to lie.
-        verdict: what bisect found.
-        reader: reads records in flight, for a predicate that asks for them.
+    """Gather what is known around a verdict; `reader` reads records in flight, for a predicate that asks for them.
 
     Raises:
         NotFound: a manifest was collected meanwhile.
         Corruption: a manifest is not readable.
         Unavailable: storage did not answer.
     """
-    line = line_of(store, verdict.app).above(verdict.good)
+    line, bad = line_of(store, verdict.app).above(verdict.good), verdict.bad
+    before = list(islice(newest_first(store, verdict.app, bad.stages), _BEFORE + 1))[::-1]
+    following = (history.after(store, verdict.app, name, bad.versions.get(name, 0)) for name in line.heads.stages)
+    after = sorted((commit for each in following for commit in islice(each, _AFTER)), key=line.place)[:_AFTER]
     return Evidence(
-        commits=(*_before(store, verdict), *_after(line, verdict)),
+        commits=(*before, *after),
         wrong=_wrong(store, cache, verdict, reader),
         snapshots=list_snapshots(store, verdict.app),
-        reached=tuple(reached(line, cache, verdict.bad.stages[verdict.stage])),
-        audit=verify(store, verdict.bad),
+        reached=tuple(_reached(line, cache, bad.stages[verdict.stage])),
+        audit=verify(store, bad),
     )
 
 
 def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
     """How many commits a prefix of the line ends after the first bad one; negative before it.
 
-    It is -1 for the last good one, unless the verdict leaves open which commit it is. Each commit of the line adds one
-    to the sum of all stages' versions.
+    Each commit of the line adds one to the sum of all stages' versions.
     """
     return sum(versions.values()) - sum(verdict.bad.versions.values())
-
-
-def _before(store: ObjectStore, verdict: Verdict) -> list[Manifest]:
-    """The commits up to and with the bad one."""
-    return list(islice(newest_first(store, verdict.app, verdict.bad.stages), _BEFORE + 1))[::-1]
-
-
-def _after(line: Line, verdict: Verdict) -> list[Manifest]:
-    """The commits that follow it."""
-    bad, store = verdict.bad.versions, line.store
-    following = (history.after(store, verdict.app, stage, bad.get(stage, 0)) for stage in line.heads.stages)
-    return sorted((commit for each in following for commit in islice(each, _AFTER)), key=line.place)[:_AFTER]
 
 
 def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: ChannelReader | None) -> dict[str, int]:
@@ -127,36 +111,20 @@ def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Channe
         key=lambda step: abs(distance(verdict, step.cut.versions)),
     )
     for step in bad[:_MAX_COUNTS]:
-        at = At(store, cache, step.cut, later_stages(store, step.cut), reader=reader)
+        at = Context(store, cache, step.cut, later_stages(store, step.cut), reader=reader)
         with suppress(SlackwaterError, Skip):
             counts[step.ref] = verdict.predicate.rows(at, MAX_COUNTED).num_rows
     return counts
 
 
-def reached(line: Line, cache: SstCache, version: Manifest) -> Iterator[Reached]:
-    """Each stage that had consumed a version, senders before receivers.
-
-    Args:
-        line: the app's line, which may begin behind the version's predecessor.
-        cache: where SSTs of a remote store come to lie.
-        version: any on the line.
-
-    Raises:
-        Unavailable: storage did not answer.
-    """
-    firsts = line.dependents(version)
+def _reached(line: Line, cache: SstCache, version: Manifest) -> Iterator[Reached]:
+    """Each stage that had consumed a version, senders before receivers."""
+    firsts, store = line.dependents(version), line.store
     for stage, first in firsts.items():
-        yield Reached(
-            first=first,
-            newest=line.heads.stages[stage].version,
-            rows=sum(read.rows for read in first.inputs.values() if read.upstream in (version.stage, *firsts)),
-            keys=_changed(line, cache, first),
-        )
-
-
-def _changed(line: Line, cache: SstCache, version: Manifest) -> KeyChanges | None:
-    before = history.find(line.store, version.app, version.stage, version.version - 1) if version.version > 1 else None
-    try:
-        return changed_keys(line.store, cache, before, version, pa.table({}))
-    except (NotFound, Corruption):
-        return None
+        before = history.find(store, first.app, stage, first.version - 1) if first.version > 1 else None
+        rows = sum(read.rows for read in first.inputs.values() if read.upstream in (version.stage, *firsts))
+        try:
+            keys = changed_keys(store, cache, before, first, pa.table({}))
+        except (NotFound, Corruption):
+            keys = None
+        yield Reached(first, line.heads.stages[stage].version, rows, keys)

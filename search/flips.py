@@ -25,7 +25,6 @@ from ..store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ..store.versions import history
 from ..store.versions.aside import owner, table_of
 from ..store.versions.manifest import Manifest, Sst
-from .between import Between
 from .ends import find_ends
 from .predicate import Predicate
 
@@ -83,10 +82,16 @@ def scan(
     bad: str | None = None,
     now_ms: int | None = None,
 ) -> Flips:
-    """As `flips`, between two refs; default the beginning and now.
+    """All versions between two refs at which a predicate on single rows went from good to bad or back.
+
+    It is SQL over one table, of which each row is wrong or not whatever the others are. Without `good` and `bad` all of
+    the history is looked at; relative refs count from `now_ms`, default the wall clock.
 
     Raises:
-        Refused: an end lies where history was thinned out, or as `flips` and `find_ends`.
+        Refused: it is no such predicate, and why; an end lies where history was thinned out; or as `find_ends`.
+        Usage: the SQL is malformed.
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
     """
     now_ms = instants.now_ms() if now_ms is None else now_ms
     ends = find_ends(store, app, predicate, good, bad, now_ms)
@@ -95,24 +100,7 @@ def scan(
             "--scan looks at every version, and some between these ends were thinned out",
             hint=f"choose ends from {ends.between.whole.ref(ends.between.whole.beginning())} on",
         )
-    return flips(store, cache, replace(ends.between, low=ends.begin), predicate)
-
-
-def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Predicate) -> Flips:
-    """All versions between two moments at which a predicate on single rows went from good to bad or back.
-
-    Args:
-        store: the store of the app.
-        cache: where SSTs of a remote store come to lie.
-        between: from which moment to which. All versions in between must be there.
-        predicate: SQL over one table, of which each row is wrong or not whatever the others are.
-
-    Raises:
-        Refused: it is no such predicate; says why.
-        Usage: the SQL is malformed.
-        Corruption: an SST is not what its manifest promises.
-        Unavailable: storage did not answer.
-    """
+    between = replace(ends.between, low=ends.begin)
     if not predicate.sql:
         raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=HINT)
     table, sql = row_local(predicate.sql, between.high.tables)
@@ -124,11 +112,22 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
     if stage in between.low.stages:
         low = table_of(between.low.stages[stage], table)
         manifests.insert(0, low)
-        sources += (_Source(sst, first, None) for sst in low.ssts)
+        sources += (_WrittenIn(sst, first, None) for sst in low.ssts)
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
     paths = {each.sst.object: cache.parquet_path(store, each.sst) for each in sources}
-    changes, rows = _changes(table, (sql, predicate.sql), high, manifests, sources, paths)
+    with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
+        _show(con, table, high, sources, paths)
+        try:
+            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql})")
+        except duckdb.Error as error:
+            raise Usage(str(error).partition("\n")[0], quoted=f"query: {predicate.sql}") from error
+        clocks = {each.clock_ms: each.version for each in reversed(manifests)}
+        con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
+        keys = ", ".join(quoted(column.name) for column in high.table.key) if high.table else ""
+        # By version, how many more keys are wrong, ascending.
+        changes: dict[int, int] = dict(con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall())
+        rows: int = con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
     later = {version: delta for version, delta in changes.items() if version > first}
     at_first = sum(changes.values()) - sum(later.values())
     counts = [*zip([first, *later], np.cumsum([at_first, *later.values()]).tolist(), strict=True)]
@@ -141,33 +140,8 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
     return Flips(stage, first, high.version, found, tuple(counts), rows)
 
 
-def _changes(
-    table: str,
-    sql: tuple[str, str],
-    high: Manifest,
-    manifests: Sequence[Manifest],
-    sources: "Sequence[_Source]",
-    paths: Mapping[str, Path],
-) -> tuple[dict[int, int], int]:
-    """By version, how many more keys are wrong, ascending; and how many rows were looked at.
-
-    `sql` is the query for the rows that are wrong, and what was typed.
-    """
-    with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
-        _show(con, table, high, sources, paths)
-        try:
-            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql[0]})")
-        except duckdb.Error as error:
-            raise Usage(str(error).partition("\n")[0], quoted=f"query: {sql[1]}") from error
-        clocks = {each.clock_ms: each.version for each in reversed(manifests)}
-        con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
-        keys = ", ".join(quoted(column.name) for column in high.table.key) if high.table else ""
-        changes = dict(con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall())
-        return changes, con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
-
-
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _WrittenIn:
     """An SST, and which of its rows count as written by a version."""
 
     sst: Sst
@@ -176,35 +150,27 @@ class _Source:
     """Their `_seq`; None for all rows."""
 
 
-def _written(manifests: Iterable[Manifest]) -> Iterator[_Source]:
+def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
     for manifest in manifests:
         if manifest.kind == "backfill":
             # Each row is another, whichever version wrote it.
-            yield from (_Source(sst, manifest.version, None) for sst in manifest.ssts)
+            yield from (_WrittenIn(sst, manifest.version, None) for sst in manifest.ssts)
         elif manifest.may_change_rows:
             seq = manifest.row_seq
-            yield from (_Source(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
+            yield from (_WrittenIn(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 
 
 def _show(
-    con: duckdb.DuckDBPyConnection, table: str, high: Manifest, sources: Sequence[_Source], paths: Mapping[str, Path]
+    con: duckdb.DuckDBPyConnection, table: str, high: Manifest, sources: Sequence[_WrittenIn], paths: Mapping[str, Path]
 ) -> None:
     """Make `_written` all rows that count, and a view of the table's name those that a query sees, deleted ones not.
 
     An SST may be there twice: as one of the first version, and as what a version wrote. All have the columns of `high`.
     """
     assert high.table is not None  # noqa: S101  the predicate is over it
-    labels = [(str(paths[source.sst.object]), source.version, source.seq) for source in sources]
-    con.register(
-        "_labels",
-        pa.table(
-            {
-                "path": pa.array([each[0] for each in labels]),
-                "version": pa.array([each[1] for each in labels], pa.int64()),
-                "seq": pa.array([each[2] for each in labels], pa.int64()),
-            }
-        ),
-    )
+    schema = pa.schema([("path", pa.string()), ("version", pa.int64()), ("seq", pa.int64())])
+    labels = [{"path": str(paths[each.sst.object]), "version": each.version, "seq": each.seq} for each in sources]
+    con.register("_labels", pa.Table.from_pylist(labels, schema=schema))
     files = sorted({str(path) for path in paths.values()})
     ssts = list({source.sst.object: source.sst for source in sources}.values())
     names = [HASH, *(column.name for column in high.table.columns), SEQ, OP]

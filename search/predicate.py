@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -22,7 +23,7 @@ from ..store.versions.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class Context:
     """Where a predicate is asked: a cut, and what it takes to read it."""
 
     store: ObjectStore
@@ -66,7 +67,7 @@ class Predicate(Protocol):
         """Whether it asks for this table by its name."""
         ...
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         """What is wrong at a cut, up to `max_rows` rows; without rows nothing is.
 
         Raises:
@@ -92,15 +93,14 @@ class Skip(Exception):
 
 
 class Wanted(Exception):
-    """A person is to say what a moment is."""
+    """A person is to say what a moment is; `ref` is empty for the one before the first commit.
+
+    `left` is how many will follow, as far as one can tell.
+    """
 
     def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:
         super().__init__(ref)
-        self.cut = cut
-        self.ref = ref
-        """A ref to the moment; empty for the one before the first commit."""
-        self.left = left
-        """How many will follow, as far as one can tell."""
+        self.cut, self.ref, self.left = cut, ref, left
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,9 @@ class OfAllTables:
     channels: ClassVar[bool] = False
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        """See `Predicate`."""
         return frozenset(cut.tables)
 
     def names(self, table: str) -> bool:
-        """See `Predicate`."""
         return False
 
 
@@ -127,8 +125,7 @@ class ByHand(OfAllTables):
     text: str = "by hand"
     channels: ClassVar[bool] = True
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
-        """Raises `Wanted`."""
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         raise Wanted(at.cut)
 
 
@@ -137,54 +134,35 @@ class Where:
     """SQL that returns rows when something is wrong. Rows with a table's key columns name the keys that are."""
 
     sql: str
-    said: str = ""
+    typed: str = ""
     """What was typed, where it was not SQL."""
 
     @property
     def text(self) -> str:
-        """See `Predicate`."""
-        return self.said or self.sql
+        return self.typed or self.sql
 
     @property
     def channels(self) -> bool:
-        """See `Predicate`."""
         return names_channels(self.sql)
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        """See `Predicate`."""
         return named_tables(self.sql, cut)
 
     def names(self, table: str) -> bool:
-        """See `Predicate`."""
         return re.search(rf"\b{re.escape(table)}\b", self.sql, re.IGNORECASE) is not None
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
-        """See `Predicate`."""
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         try:
             return answer(
-                at.store,
-                at.cache,
-                at.cut,
-                self.sql,
-                later=at.later,
-                only=at.only,
-                reader=at.reader,
-                max_rows=max_rows,
+                at.store, at.cache, at.cut, self.sql, later=at.later, only=at.only, reader=at.reader, max_rows=max_rows
             )
         except Usage as error:
-            if isinstance(error.__cause__, duckdb.ParserException) and is_condition(self.sql):
-                error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self.sql.strip()}"
+            if isinstance(error.__cause__, duckdb.ParserException):
+                with duckdb.connect() as con, suppress(duckdb.Error):
+                    # What stands behind a query's WHERE.
+                    con.extract_statements(f"SELECT 1 WHERE {self.sql}")
+                    error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self.sql.strip()}"
             raise
-
-
-def is_condition(text: str) -> bool:
-    """Whether the text is what stands behind a query's WHERE."""
-    with duckdb.connect() as con:
-        try:
-            con.extract_statements(f"SELECT 1 WHERE {text}")
-        except duckdb.Error:
-            return False
-    return True
 
 
 _ALONE = "SELECT ({condition}) AS holds"
@@ -202,17 +180,14 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
     Or it is a whole SELECT that returns it, or made of those, over any tables. As with CHECK in SQL, one that is
     NULL holds: so it does for a table without rows, where `min(balance)` is NULL.
 
-    Args:
-        store: the store of the app.
-        app: name of the app; its newest versions say which columns there are.
-        condition: the condition, in SQL.
-        table: the table whose columns it names; default the only one that has them all.
+    The app's newest versions say which columns there are; `table` is the table whose columns it names, empty for the
+    only one that has them all.
 
     Raises:
         Usage: it is no condition, or no table or several have its columns.
         NotFound: there is no such app or table.
     """
-    said = condition
+    typed = condition
     if "--" in condition:
         condition += "\n"  # a comment ends there
     tables = {name: head.table for name, head in line_of(store, app).heads.tables.items() if head.table is not None}
@@ -223,16 +198,22 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
             con.register(name, visible_schema(declared).empty_table())
         if (query := _whole_query(con, condition)) is not None:
             _bind(con, query, condition)
-            return Where(_FAILS.format(query=query), said)
-        failures = {}
+            return Where(_FAILS.format(query=query), typed)
+        found, failures = list[str](), dict[str, duckdb.Error]()
         for name in (table,) if table else tables:
             try:
                 _bind(con, _OVER.format(condition=condition, table=quoted(name)), condition)
+                found.append(name)
             except duckdb.Error as error:
                 failures[name] = error
-        found = [name for name in ((table,) if table else tables) if name not in failures]
         if len(found) == 1:
-            return Where(_of_table(con, condition, quoted(found[0])), said)
+            over = {"condition": condition, "table": quoted(found[0])}
+            query = _ROWS.format(**over)
+            try:
+                con.sql(query)
+            except duckdb.BinderException:  # aggregates and windows have no place behind WHERE
+                query = _FAILS.format(query=_OVER.format(**over))
+            return Where(query, typed)
     if found:
         raise Usage(f"the check {condition!r} may be over {' or '.join(found)}", hint=f"say which: --table {found[0]}")
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
@@ -255,11 +236,9 @@ def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
         return condition.rstrip().rstrip(";")
     alone = _ALONE.format(condition=condition)
     if re.search(r"\b(select|from)\b", condition, re.IGNORECASE):
-        try:
+        with suppress(duckdb.Error):
             con.sql(alone)
-        except duckdb.Error:
-            return None
-        return alone
+            return alone
     return None
 
 
@@ -273,12 +252,3 @@ def _bind(con: duckdb.DuckDBPyConnection, query: str, condition: str) -> None:
             f"the check {condition!r} returns {', '.join(types)}; expected one BOOLEAN",
             hint='compare it with something: "min(balance) >= 0"',
         )
-
-
-def _of_table(con: duckdb.DuckDBPyConnection, condition: str, table: str) -> str:
-    rows = _ROWS.format(condition=condition, table=table)
-    try:
-        con.sql(rows)
-    except duckdb.BinderException:  # aggregates and windows have no place behind WHERE
-        return _FAILS.format(query=_OVER.format(condition=condition, table=table))
-    return rows

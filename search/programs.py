@@ -20,7 +20,7 @@ from ..moments.cut.resolve import telling_if_collected
 from ..moments.query.export import new_file, write_empty, write_table
 from ..moments.query.sql import connect
 from ..store.versions.aside import columns_of
-from .predicate import At, OfAllTables, Skip
+from .predicate import Context, OfAllTables, Skip
 
 Function = Callable[[duckdb.DuckDBPyConnection], object]
 """Says of a moment, whose tables are views of the connection, whether it is good."""
@@ -36,13 +36,12 @@ class Python(OfAllTables):
 
     What it returns says whether the moment is good. None is, so that a function of `assert`s alone will do: an
     AssertionError is bad. `unittest.SkipTest` is a skip, and so is a table or column that is not there. What it writes
-    is written into memory, and gone with the connection.
+    is written into memory, and gone with the connection. Whatever else it raises ends the search, as `SlackwaterError`.
     """
 
     function: Function
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
-        """See `Predicate`. Raises `SlackwaterError` when the function raises anything else."""
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         with (
             telling_if_collected(at.store, at.cut),
             closing(connect(at.store, at.cache, at.cut, empty=columns_of(at.later))) as con,
@@ -59,18 +58,17 @@ class Python(OfAllTables):
                 raise
             except Exception as error:
                 raise _raised(self.text, error) from error
-            return _nothing() if answer is None or answer else _wrong(f"it returned {answer!r}")
+            return _NOTHING if answer is None or answer else _wrong(f"it returned {answer!r}")
 
 
 @dataclass(frozen=True, slots=True)
-class Run(OfAllTables):
+class Command(OfAllTables):
     """A shell command; `SLACKWATER_DB` is the moment as a DuckDB file, `SLACKWATER_REF` its ref.
 
     Its exit code says what the moment is, by the rules of `git bisect run`. What it prints goes to stderr.
     """
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
-        """See `Predicate`. Raises `SlackwaterError` when the command ends the search."""
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         with tempfile.TemporaryDirectory(prefix="slackwater-bisect-") as folder:
             path = Path(folder) / "moment.duckdb"
             with telling_if_collected(at.store, at.cut), new_file(path) as con:
@@ -90,15 +88,13 @@ class Run(OfAllTables):
                 f"the command stopped the search with {ended} at {at.ref or 'the beginning'}: {self.text}",
                 hint="0 is good, 125 a skip, 1 to 127 bad",
             )
-        return _wrong(f"exit code {code}") if code else _nothing()
+        return _wrong(f"exit code {code}") if code else _NOTHING
 
 
 def load(text: str) -> Python:
     """The predicate behind `FILE:function`. The file's own folder is where it imports from first.
 
-    Raises:
-        Usage: there is no such file or function.
-        SlackwaterError: the file raises something.
+    Raises `Usage` where there is no such file or function, and `SlackwaterError` where the file raises something.
     """
     name, _, function = text.rpartition(":")
     path = Path(name)
@@ -119,12 +115,11 @@ def load(text: str) -> Python:
     return Python(text, found)
 
 
+_NOTHING = pa.table({"wrong": pa.array([], pa.string())})
+
+
 def _wrong(why: str) -> pa.Table:
     return pa.table({"wrong": [why]})
-
-
-def _nothing() -> pa.Table:
-    return pa.table({"wrong": pa.array([], pa.string())})
 
 
 def _raised(what: str, error: Exception) -> SlackwaterError:

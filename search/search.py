@@ -7,6 +7,7 @@ good and the first bad one. Which is taken is our own: one beside a moment that 
 so that a column which came late is found in a few steps.
 """
 
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,11 +24,10 @@ from ..moments.diff.candidates import changed_keys
 from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
-from ..store.versions.manifest import Manifest
-from .between import PROBES, Between, Judge, Skips, length
+from .between import PROBES, Between, Evaluator, Skips, length
 from .ends import Ends, find_ends
 from .predicate import ByHand, Predicate, Where
-from .verdict import MAX_ROWS, Answer, Step, Verdict, VersionRange
+from .verdict import MAX_ROWS, Answer, Evaluation, Verdict, VersionRange
 
 Edge = Literal["", "first", "last"]
 """Which change from good to bad is meant, where there are several: the one that is found, the first or the last."""
@@ -43,7 +43,7 @@ def bisect(
     bad: str | None = None,
     edge: Edge = "",
     known: Mapping[str, Answer] | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[Evaluation], None] | None = None,
     now_ms: int | None = None,
     reader: ChannelReader | None = None,
 ) -> Verdict:
@@ -54,18 +54,10 @@ def bisect(
     per table. An end that is no prefix of the line, as a snapshot, is moved to the next one that is: the good end
     back, the bad one forward. Where versions were collected, the moments that are left are searched.
 
-    Args:
-        store: where the app lives.
-        cache: where SSTs of a remote store come to lie.
-        app: name of the app.
-        predicate: what is wrong; SQL alone is short for `Where`, a query that returns rows then.
-        good: ref of a moment where nothing is; default the beginning of the app's history.
-        bad: ref of a moment where something is; default now.
-        edge: which change is meant, should evaluations show that there are several.
-        known: answers that are known, by ref; these moments are not evaluated.
-        on_step: told of each evaluation.
-        now_ms: what relative refs count from; default the wall clock.
-        reader: reads records in flight, which SQL may ask for as `inflight('channel')`.
+    SQL alone, as `predicate`, is short for `Where`. `good` and `bad` are refs; default the beginning of the app's
+    history, and now; relative ones count from `now_ms`, default the wall clock. `edge` is which change is meant, should
+    evaluations show that there are several. Moments in `known`, answers by ref, are not evaluated; `on_step` is told of
+    each that is. `reader` reads records in flight, which SQL may ask for as `inflight('channel')`.
 
     Raises:
         Usage: a ref or the SQL is malformed, or it asks for records in flight without a `reader`.
@@ -79,20 +71,20 @@ def bisect(
     predicate = Where(predicate) if isinstance(predicate, str) else predicate
     now_ms = instants.now_ms() if now_ms is None else now_ms
     ends = find_ends(store, app, predicate, good, bad, now_ms)
-    judge = Judge(store, cache, predicate, ends.between, on_step, reader)
+    evaluator = Evaluator(store, cache, predicate, ends.between, on_step, reader)
     if isinstance(predicate, ByHand) and not good:
-        judge.know(ends.begin, "good")  # there is nothing to look at
-    ends = ends.with_known(judge, known or {}, now_ms)
-    found = _narrow(judge, ends.settle(judge))
-    evaluations = _evaluated(judge)
-    while not isinstance(predicate, ByHand):
-        _probe(judge, found)
-        nearer = _towards(edge, judge, found)
-        if nearer is None:
+        evaluator.know(ends.begin, "good")  # there is nothing to look at
+    ends = ends.with_known(evaluator, known or {}, now_ms)
+    nearer: Between | None = ends.settle(evaluator)
+    while nearer is not None:
+        found = _narrow(evaluator, nearer)
+        # Of moments with rows.
+        evaluations = sum(any(content) and not step.given for content, step in evaluator.evaluated.items())
+        if isinstance(predicate, ByHand):
             break
-        found = _narrow(judge, nearer)
-        evaluations = _evaluated(judge)
-    return _verdict(judge, ends, found, evaluations)
+        _probe(evaluator, found)
+        nearer = _towards(edge, evaluator, found)
+    return _verdict(evaluator, ends, found, evaluations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +101,17 @@ class _Narrowed:
     """Whether a single commit is left that can have made it bad."""
 
 
-def _narrow(judge: Judge, between: Between) -> _Narrowed:
+def _narrow(evaluator: Evaluator, between: Between) -> _Narrowed:
     """Halve a stretch, whose ends are judged, as far as that goes. Raises as `Predicate.rows`."""
     good, bad = [between.low], [between.high]
     skips: defaultdict[str, set[int]] = defaultdict(set)
     lacking: defaultdict[str, list[int]] = defaultdict(list)
-    low = judge.judge(between.low, 0)
+    low = evaluator.at(between.low, 0)
     if low.answer == "skip":
         for stage in between.watched:
             _skip(skips[stage], lacking[stage], between.lowest(stage), lacks=low.lacks)
-    while (cut := _next(judge, between, skips)) is not None:
-        step = judge.judge(cut, between.evaluations_left() - 1)
+    while (cut := _next(evaluator, between, skips)) is not None:
+        step = evaluator.at(cut, between.evaluations_left() - 1)
         if step.answer == "bad":
             between = replace(between, high=cut)
             bad.append(cut)
@@ -128,21 +120,21 @@ def _narrow(judge: Judge, between: Between) -> _Narrowed:
             good.append(cut)
         elif (commit := between.line.last(cut)) is not None:
             _skip(skips[commit.stage], lacking[commit.stage], commit.version, lacks=step.lacks)
-    return _Narrowed(between, tuple(good), tuple(bad), _is_certain(judge, between))
+    return _Narrowed(between, tuple(good), tuple(bad), _is_certain(evaluator, between))
 
 
-def _probe(judge: Judge, found: _Narrowed) -> None:
+def _probe(evaluator: Evaluator, found: _Narrowed) -> None:
     """Look into the widest stretches that the search jumped over, where nothing proves the order."""
     cuts: list[Cut] = []
     for chain in (found.good, found.bad[::-1]):
-        gaps = [replace(judge.between, low=low, high=high) for low, high in pairwise(chain)]
+        gaps = [replace(evaluator.between, low=low, high=high) for low, high in pairwise(chain)]
         gaps.sort(key=lambda gap: sum(gap.length(stage) for stage in gap.differing()), reverse=True)
         cuts += [cut for gap in gaps[:PROBES] if (cut := gap.middle()) is not None]
     for number, cut in enumerate(cuts, 1):
-        judge.judge(cut, len(cuts) - number)
+        evaluator.at(cut, len(cuts) - number)
 
 
-def _next(judge: Judge, between: Between, skips: Skips) -> Cut | None:
+def _next(evaluator: Evaluator, between: Between, skips: Skips) -> Cut | None:
     """The moment to look at next, None when no other can be."""
     if (middle := between.middle(skips)) is not None:
         return middle
@@ -150,40 +142,33 @@ def _next(judge: Judge, between: Between, skips: Skips) -> Cut | None:
         return None
     # Commits of other watched tables that were undone may lie beside it: then both its sides must be looked at.
     before, up_to = between.line.before(commit), between.line.up_to(commit)
-    if judge.judge(before, 0).answer == "bad":
+    if evaluator.at(before, 0).answer == "bad":
         return before
-    return up_to if judge.judge(up_to, 0).answer == "good" else None
+    return up_to if evaluator.at(up_to, 0).answer == "good" else None
 
 
-def _is_certain(judge: Judge, between: Between) -> bool:
+def _is_certain(evaluator: Evaluator, between: Between) -> bool:
     commit = between.only()
     if commit is None or len(between.differing()) > 1:
         return False
     sides = between.line.before(commit), between.line.up_to(commit)
-    return [judge.judge(side, 0).answer for side in sides] == ["good", "bad"]
+    return [evaluator.at(side, 0).answer for side in sides] == ["good", "bad"]
 
 
 def _skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
     """Pass over a version; when it lacks a column, also those between it and the next ones that lack it, too."""
     skips.add(version)
     if lacks:
-        for other in (
-            max((each for each in lacking if each < version), default=version),
-            min((each for each in lacking if each > version), default=version),
-        ):
-            skips.update(range(min(other, version), max(other, version)))
-        lacking.append(version)
+        insort(lacking, version)
+        at = lacking.index(version)
+        neighbours = lacking[max(at - 1, 0) : at + 2]
+        skips.update(range(neighbours[0], neighbours[-1]))
 
 
-def _evaluated(judge: Judge) -> int:
-    """How many moments with rows were evaluated until now."""
-    return sum(any(content) and not step.given for content, step in judge.judged.items())
-
-
-def _towards(edge: Edge, judge: Judge, found: _Narrowed) -> Between | None:
+def _towards(edge: Edge, evaluator: Evaluator, found: _Narrowed) -> Between | None:
     """A stretch nearer to the edge that is meant, in which it went from good to bad, too; None when none is known."""
     low, high = length(found.between.low), length(found.between.high)
-    steps = sorted(judge.judged.values(), key=lambda step: length(step.cut))
+    steps = sorted(evaluator.evaluated.values(), key=lambda step: length(step.cut))
     if edge == "first":
         bad = next((step.cut for step in steps if step.bad and length(step.cut) <= low), None)
         earlier = (cut for cut in found.good if bad is not None and length(cut) < length(bad))
@@ -198,75 +183,67 @@ def _towards(edge: Edge, judge: Judge, found: _Narrowed) -> Between | None:
     return replace(found.between, low=good, high=bad) if good is not None and bad is not None else None
 
 
-def _verdict(judge: Judge, ends: Ends, found: _Narrowed, evaluations: int) -> Verdict:
+def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: int) -> Verdict:
     between, line = found.between, found.between.line
-    candidates = () if found.certain else _candidates(between)
+    # The versions of which one made it bad.
+    candidates = (
+        ()
+        if found.certain
+        else tuple(
+            VersionRange(stage, between.lowest(stage) + 1, manifest.version)
+            for stage, manifest in between.high.stages.items()
+            if stage in between.watched and between.length(stage) > 0
+        )
+    )
     certain = found.certain or [each.last - each.first for each in candidates] == [0]
     heads = [between.high.stages[each.stage] for each in candidates]
     commit = between.only() if found.certain else max(heads, key=line.place, default=None)
     if commit is None or (certain and not commit.may_change_rows):
         raise _unsteady()
     good, bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
-    rows = _rows(judge, bad)
+    rows = (
+        evaluator.rows(bad, MAX_ROWS + 1)
+        if evaluator.predicate.sql
+        else pa.table({"wrong": [evaluator.at(bad, 0).why]})
+    )
+    if not rows.num_rows:
+        raise _unsteady()
     before, previous = good.stages.get(commit.stage), between.whole.last(good)
-    keys = changed_keys(judge.store, judge.cache, before, commit, rows.slice(0, MAX_ROWS))
+    keys = changed_keys(evaluator.store, evaluator.cache, before, commit, rows.slice(0, MAX_ROWS))
+    try:
+        lineage = trace(evaluator.store, before, commit)
+    except NotFound:  # of the stages upstream, the versions that were read are collected
+        lineage = Lineage(commit.stage, direct(before, commit, ()) if before else (), ())
     return Verdict(
         app=bad.app,
-        predicate=judge.predicate,
+        predicate=evaluator.predicate,
         stage=commit.stage,
         good=good,
         bad=bad,
-        good_ref=judge.ref(good),
-        bad_ref=judge.ref(bad),
+        good_ref=evaluator.ref(good),
+        bad_ref=evaluator.ref(bad),
         good_version=before.version if before else 0,
         bad_version=commit.version,
         good_time_ms=previous.time_ms if previous and between.is_whole else good.time_ms,
         bad_time_ms=commit.time_ms,
-        lineage=_lineage(judge.store, before, commit),
+        lineage=lineage,
         rows=rows.slice(0, MAX_ROWS),
         more_rows=rows.num_rows > MAX_ROWS,
         keys=keys if certain or (keys is not None and keys.named) else None,
-        steps=tuple(judge.judged.values()),
+        steps=tuple(evaluator.evaluated.values()),
         evaluations=evaluations,
         candidates=() if certain else candidates,
         thinned=not between.is_whole and not certain,
-        non_monotone=_against_the_order(judge, good, bad),
-        asked=ends.asked,
+        # Bad up to the last good moment, or good from the first bad one on.
+        non_monotone=tuple(
+            step
+            for step in evaluator.evaluated.values()
+            if (step.bad and length(step.cut) <= length(good))
+            or (step.answer == "good" and length(step.cut) >= length(bad))
+        ),
+        resolved=ends.resolved,
         begins=ends.begins,
     )
-
-
-def _against_the_order(judge: Judge, good: Cut, bad: Cut) -> tuple[Step, ...]:
-    """Steps that are bad up to the last good moment, or good from the first bad one on."""
-    low, high = length(good), length(bad)
-    placed = [(length(step.cut), step) for step in judge.judged.values()]
-    return tuple(step for at, step in placed if (step.bad and at <= low) or (step.answer == "good" and at >= high))
-
-
-def _rows(judge: Judge, bad: Cut) -> pa.Table:
-    """What is wrong at the first bad moment; of code, what it said."""
-    if not judge.predicate.sql:
-        return pa.table({"wrong": [judge.judge(bad, 0).why]})
-    rows = judge.rows(bad, MAX_ROWS + 1)
-    if not rows.num_rows:
-        raise _unsteady()
-    return rows
-
-
-def _candidates(between: Between) -> tuple[VersionRange, ...]:
-    """The versions of which one made it bad."""
-    return tuple(
-        VersionRange(stage, between.lowest(stage) + 1, manifest.version)
-        for stage, manifest in between.high.stages.items()
-        if stage in between.watched and between.length(stage) > 0
-    )
-
-
-def _lineage(store: ObjectStore, before: Manifest | None, commit: Manifest) -> Lineage:
-    try:
-        return trace(store, before, commit)
-    except NotFound:  # of the stages upstream, the versions that were read are collected
-        return Lineage(commit.stage, direct(before, commit, ()) if before else (), ())
 
 
 def _unsteady() -> Refused:

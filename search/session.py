@@ -11,18 +11,20 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import NotFound, Refused, Usage
 from ..store.objects.protocol import ObjectStore
 from .predicate import ByHand, Predicate, Where, check
-from .programs import Run, load
+from .programs import Command, load
 from .search import Edge
-from .verdict import Answer, Step
+from .verdict import Answer, Evaluation
 
 FORMAT: Literal[1] = 1
 BEGINNING = "beginning"
 """How the moment before the first commit is called, which no ref names."""
 
+_WAYS = ("where", "check", "python", "run")
 _OPTIONS = ("where", "check", "table", "python", "run", "good", "bad")
 
 
@@ -42,13 +44,8 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     edge: Edge = ""
 
     def predicate(self, store: ObjectStore) -> Predicate:
-        """What says whether a moment is bad.
-
-        Raises:
-            Usage: there are several, or it is malformed.
-            NotFound: there is no such app or table.
-        """
-        said = [name for name in ("where", "check", "python", "run") if getattr(self, name)]
+        """What says whether a moment is bad. Raises `Usage` for several, or a malformed one, and as `check`."""
+        said = [name for name in _WAYS if getattr(self, name)]
         if len(said) > 1:
             raise Usage(f"--{said[0]} and --{said[1]} both say what is wrong; give one of them")
         if self.table and not self.check:
@@ -59,15 +56,15 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
             return check(store, self.app, self.check, self.table)
         if self.python:
             return load(self.python)
-        return Run(self.run) if self.run else ByHand()
+        return Command(self.run) if self.run else ByHand()
 
     @property
     def by_hand(self) -> bool:
         """Whether a person looks at each moment."""
-        return not (self.where or self.check or self.python or self.run)
+        return not any(getattr(self, name) for name in _WAYS)
 
 
-class Mark(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a moment was found, or said, to be."""
 
     ref: str
@@ -77,19 +74,14 @@ class Mark(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     took_ms: int = 0
     by_hand: bool = False
 
-    @classmethod
-    def of(cls, step: Step) -> "Mark":
-        """What a predicate answered."""
-        return cls(step.ref, step.answer, step.why, step.took_ms)
 
-
-class Session(Struct, frozen=True, forbid_unknown_fields=True):
+class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
     """A search."""
 
     store: str
     """The root of the store that has the app."""
     asked: Asked
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[KnownAnswer, ...] = ()
     """In their order; of one moment, the last counts."""
     wanted: str | None = None
     """The moment that a person is to look at; None when nobody is."""
@@ -102,20 +94,20 @@ class Session(Struct, frozen=True, forbid_unknown_fields=True):
         """The answers, by ref."""
         return {mark.ref: mark.answer for mark in self.marks}
 
-    def with_step(self, step: Step) -> "Session":
+    def with_step(self, step: Evaluation) -> "KeptSearch":
         """The session with a predicate's answer. The first ones fix the ends, which may be named by today's date."""
         asked = self.asked
         if not self.marks:
-            asked = msgspec.structs.replace(asked, bad=step.ref)
+            asked = replace(asked, bad=step.ref)
         elif len(self.marks) == 1 and asked.good and not step.bad:
-            asked = msgspec.structs.replace(asked, good=step.ref)
-        return msgspec.structs.replace(self.with_marks(Mark.of(step)), asked=asked)
+            asked = replace(asked, good=step.ref)
+        return replace(self.with_marks(KnownAnswer(step.ref, step.answer, step.why, step.took_ms)), asked=asked)
 
-    def with_marks(self, *marks: Mark) -> "Session":
+    def with_marks(self, *marks: KnownAnswer) -> "KeptSearch":
         """The session with more answers, so that nothing is found yet."""
         refs = {mark.ref for mark in marks}
         kept = (mark for mark in self.marks if mark.ref not in refs)
-        return msgspec.structs.replace(self, marks=(*kept, *marks), wanted=None, found="")
+        return replace(self, marks=(*kept, *marks), wanted=None, found="")
 
     def write(self, folder: Path) -> None:
         """Keep it, in the place of the app's session before. Raises `Refused` when the folder cannot be written."""
@@ -134,16 +126,11 @@ def path_of(folder: Path, app: str) -> Path:
     return folder / f"bisect-{app}.json"
 
 
-def read(folder: Path, app: str) -> Session:
-    """The session of an app.
-
-    Raises:
-        NotFound: there is none.
-        Refused: it is no session that this version can read.
-    """
+def read(folder: Path, app: str) -> KeptSearch:
+    """The session of an app. Raises `NotFound`, and `Refused` where it is none that this version can read."""
     path = path_of(folder, app)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Session)
+        return msgspec.json.decode(path.read_bytes(), type=KeptSearch)
     except FileNotFoundError:
         known = [each.stem.removeprefix("bisect-") for each in folder.glob("bisect-*.json")]
         hint = f"`slackwater bisect start {app}` begins one, as does every search"
@@ -155,15 +142,13 @@ def read(folder: Path, app: str) -> Session:
         ) from None
 
 
-def log_of(session: Session) -> Iterator[str]:
+def log_of(session: KeptSearch) -> Iterator[str]:
     """The lines that give the session again: comments, and commands as they would be typed."""
     asked = session.asked
     yield f"# bisect of {asked.app} in {session.store}"
-    words = ["slackwater", "bisect", *(["start"] if asked.by_hand else []), asked.app]
-    for name in _OPTIONS:
-        if value := getattr(asked, name):
-            words += [f"--{name}", value]
-    yield shlex.join([*words, *([f"--{asked.edge}"] if asked.edge else [])])
+    options = [word for name in _OPTIONS if (value := getattr(asked, name)) for word in (f"--{name}", value)]
+    edge = [f"--{asked.edge}"] if asked.edge else []
+    yield shlex.join(["slackwater", "bisect", *(["start"] if asked.by_hand else []), asked.app, *options, *edge])
     for mark in session.marks:
         if mark.why:
             yield f"# {' '.join(mark.why.split())}"
@@ -172,9 +157,9 @@ def log_of(session: Session) -> Iterator[str]:
         yield f"# {session.found}"
 
 
-def of_log(text: str, store: str) -> Session:
+def of_log(text: str, store: str) -> KeptSearch:
     """The session that the lines of a log give. Answers are taken as said by a person. Raises `Usage`."""
-    session: Session | None = None
+    session: KeptSearch | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:
             words = shlex.split(line, comments=line.lstrip().startswith("#"))
@@ -185,11 +170,10 @@ def of_log(text: str, store: str) -> Session:
         if words[:2] != ["slackwater", "bisect"] or len(words) < 3:
             raise Usage(f"line {number} of the log is no `slackwater bisect …`: {line}")
         if session is None:
-            session = Session(store, _asked(words[2:], number))
+            session = KeptSearch(store, _asked_by(words[2:], number))
         elif len(words) == 5 and words[2] in ("good", "bad", "skip") and words[3] == session.asked.app:
             ref = "" if words[4] == BEGINNING else words[4]
-            answer: Answer = words[2]  # type: ignore[assignment]  # just looked at
-            session = session.with_marks(Mark(ref, answer, by_hand=True))
+            session = session.with_marks(KnownAnswer(ref, words[2], by_hand=True))  # type: ignore[arg-type]  # one of these
         else:
             raise Usage(f"line {number} of the log is not `slackwater bisect good|bad|skip APP REF`: {line}")
     if session is None:
@@ -197,19 +181,18 @@ def of_log(text: str, store: str) -> Session:
     return session
 
 
-def _asked(words: list[str], number: int) -> Asked:
+def _asked_by(words: list[str], number: int) -> Asked:
     """What the first line asks for; `words` are those behind `slackwater bisect`."""
-    given: dict[str, str] = {}
-    rest = words[1:] if words[0] == "start" else words
-    app, *options = rest or [""]
+    found: dict[str, str] = {}
+    app, *options = (words[1:] if words[0] == "start" else words) or [""]
     while options:
         name, _, value = options.pop(0).partition("=")
         if name in ("--first", "--last"):
-            given["edge"] = name[2:]
+            found["edge"] = name[2:]
         elif name[2:] in _OPTIONS and name.startswith("--") and (value or options):
-            given[name[2:]] = value or options.pop(0)
+            found[name[2:]] = value or options.pop(0)
         else:
             raise Usage(f"line {number} of the log: expected an option of bisect, found {name!r}")
     if not app or app.startswith("-"):
         raise Usage(f"line {number} of the log names no app")
-    return msgspec.convert({"app": app, **given}, Asked)
+    return msgspec.convert({"app": app, **found}, Asked)

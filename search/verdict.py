@@ -1,6 +1,6 @@
 """What is found: the commit that made something wrong, and the input record behind it, each with how it was found."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +20,7 @@ Answer = Literal["good", "bad", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Evaluation:
     """One evaluation of the predicate."""
 
     number: int
@@ -91,7 +91,7 @@ class Verdict:
     """Whether it returns more than these."""
     keys: KeyChanges | None
     """The keys that turned bad, None for a stage without a table, and where candidates leave open which they are."""
-    steps: tuple[Step, ...]
+    steps: tuple[Evaluation, ...]
     """All answers, in their order; after those that found the commit come those that looked for other changes."""
     evaluations: int
     """How many moments at which tables had rows were evaluated to find the commit."""
@@ -100,11 +100,11 @@ class Verdict:
     one. Empty when the commit is certain."""
     thinned: bool = False
     """Whether it is because garbage collection took versions between `good` and `bad` that there are candidates."""
-    non_monotone: tuple[Step, ...] = ()
+    non_monotone: tuple[Evaluation, ...] = ()
     """Evaluations against the order: good after the first bad moment, or bad before the last good one. Empty as
     far as could be seen when the history went from good to bad once; otherwise the verdict is one of several
     changes."""
-    asked: Mapping[str, Cut] = field(default_factory=dict)
+    resolved: Mapping[str, Cut] = field(default_factory=dict)
     """What the refs to both ends resolve to, where they were given."""
     begins: str = ""
     """The ref from which on every version was there to be searched, where older history was thinned out."""
@@ -152,7 +152,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SourceMessage:
     """A record of a user's topic as Kafka has it."""
 
     address: Address
@@ -168,7 +168,7 @@ class Guilty:
 
     hops: tuple[Hop, ...]
     """From the commit upwards, one for each stage; none where nothing could be proved."""
-    message: Message | None
+    message: SourceMessage | None
     """The record of the user's own topic at the end of the way; None where it ends before."""
     reason: str
     """Why the way ends before; empty where it does not."""
@@ -183,6 +183,3 @@ class Guilty:
     def replays(self) -> int:
         """How many choices of records were replayed."""
         return sum(hop.replays for hop in self.hops)
-
-    def __iter__(self) -> Iterator[Hop]:
-        return iter(self.hops)

@@ -11,7 +11,7 @@ An invariant says what must always hold of an app, how often it is asked, and wh
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -32,8 +32,6 @@ from .predicate import check
 
 TIMEOUT_S = 60.0
 """So long a command may take. It is to tell somebody, or to start what takes longer."""
-
-_STDERR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIM
             ["/bin/sh", "-c", command],
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
-            stdout=_STDERR,
+            stdout=2,
             timeout=timeout_s,
             check=False,
         )
@@ -96,7 +94,7 @@ State = Literal["holds", "fails", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """What an invariant was at a moment."""
 
     invariant: Invariant
@@ -112,13 +110,13 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Findings:
     """What was found at one moment."""
 
     cut: Cut
     ref: str
     """Names the moment for good."""
-    results: tuple[Result, ...]
+    results: tuple[CheckResult, ...]
     """Of the invariants that were due."""
     before: Mapping[str, State]
     """By name: what they were when they were asked before, of those that were."""
@@ -131,51 +129,40 @@ class Look:
         return all(result.state == "holds" for result in self.results)
 
     @property
-    def news(self) -> tuple[Result, ...]:
+    def news(self) -> tuple[CheckResult, ...]:
         """The results that are others than before; before its first time, everything is taken to hold."""
         return tuple(each for each in self.results if each.state != self.before.get(each.invariant.name, "holds"))
 
 
+@dataclass
 class Watcher:
     """Invariants of one app, and when each was asked.
 
     Each is asked as often as it says. When the one that is asked least is due, so are all: at that moment it is seen
     whether the app is good. A moment that was looked at already is not asked again.
 
-    Args:
-        store: where the app lives.
-        cache: where SSTs of a remote store come to lie.
-        app: its name.
-        invariants: at least one.
-        by: user@host, who the tag `last-good` is by.
-        reader: reads records in flight, which an invariant may ask for.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: SstCache,
-        app: str,
-        invariants: Sequence[Invariant],
-        *,
-        by: str,
-        reader: ChannelReader | None = None,
-    ) -> None:
-        self._store = store
-        self._cache = cache
-        self._app = app
-        self._invariants = tuple(invariants)
-        self._by = by
-        self._reader = reader
-        self._due_ms = dict.fromkeys(self._invariants, 0)
-        self._results: dict[Invariant, tuple[dict[str, int], Result]] = {}
-        """The last of each, with the versions that it was asked at."""
+    store: ObjectStore
+    cache: SstCache
+    app: str
+    invariants: Sequence[Invariant]
+    """At least one."""
+    by: str = field(kw_only=True)
+    """user@host, who the tag `last-good` is by."""
+    reader: ChannelReader | None = field(default=None, kw_only=True)
+    """Reads records in flight, which an invariant may ask for."""
+    _results: dict[Invariant, tuple[dict[str, int], CheckResult]] = field(default_factory=dict, init=False)
+    """The last of each, with the versions that it was asked at."""
+
+    def __post_init__(self) -> None:
+        self._due_ms = dict.fromkeys(self.invariants, 0)
 
     def due_ms(self) -> int:
         """When the next is due, in milliseconds since 1970 UTC; 0 for at once."""
         return min(self._due_ms.values())
 
-    def look(self, now_ms: int) -> Look | None:
+    def look(self, now_ms: int) -> Findings | None:
         """Ask what is due; None when nothing is, or nothing was committed since it was asked.
 
         Raises:
@@ -185,58 +172,39 @@ class Watcher:
             Unavailable: storage did not answer; the same is due still.
         """
         due = [invariant for invariant, due_ms in self._due_ms.items() if due_ms <= now_ms]
-        if any(invariant.every_ms == max(each.every_ms for each in self._invariants) for invariant in due):
-            due = list(self._invariants)
+        if any(invariant.every_ms == max(each.every_ms for each in self.invariants) for invariant in due):
+            due = list(self.invariants)
         if not due:
             return None
         # As it was committed, whenever one looks: so bisect sees the same.
-        cut = replace(resolve(self._store, self._app, now_ms=now_ms), seen_ms=0)
+        cut = replace(resolve(self.store, self.app, now_ms=now_ms), seen_ms=0)
         new = [each for each in due if each not in self._results or self._results[each][0] != cut.versions]
         before = {each.name: self._results[each][1].state for each in new if each in self._results}
-        later = later_stages(self._store, cut) if new else {}
+        later = later_stages(self.store, cut) if new else {}
         results = tuple(self._ask(invariant, cut, later, now_ms) for invariant in new)
         self._results |= {result.invariant: (cut.versions, result) for result in results}
-        tag = self._tag(cut)
+        known = [self._results.get(each) for each in self.invariants]
+        is_good = all(each and each[0] == cut.versions and each[1].state == "holds" for each in known)
+        found = advance(self.store, cut, self.by) if is_good else last_good(self.store, self.app)
+        tag = f"{self.app}@{LAST_GOOD}" if found is not None else ""
         self._due_ms |= {invariant: now_ms + invariant.every_ms for invariant in due}
-        ref = Line(self._store, cut).ref(cut)
-        return Look(cut, ref, results, before, tag) if results else None
+        ref = Line(self.store, cut).ref(cut)
+        return Findings(cut, ref, results, before, tag) if results else None
 
-    def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> Result:
-        sql = invariant.where
+    def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> CheckResult:
+        sql, store, cache = invariant.where, self.store, self.cache
+        reader = self.reader if names_channels(sql) else None
         try:
-            rows = answer(
-                self._store,
-                self._cache,
-                cut,
-                sql,
-                later=later,
-                reader=self._reader if names_channels(sql) else None,
-                max_rows=MAX_ROWS,
-                now_ms=now_ms,
-            )
+            rows = answer(store, cache, cut, sql, later=later, reader=reader, max_rows=MAX_ROWS, now_ms=now_ms)
         except Unavailable:
             raise
         except SlackwaterError as error:
-            return Result(invariant, None, error)
-        return Result(invariant, rows)
-
-    def _tag(self, cut: Cut) -> str:
-        """Move the tag to the cut if all invariants were seen to hold there; a ref to where it is."""
-        is_good = all(
-            each in self._results and self._results[each][0] == cut.versions and self._results[each][1].state == "holds"
-            for each in self._invariants
-        )
-        found = advance(self._store, cut, self._by) if is_good else last_good(self._store, self._app)
-        return f"{self._app}@{LAST_GOOD}" if found is not None else ""
+            return CheckResult(invariant, None, error)
+        return CheckResult(invariant, rows)
 
 
 def last_good(store: ObjectStore, app: str) -> Snapshot | None:
-    """What the tag names, None before it was set.
-
-    Raises:
-        Refused: somebody took a snapshot of this name.
-        Unavailable: storage did not answer.
-    """
+    """What the tag names, None before it was set. Raises `Refused` where somebody took a snapshot of this name."""
     found = find_snapshot(store, app, LAST_GOOD)
     if found is not None and not (found.kind == "instant" and found.by.startswith(_BY)):
         by = f", taken by {found.by}" if found.by else ""

@@ -19,7 +19,7 @@ from slackwater.moments.take.remove import remove
 from slackwater.moments.take.snapshots import pin
 from slackwater.results.document import Block, Table, Title
 from slackwater.results.shown import Shown
-from slackwater.search.verdict import Step
+from slackwater.search.verdict import Evaluation
 from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import keys
@@ -327,7 +327,7 @@ def test_a_silent_app_is_named_and_the_request_withdrawn(app: StoredApp) -> None
 
 def test_bisect_gives_the_moments_on_both_sides_of_the_bad_commit(app: StoredApp) -> None:
     where = "SELECT carrier FROM carriers WHERE delay < 0"
-    told: list[Step] = []
+    told: list[Evaluation] = []
     found = app.bisect(where=where, on_step=told.append)
     assert found.stage == "carriers"
     assert found.good is not None

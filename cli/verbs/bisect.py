@@ -13,8 +13,8 @@ from ..reports import Reports
 from ..session import Session, either, verb
 
 if TYPE_CHECKING:
-    from ...search.session import Session as Search
-    from ...search.verdict import Step
+    from ...search.session import KeptSearch
+    from ...search.verdict import Evaluation
 
 words = either()
 
@@ -176,7 +176,7 @@ def reset(session: Session, app_name: options.App) -> None:
 
 def _go_on(
     session: Session,
-    search: "Search",
+    search: "KeptSearch",
     out: Path | None = None,
     code: Path | None = None,
     reports: Reports | None = None,
@@ -192,7 +192,7 @@ def _go_on(
     client, app, edge = session.client, search.asked.app, search.asked.edge
     with session.output.progress() as progress:
 
-        def on_step(step: "Step") -> None:
+        def on_step(step: "Evaluation") -> None:
             moment = step.ref or f"{app} before its first commit"
             line = f"{step.number}/{step.total}  {moment}: {step.answer}{f' ({step.why})' if step.why else ''}"
             progress(line, f"{formats.bar(step.number, step.total)}  {line}")

@@ -67,10 +67,10 @@ def replay(
         with _debugger():
             found = compare(batch, sent, only)
         if written is not None:
-            from ...pipeline.replay import zipped
+            from ...pipeline.replay.bundle import write
             from ...pipeline.replay.bundled import capture
 
-            zipped.write(capture(batch, found, sent, only), written)
+            write(capture(batch, found, sent, only), written)
     if pytest is not None:
         from ...pipeline.replay.expectation import write_test
 

@@ -16,8 +16,8 @@ from ..session import Session, verb
 if TYPE_CHECKING:
     from ...client.watching import WatchedApp
     from ...pipeline.run.stopping import Stop
-    from ...search.verdict import Step, Verdict
-    from ...search.watcher import Invariant, Look
+    from ...search.verdict import Evaluation, Verdict
+    from ...search.watcher import Findings, Invariant
 
 _AGAIN_S = 5.0
 """After so long storage that did not answer is asked again."""
@@ -81,7 +81,7 @@ class _Report:
         self._app = app
         self._folder = folder
 
-    def __call__(self, look: "Look | None") -> bool:
+    def __call__(self, look: "Findings | None") -> bool:
         """Whether all that was asked holds."""
         from ...results import invariants as shown
 
@@ -109,7 +109,7 @@ class _Report:
         if not self._session.output.as_json:
             self._session.show(Result(None, *parts))
 
-    def _search(self, invariant: "Invariant", look: "Look") -> "tuple[Verdict | None, Path | None]":
+    def _search(self, invariant: "Invariant", look: "Findings") -> "tuple[Verdict | None, Path | None]":
         """What broke the invariant, and the report of that; None for what there is not."""
         from ...results import invariants as shown
 
@@ -117,7 +117,7 @@ class _Report:
             return None, None
         with self._session.output.progress() as progress:
 
-            def on_step(step: "Step") -> None:
+            def on_step(step: "Evaluation") -> None:
                 progress(f"{step.number}/{step.total}  looked at {step.ref or 'the moment before the first commit'}")
 
             verdict = self._app.bisect(invariant, look, on_step)

@@ -1,4 +1,7 @@
-"""`slackwater migrate --backfill`: what a migration added, computed over the past beside the running app."""
+"""`slackwater migrate --backfill`: what a migration added, computed over the past beside the running app.
+
+And how far back Kafka goes for it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 
-from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound, Refused
 from ...fold.fits import Declared
 from ...keep.backfill.fill import swap_in, sweep
-from ...keep.backfill.targets import Left, backfillable, nothing
+from ...keep.backfill.targets import Left, Target, backfillable, nothing
+from ...keep.backfill.windows import left_in
 from ...keep.migrate.migrate import Migrated, finish_earlier
 from ...keep.migrate.migration import planned
 from ...moments.cut.graph import Cut
@@ -31,18 +35,52 @@ from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
 from ..kafka.channels import group_of
 from ..kafka.open import open_kafka, wait_for
+from ..kafka.protocol import Kafka
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
-from ..spark.session import spark_session
 from ..spark.shipping import on_path
-from .backfilled import Backfilled, Filled, reach
-from .program import migrate_app, with_spark
-from .scratch_run import ScratchRun
+from .program import migrate_app, spark_of, with_spark
+from .scratch import ScratchRun
 
 _SETTLES_S = 30.0
 """How long to wait for a batch that was under way before what it may need is removed."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Columns that were computed over the past, or would be."""
+
+    target: Target
+    starts: Mapping[str, tuple[int, ...]]
+    """Where it begins, by user's topic as declared: from there on the values are complete."""
+    whole: bool
+    """Whether nothing is missing: the stage itself began there."""
+    records: int
+    """How many offsets were to be read."""
+    from_ms: int | None
+    """The time of the earliest record, in ms since 1970; None where there is none."""
+    version: int = 0
+    """The stage's version that has the values; 0 for none."""
+    keys: int = 0
+    """For how many keys there are values, at most."""
+    keys_exact: bool = True
+    """False where a key is counted once for each sorted run that has it."""
+    ssts: int = 0
+    """Objects that were rewritten for it."""
+    bytes: int = 0
+    needed: str = ""
+    """The app that computed it, where that stays for now: a batch under way may need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """What a backfill did, or would do, upstream first; and before it, the migration."""
+
+    migrated: Migrated
+    filled: tuple[Filled, ...]
+    left: tuple[Left, ...]
 
 
 def backfill_file(
@@ -73,14 +111,8 @@ def backfill_file(
     if not options.kafka:
         raise NotFound("Kafka", "brokers", hint="the past is read from there: add --kafka")
     wait_for(open_kafka(options.kafka), options.patience_s)
-    running = SparkSession.getActiveSession()
     news.doing("starting Spark")
-    with spark_session(
-        f"slackwater backfill {program.name}",
-        master=None if running is not None else options.master,
-        conf=options.spark_conf,
-        py_files=options.py_files,
-    ):
+    with spark_of("backfill", program, options):
         finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
         act = partial(migrate_app, program, store, options, renames=renames, stages=stages, news=news)
         migrated = act(dry_run=True)
@@ -126,11 +158,9 @@ class _Backfills:
                 tuple(sweep(self.store, head, instants.now_ms()))
         targets, left = backfillable(self.store, heads, self.declared, since=since)
         kafka, patience_s = open_kafka(self.options.kafka), self.options.patience_s
-        looked = [reach(kafka, self.store, target, self.topics, patience_s=patience_s) for target in targets]
-        return (
-            tuple(one for one in looked if isinstance(one, Filled)),
-            (*left, *(one for one in looked if isinstance(one, Left))),
-        )
+        found = [reach(kafka, self.store, target, self.topics, patience_s=patience_s) for target in targets]
+        filled = tuple(one for one in found if isinstance(one, Filled))
+        return filled, (*left, *(one for one in found if isinstance(one, Left)))
 
     def has_begun(self) -> bool:
         """Whether an earlier call brought in columns of the newest migration: what is left is then no error."""
@@ -147,8 +177,8 @@ class _Backfills:
         target, by = planned.target, whoami()
         stage, columns = target.stage, ", ".join(target.columns)
         sent = {name: columns for stage in self.declared.stages.values() for name, columns in stage.outputs.items()}
-        runs = ScratchRun(self.program, self.store, self.options, self.news, self.topics, sent)
-        source, starts = runs.compute(planned)
+        run = ScratchRun(self.program, self.store, self.options, self.news, self.topics, sent, target, planned.records)
+        source, starts = run.compute()
         backfill = Backfill(
             version=target.since + 1,
             since=target.since,
@@ -196,4 +226,38 @@ class _Backfills:
                 return ""
             if time.monotonic() > deadline:
                 return needed[-1]
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
+
+
+def reach(
+    kafka: Kafka, store: ObjectStore, target: Target, called: Mapping[str, str], *, patience_s: float
+) -> Filled | Left:
+    """What there is in Kafka of what a backfill would read; or why that is too little.
+
+    Users' topics that the app reads under another name are `called` that, by the declared one. Raises `NotFound` and
+    `Unavailable`.
+    """
+    starts, times, wanted = {}, [], target.records
+    for topic, at in target.starts.items():
+        name, ends = called.get(topic, topic), target.ends[topic]
+        if (channel := target.channels.get(topic)) is not None:
+            name = channel.end.topic
+        earliest = kafka.offsets(name)[0]
+        if channel is not None:
+            left = left_in(store, target.app, topic, channel, earliest)
+            target = replace(target, channels={**target.channels, topic: left})
+            at = left.start.offsets
+        starts[topic] = tuple(min(max(pair), end) for *pair, end in zip(at, earliest, ends, strict=False))
+        for partition, (start, end) in enumerate(zip(starts[topic], ends, strict=True)):
+            if start < end:
+                found = chain.from_iterable(kafka.read(name, partition, start, start + 1, patience_s=patience_s))
+                times += [int(message.timestamp()[1]) for message in islice(found, 1)]
+    there = target.records_from(starts)
+    if wanted and not there:
+        return Left(
+            target.stage,
+            target.columns,
+            f"of what it had read before v{target.since} Kafka has nothing any more",
+            "where you have those records elsewhere, a stage of another name can begin with them: slackwater init",
+        )
+    return Filled(target, starts, target.is_whole(starts), there, min(times, default=None))

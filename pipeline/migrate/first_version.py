@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ulid import ULID
@@ -16,10 +16,8 @@ from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from ...store.versions.migrations import MIGRATIONS
-from ..api.app import App
-from ..api.stage import Stage
-from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
-from ..batch.schemas import Shape, shapes
+from ..api.starting_offsets import starting_at, starting_offsets_in, stored_starts
+from ..batch.schemas import shapes
 from ..claim.claim import Claimer, program_of
 from ..kafka.open import wait_for
 from ..kafka.protocol import Kafka
@@ -45,14 +43,8 @@ class FirstVersion:
     """The app's identity, with the offsets that were said; as stored, where there is one."""
     others: tuple[str, ...]
     """The app's other stages, which begin empty where the program says."""
-    _claimer: Claimer
-    _stage: Stage
-    _shape: Shape
-
-    def channels(self) -> dict[str, Output]:
-        """Make the channels that the stage reads and writes, where there are none; the latter. Raises `Refused`."""
-        self._claimer.create_channels((self._stage,))
-        return self._claimer.outputs(self._stage, self.manifest, self._shape)
+    channels: Callable[[], dict[str, Output]]
+    """Makes the channels that the stage reads and writes, where there are none; gives the latter. Raises `Refused`."""
 
 
 def first_version_of(
@@ -91,19 +83,24 @@ def first_version_of(
     check_free(store, program.name, stage)
     wait_for(kafka, _PATIENCE_S)
     info = apps.find_app(store, program.name)
-    asked = _asked(program, declared, info, where, begin)
+    for topic in where:
+        if topic not in program.topics:
+            raise NotFound(f"topic read by {program.name}", topic, program.topics)
+    # Where topics begin because the caller says so. Where the others of an app begin that there is, is decided.
+    meant = program.topics if info is None else program.topics & declared.inputs.keys()
+    begins = dict(where) if begin is None else {topic: where.get(topic, begin) for topic in {*meant, *where}}
     if info is not None:
         stored = stored_starts(info.starts)
         program = program.beginning(stored)
         if info.initialised == stage:
             # The same call again, perhaps: where the end of a topic was, that one has found out.
-            asked = {topic: stored.get(topic, said) if said.moves else said for topic, said in asked.items()}
-    program = program.beginning(asked)
+            begins = {topic: stored.get(topic, at) if at.moves else at for topic, at in begins.items()}
+    program = program.beginning(begins)
     declared = program.stages[stage]
     renamed = info.origin.topics if info is not None and info.origin is not None else {}
     claimer = Claimer(store, kafka, program, renamed, writer=str(ULID()), by=by, accept_loss=False)
     inputs = {each: start.at for each, start in claimer.check_new(declared).items()}
-    starts = {topic: claimer.start_of(topic) for topic in sorted(asked)}
+    starts = {topic: claimer.start_of(topic) for topic in sorted(begins)}
     if info is None:
         info = AppInfo(program.name, instants.now_ms(), starts=starts, initialised=stage)
     elif any(info.starts.get(topic) != first for topic, first in starts.items() if topic not in inputs):
@@ -131,8 +128,13 @@ def first_version_of(
         else EventTime(next_due_ms=BEFORE_ALL_MS, by_clock=shape.due_by == "clock"),
         migration=last.number if last is not None else 0,
     )
+
+    def channels() -> dict[str, Output]:
+        claimer.create_channels((declared,))
+        return claimer.outputs(declared, manifest, shape)
+
     others = tuple(each.name for each in program.in_order() if each.name != stage)
-    return FirstVersion(manifest, info, others, claimer, declared, shape)
+    return FirstVersion(manifest, info, others, channels)
 
 
 def check_takes_rows(stage: str, kind: Kind) -> None:
@@ -142,17 +144,3 @@ def check_takes_rows(stage: str, kind: Kind) -> None:
             f"the table of stage {stage} has {kind.waiting}, which the stage makes of the records that it reads",
             hint="have it read those that may still wait: starting_timestamp=... of its topic(...), and no init",
         )
-
-
-def _asked(
-    app: App, stage: Stage, info: AppInfo | None, offsets: Mapping[str, StartingOffsets], at: StartingOffsets | None
-) -> dict[str, StartingOffsets]:
-    """Where topics begin because the caller says so, by their declared names."""
-    for topic in offsets:
-        if topic not in app.topics:
-            raise NotFound(f"topic read by {app.name}", topic, app.topics)
-    if at is None:
-        return dict(offsets)
-    # Where the others of an app begin that there is, is decided.
-    meant = app.topics if info is None else app.topics & stage.inputs.keys()
-    return {topic: offsets.get(topic, at) for topic in {*meant, *offsets}}

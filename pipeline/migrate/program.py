@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
@@ -13,7 +14,6 @@ from ...errors import NotFound
 from ...fold.fits import Declared, DeclaredStage
 from ...keep.clone.first_versions import check_finished
 from ...keep.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
-from ...keep.migrate.plan import Plan
 from ...moments.take.audit_log import whoami
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -33,18 +33,12 @@ from ..spark.shipping import on_path
 
 def declared(app: App, known: Mapping[str, Shape]) -> Declared:
     """What a program declares, as far as it is stored."""
-    return Declared(
-        app.name,
-        {
-            stage.name: DeclaredStage(
-                stage.name,
-                app.writers(stage),
-                {channel.name: ddl_of(known[stage.name].emits[channel.name]) for channel in stage.repartitions},
-                known[stage.name].table,
-            )
-            for stage in app.in_order()
-        },
-    )
+    stages = {}
+    for stage in app.in_order():
+        shape = known[stage.name]
+        outputs = {channel.name: ddl_of(shape.emits[channel.name]) for channel in stage.repartitions}
+        stages[stage.name] = DeclaredStage(stage.name, app.writers(stage), outputs, shape.table)
+    return Declared(app.name, stages)
 
 
 def migrate_file(
@@ -90,7 +84,17 @@ def migrate_app(
     found = find_plan(store, with_spark(program, options, news), renames, stages=stages)
     if dry_run or not found.changes:
         return Migrated(found, 0, "", {}, finished)
-    starts = _starts(program, store, options, found, info.origin.topics if info.origin else {}) if found.unread else {}
+    starts: dict[str, dict[str, Input]] = {}
+    if found.unread:
+        # Where stages begin to read what is new to them: where the program says.
+        if not options.kafka:
+            unread = ", ".join(found.unread)
+            raise NotFound("Kafka", "brokers", hint=f"{unread} would read a topic from its beginning: add --kafka")
+        wait_for(kafka := open_kafka(options.kafka), options.patience_s)
+        renamed, writer = info.origin.topics if info.origin else {}, str(ULID())
+        claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)
+        for stage, names in found.unread.items():
+            starts[stage] = {name: claimer.begin(program.stages[stage], name) for name in names}
     news.doing("migrating")
     reader = KafkaChannels(open_kafka(options.kafka), patience_s=options.patience_s) if options.kafka else None
     done = migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader)
@@ -100,27 +104,14 @@ def migrate_app(
 def with_spark(program: App, options: Options, news: News) -> Declared:
     """What the program declares, whose schemas Spark knows."""
     news.doing("starting Spark, to see which columns the program declares")
-    running = SparkSession.getActiveSession()
-    with spark_session(
-        f"slackwater migrate {program.name}",
-        master=None if running is not None else options.master or "local[1]",
-        conf=options.spark_conf,
-        py_files=options.py_files,
-    ) as spark:
+    with spark_of("migrate", program, options, master="local[1]") as spark:
         return declared(program, shapes(program, spark))
 
 
-def _starts(
-    program: App, store: ObjectStore, options: Options, found: Plan, renamed: Mapping[str, str]
-) -> dict[str, dict[str, Input]]:
-    """Where stages begin to read what is new to them: where the program says. Raises as `Claimer.begin`."""
-    if not options.kafka:
-        raise NotFound(
-            "Kafka", "brokers", hint=f"{', '.join(found.unread)} would read a topic from its beginning: add --kafka"
-        )
-    wait_for(kafka := open_kafka(options.kafka), options.patience_s)
-    claimer = Claimer(store, kafka, program, renamed, str(ULID()), by=whoami(), accept_loss=options.accept_loss)
-    return {
-        stage: {name: claimer.begin(program.stages[stage], name) for name in names}
-        for stage, names in found.unread.items()
-    }
+def spark_of(
+    verb: str, program: App, options: Options, master: str | None = None
+) -> AbstractContextManager[SparkSession]:
+    """Spark, at the `master` of the options or else this one, unless a session runs here already."""
+    at = None if SparkSession.getActiveSession() is not None else options.master or master
+    name, files = f"slackwater {verb} {program.name}", options.py_files
+    return spark_session(name, master=at, conf=options.spark_conf, py_files=files)

@@ -1,7 +1,4 @@
-"""Whose fault an error of a batch is: a record's, or of whatever else there is. Errors cross from tasks as text.
-
-And errors of Spark's JVM as answers: without those that pyspark makes of them.
-"""
+"""Whose fault an error of a batch is: a record's, or of whatever else there is. Errors cross from tasks as text."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 _WRAPS = ("PythonException", "SparkException", "Py4JJavaError")
 """What Spark wraps errors of tasks in."""
-_MOST = 16_384
-"""Characters that are kept of a stack."""
+_MOST, _PIECE = 16_000, 4_000
+"""Characters that are kept of a stack, and those that Java is asked for at once."""
 
 
 def blamed(error: BaseException) -> Failure | None:
@@ -59,20 +56,20 @@ def blamed(error: BaseException) -> Failure | None:
         return Failure(BadRecord.__name__, str(own[-1]), text[-_MOST:])
     if isinstance(error, AnalysisException) or not (isinstance(error, PySparkException) or _TASK.search(text)):
         return None
-    kind, message = _raised(error, text)
-    return Failure(kind, message, text[-_MOST:])
+    first = _first_raised(text.partition(_TRACEBACK)[2] or text)
+    return Failure(*(first or (type(error).__name__, str(error).partition("\n")[0])), text[-_MOST:])
 
 
-def blamed_of_java(error: Any, shown: str) -> Failure:
-    """The same of a Java error that one of Spark's expressions raised; `shown` is all that Java shows of it.
+def blamed_of_java(spark: SparkSession, error: Any) -> Failure:
+    """What a record is to blame for of a Java error that one of Spark's expressions raised.
 
-    Raises:
-        Py4JJavaError: The error itself, where it is not the record's.
+    Raises `Py4JJavaError`, the error itself, where it is not the record's.
     """
+    shown = _shown(spark, error)
     if _OF_SPARK.search(_QUOTED.sub("''", shown)):
         raise Py4JJavaError("", error)
-    raised = [each for each in _RAISED.findall(shown.replace("Caused by: ", "")) if each[0] not in _WRAPS]
-    kind, message = raised[0] if raised else (str(error.getClass().getSimpleName()), str(error.getMessage()))
+    first = _first_raised(shown.replace("Caused by: ", ""))
+    kind, message = first or (str(error.getClass().getSimpleName()), str(error.getMessage()))
     # Pyspark names Spark's own classes so where it knows them, and `blamed` tells its names.
     plain = kind.removeprefix("Spark")
     return Failure(plain if hasattr(errors, plain) else kind, message, shown[-_MOST:])
@@ -80,29 +77,17 @@ def blamed_of_java(error: Any, shown: str) -> Failure:
 
 def text_of(error: BaseException) -> str:
     """All that is known of an error: what it says, and where it was raised in Spark's workers and its JVM."""
-    origin = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
-    behind = "" if origin is None else _of_jvm(origin)
-    return f"{type(error).__name__}: {error}\n{behind}"
+    cause = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
+    behind: list[str] = []
+    while cause is not None and len(behind) < 8:  # an error may be its own cause
+        behind.append(f"{cause.getClass().getName()}: {cause.getMessage()}")
+        cause = cause.getCause()
+    return f"{type(error).__name__}: {error}\n" + "\n".join(behind)
 
 
-def _of_jvm(origin: object) -> str:
-    """The messages of a Java error and of those behind it."""
-    found = []
-    cause, depth = origin, 0
-    while cause is not None and depth < 8:  # an error may be its own cause
-        found.append(f"{cause.getClass().getName()}: {cause.getMessage()}")  # type: ignore[attr-defined]
-        cause, depth = cause.getCause(), depth + 1  # type: ignore[attr-defined]
-    return "\n".join(found)
-
-
-def _raised(error: BaseException, text: str) -> tuple[str, str]:
+def _first_raised(text: str) -> tuple[str, str] | None:
     """Kind and message of what was raised first."""
-    traceback = text.partition(_TRACEBACK)[2]
-    raised = [each for each in _RAISED.findall(traceback or text) if each[0] not in _WRAPS]
-    return raised[0] if raised else (type(error).__name__, str(error).partition("\n")[0])
-
-
-_MOST, _PIECE = 16_000, 4_000
+    return next((each for each in _RAISED.findall(text) if each[0] not in _WRAPS), None)
 
 
 def raised(target: Any, method: str, *arguments: Any) -> Any:
@@ -121,8 +106,8 @@ def raised(target: Any, method: str, *arguments: Any) -> Any:
     return None
 
 
-def shown(spark: SparkSession, error: Any) -> str:
-    """What Java shows of an error and of those behind it, up to 16,000 characters.
+def _shown(spark: SparkSession, error: Any) -> str:
+    """What Java shows of an error and of those behind it, up to `_MOST` characters.
 
     An answer of more than 8 KiB takes two packets, the second of which waits 40 ms for the first to be acknowledged.
     """

@@ -6,7 +6,6 @@ Each class stands in for a function of one kind of Spark's, and gives a text for
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,20 +21,15 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.util import PythonEvalType
 
 from ...fold.culprit import Items
-from ...fold.failing import RECORD, Failure, NoItems, failing, one_by_one
+from ...fold.failing import RECORD, NoItems, failing, one_by_one
 from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 
 RECORDS = f"`{RECORD}` long, why string"
 """What a function of whole batches is replaced by gives."""
 
 
-def decoded(why: str) -> Failure:
-    """What one of these said of a row."""
-    return msgspec.json.decode(why, type=Failure)
-
-
 @dataclass(frozen=True)
-class _Tried(ABC):
+class _Tried:
     command: bytes = field(repr=False)
     most: int
     """How many rows may fail for each call. Where there are more, one more at least is told, and not all."""
@@ -44,32 +38,28 @@ class _Tried(ABC):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The user's."""
         return _loaded(self.command)
 
     def _failing(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
         """For each of so many rows why it fails, None where it does not."""
+
+        def checked(rows: Items) -> None:
+            try:
+                attempt(rows)
+            except Exception as error:
+                if None in self.mark.told("\n".join(getattr(error, "__notes__", ()))):
+                    raise NoItems from error  # our own part fails
+                raise
+
         configure_worker()
         # Loaded by itself: what fails in that is no row's fault.
         _loaded(self.command)
         why: list[str | None] = [None] * count
-        attempts = one_by_one(lambda rows: self._checked(attempt, rows))
+        attempts = one_by_one(checked)
         if count and attempts([np.arange(count)])[0] is not None:
             for row, failure in failing(count, attempts, self.most).items():
-                why[row] = self._told_of(failure)
+                why[row] = msgspec.json.encode(replace(failure, stack=self.mark.without(failure.stack))).decode()
         return why
-
-    def _checked(self, attempt: Callable[[Items], object], rows: Items) -> None:
-        """Raises `NoItems` where our own part fails."""
-        try:
-            attempt(rows)
-        except Exception as error:
-            if None in self.mark.told("\n".join(getattr(error, "__notes__", ()))):
-                raise NoItems from error
-            raise
-
-    def _told_of(self, failure: Failure) -> str:
-        return msgspec.json.encode(replace(failure, stack=self.mark.without(failure.stack))).decode()
 
 
 @cache
@@ -80,31 +70,31 @@ def _loaded(command: bytes) -> Callable[..., Any]:
     return (CPickleSerializer().loads(found.value) if isinstance(found, Broadcast) else found)[0]  # type: ignore[no-any-return,no-untyped-call]
 
 
-class OfARow(_Tried):
+class _OfARow(_Tried):
     """Stands in for a function of the values of one row."""
 
     def __call__(self, *values: Any, **named: Any) -> str | None:
-        """Why it fails, None where it does not."""
         return self._failing(1, lambda _: self.function(*values, **named))[0]
 
 
-class OfColumns(_Tried):
+class _OfColumns(_Tried):
     """Stands in for a function of columns, of pandas or of Arrow."""
 
     def __call__(self, *columns: Any, **named: Any) -> Any:
-        """For each row why it fails."""
-        why = self._failing(
-            _length([*columns, *named.values()]),
-            lambda rows: _whole(len(self.function(*_rows(columns, rows), **_named(named, rows))), len(rows)),
-        )
-        return _like([*columns, *named.values()], why)
+        every = [*columns, *named.values()]
+
+        def attempt(rows: Items) -> None:
+            some = _rows(every, rows)
+            made = self.function(*some[: len(columns)], **dict(zip(named, some[len(columns) :], strict=True)))
+            _whole(len(made), len(rows))
+
+        return _like(every, self._failing(_length(every), attempt))
 
 
-class OfBatches(_Tried):
+class _OfBatches(_Tried):
     """Stands in for a function of an iterator over batches of columns, of pandas or of Arrow."""
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """For each row of each batch why it fails."""
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
             yield _like(columns, self._failing(_length(columns), lambda rows, batch=batch: self._attempt(batch, rows)))  # type: ignore[misc]
@@ -114,59 +104,37 @@ class OfBatches(_Tried):
         _whole(sum(len(each) for each in self.function(iter([some]))), len(rows))
 
 
-class OfFrames(_Tried):
-    """Stands in for the function of `mapInPandas` and `mapInArrow`. Its batches have `RECORD` as their last column."""
+class _OfFrames(_Tried):
+    """Stands in for the function of `mapInPandas` and `mapInArrow`, and gives the records for which that fails.
 
-    @abstractmethod
-    def _apart(self, batch: Any) -> tuple[Any, np.ndarray]:
-        """A batch as the function gets it, and the numbers."""
-
-    @abstractmethod
-    def _told(self, numbers: np.ndarray, why: Sequence[str]) -> Any:
-        """Numbers of records, and why each fails, as a batch."""
+    Its batches have `RECORD` as their last column.
+    """
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The records for which it fails, and why."""
         for batch in batches:
-            plain, numbers = self._apart(batch)
+            if isinstance(batch, pa.RecordBatch):
+                plain, numbers = batch.select(batch.schema.names[:-1]), batch.columns[-1].to_numpy()
+            else:
+                plain, numbers = batch.iloc[:, :-1], batch.iloc[:, -1].to_numpy()
             why = self._failing(len(numbers), lambda rows, plain=plain: self._attempt(plain, rows))  # type: ignore[misc]
             failed = [row for row, each in enumerate(why) if each is not None]
-            yield self._told(numbers[failed], [str(why[row]) for row in failed])
+            columns = {RECORD: numbers[failed], "why": _like((plain,), [why[row] for row in failed])}
+            yield pa.record_batch(columns) if isinstance(batch, pa.RecordBatch) else pd.DataFrame(columns)
 
     def _attempt(self, plain: Any, rows: Items) -> None:
-        for _ in self.function(iter([_rows((plain,), rows)[0]])):
+        for _ in self.function(iter(_rows((plain,), rows))):
             pass
 
 
-class OfPandasFrames(OfFrames):
-    """That of `mapInPandas`."""
-
-    def _apart(self, batch: Any) -> tuple[Any, np.ndarray]:
-        return batch.iloc[:, :-1], batch.iloc[:, -1].to_numpy()
-
-    def _told(self, numbers: np.ndarray, why: Sequence[str]) -> Any:
-        return pd.DataFrame({RECORD: numbers, "why": pd.Series(why, dtype=object)})
-
-
-class OfRecordBatches(OfFrames):
-    """That of `mapInArrow`."""
-
-    def _apart(self, batch: Any) -> tuple[Any, np.ndarray]:
-        return batch.select(batch.schema.names[:-1]), batch.column(batch.num_columns - 1).to_numpy()
-
-    def _told(self, numbers: np.ndarray, why: Sequence[str]) -> Any:
-        return pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64()), pa.array(why, pa.string())], [RECORD, "why"])
-
-
 STANDS_IN: Mapping[int, type[_Tried]] = {
-    PythonEvalType.SQL_BATCHED_UDF: OfARow,
-    PythonEvalType.SQL_ARROW_BATCHED_UDF: OfARow,
-    PythonEvalType.SQL_SCALAR_PANDAS_UDF: OfColumns,
-    PythonEvalType.SQL_SCALAR_ARROW_UDF: OfColumns,
-    PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF: OfBatches,
-    PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF: OfBatches,
-    PythonEvalType.SQL_MAP_PANDAS_ITER_UDF: OfPandasFrames,
-    PythonEvalType.SQL_MAP_ARROW_ITER_UDF: OfRecordBatches,
+    PythonEvalType.SQL_BATCHED_UDF: _OfARow,
+    PythonEvalType.SQL_ARROW_BATCHED_UDF: _OfARow,
+    PythonEvalType.SQL_SCALAR_PANDAS_UDF: _OfColumns,
+    PythonEvalType.SQL_SCALAR_ARROW_UDF: _OfColumns,
+    PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF: _OfBatches,
+    PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF: _OfBatches,
+    PythonEvalType.SQL_MAP_PANDAS_ITER_UDF: _OfFrames,
+    PythonEvalType.SQL_MAP_ARROW_ITER_UDF: _OfFrames,
 }
 """By Spark's kinds of functions, what tries one."""
 
@@ -185,10 +153,6 @@ def _rows(columns: Sequence[Any], rows: Items) -> tuple[Any, ...]:
     )
 
 
-def _named(columns: Mapping[str, Any], rows: Items) -> dict[str, Any]:
-    return dict(zip(columns, _rows(list(columns.values()), rows), strict=True))
-
-
 def _like(columns: Sequence[Any], why: list[str | None]) -> Any:
     """Texts as a column of the library that the others are of."""
     if columns and not isinstance(columns[0], pd.Series | pd.DataFrame):
@@ -196,7 +160,7 @@ def _like(columns: Sequence[Any], why: list[str | None]) -> Any:
     return pd.Series(why, dtype=object)
 
 
-def _whole(given: int, count: int) -> None:
+def _whole(returned: int, count: int) -> None:
     """Raises `ValueError` where a function gives another number of rows than it got."""
-    if given != count:
-        raise ValueError(f"the function gave {given} rows for {count}")
+    if returned != count:
+        raise ValueError(f"the function gave {returned} rows for {count}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructType, _parse_datatype_string
@@ -20,8 +21,8 @@ from ...fold.culprit import TooMany
 from ...fold.failing import Failure
 from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, plan_of, sequence
 from ..spark.provenance import number_of, numbered
-from .blame import blamed_of_java, raised, shown
-from .functions import RECORDS, STANDS_IN, decoded
+from .blame import blamed_of_java, raised
+from .functions import RECORDS, STANDS_IN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,19 +48,21 @@ class Operators:
     Attributes:
         spark: The session of the plan.
         most: How many records there may be.
-        tell: Is told how many are found.
+        on_found: Called with how many are found.
         found: By number, why each fails.
     """
 
     spark: SparkSession
     most: int
-    tell: Callable[[int], None]
+    on_found: Callable[[int], None]
     found: Failures = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         jvm: Any = self.spark._jvm
-        self._expressions = jvm.org.apache.spark.sql.catalyst.expressions
-        self._logical = jvm.org.apache.spark.sql.catalyst.plans.logical
+        self._jvm = jvm
+        self._types = self._jvm.org.apache.spark.sql.types.DataTypes
+        self._expressions = self._jvm.org.apache.spark.sql.catalyst.expressions
+        self._logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
 
     @cached_property
     def _session(self) -> SparkSession:
@@ -69,18 +72,13 @@ class Operators:
         return session
 
     def search(self, frame: DataFrame) -> None:
-        """Find the records for which computing a DataFrame fails.
-
-        Raises:
-            TooMany: They are more than `most`.
-            Exception: What no record is to blame for.
-        """
+        """Find the records for which computing a DataFrame fails. Raises `TooMany`, and what none is to blame for."""
         tried: set[str] = set()
         for node in reversed([*nodes(optimised(frame))]):
             if (name := kind(node)) in _EXPRESSIONS | _ROW_FUNCTIONS | _BATCH_FUNCTIONS:
                 for more in self._of_node(node, name, tried):
                     self.found |= {number: why for number, why in more.items() if number not in self.found}
-                    self.tell(len(self.found))
+                    self.on_found(len(self.found))
                     if len(self.found) > self.most:
                         raise TooMany(list(self.found))
 
@@ -110,12 +108,11 @@ class Operators:
         return new
 
     def _may_fail(self, expression: Any) -> bool:
-        name = kind(expression)
-        harmless = name in _CANNOT_FAIL or (name == "Cast" and self._always_casts(expression))
+        harmless = kind(expression) in _CANNOT_FAIL or (
+            kind(expression) == "Cast"
+            and self._expressions.Cast.canUpCast(expression.child().dataType(), expression.dataType())
+        )
         return not harmless or any(self._may_fail(each) for each in listed(expression.children()))
-
-    def _always_casts(self, cast: Any) -> bool:
-        return bool(self._expressions.Cast.canUpCast(cast.child().dataType(), cast.dataType()))
 
     def _below(self, node: Any) -> Any:
         """What an operator gets, with the records' numbers, of all records but those that were found."""
@@ -127,14 +124,18 @@ class Operators:
             known = self._expressions.InSet(number_of(feed), left_out.toSet())
             return self._logical.Filter(self._expressions.Not(known), feed)
 
-        return numbered(children(node)[0], self.spark, _is_kept, but_found)
+        def is_kept(node: Any) -> bool:
+            """Whether a node is what Spark keeps of an input."""
+            return not children(node) and number_of(node) is not None
+
+        return numbered(children(node)[0], self.spark, is_kept, but_found)
 
     def _of_expressions(self, expressions: Sequence[Any], below: Any) -> Failures:
         """The records for which one of Spark's own expressions raises."""
         if below is None:
             return {}
         make = self._expressions
-        names = [self._literal(str(at)) for at in range(len(expressions))]
+        names = [make.Literal.create(str(at), self._types.StringType) for at in range(len(expressions))]
         fields = [part for pair in zip(names, expressions, strict=True) for part in pair]
         raises = make.IsNull(make.TryEval(make.CreateNamedStruct(self._sequence(fields))))
         rows = self._collected(self._at_most(self._logical.Filter(raises, below)))
@@ -160,16 +161,16 @@ class Operators:
     ) -> Failures:
         """Why each of these rows fails, by its record's number: Spark evaluates the expressions here, row by row."""
         make = self._expressions
-        given = getattr(make, "package$AttributeSeq")(columns)
+        attributes = getattr(make, "package$AttributeSeq")(columns)
         # One that is not deterministic has a state, which Spark gives it in a task.
         plain = [each for each in expressions if each.deterministic()]
-        bound = [make.BindReferences.bindReference(each, given, False) for each in plain]
+        bound = [make.BindReferences.bindReference(each, attributes, False) for each in plain]
         found: Failures = {}
         for row, number in zip(rows, numbers, strict=True):
-            self.tell(len(self.found) + len(found))
+            self.on_found(len(self.found) + len(found))
             errors = (raised(each, "eval", row) for each in bound)
             if number not in found and (error := next((one for one in errors if one is not None), None)) is not None:
-                found[number] = blamed_of_java(error, shown(self.spark, error))
+                found[number] = blamed_of_java(self.spark, error)
         return found
 
     def _of_rows(self, function: Any, below: Any) -> Failures:
@@ -177,8 +178,9 @@ class Operators:
         if below is None or (tries := STANDS_IN.get(function.evalType())) is None:
             return {}
         why = self._replaced(function, tries, StringType(), listed(function.children()))
-        columns = [number_of(below), self._alias(why, "why")]
-        return self._told(self._logical.Project(self._sequence(columns), below))
+        nothing, new_id = self._sequence([]), self._expressions.NamedExpression.newExprId()
+        named = self._expressions.Alias(why, "why", new_id, nothing, self._jvm.scala.Option.empty(), nothing)
+        return self._told(self._logical.Project(self._sequence([number_of(below), named]), below))
 
     def _of_batches(self, node: Any, below: Any) -> Failures:
         """The records for which a Python function of batches raises."""
@@ -190,29 +192,27 @@ class Operators:
         schema = _parse_datatype_string(RECORDS)
         assert isinstance(schema, StructType)  # noqa: S101  it has columns
         replaced = self._replaced(function, tries, schema, listed(below.output()))
-        types: Any = self.spark._jvm.org.apache.spark.sql.catalyst.types.DataTypeUtils  # type: ignore[union-attr]
-        output = types.toAttributes(replaced.dataType())
+        output = self._jvm.org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes(replaced.dataType())
         made = getattr(self._logical, kind(node))
         return self._told(made(replaced, output, below, node.isBarrier(), node.profile()))
 
     def _told(self, plan: Any) -> Failures:
-        """What a function's stand-in said, of a plan of numbers and texts."""
-        said = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
-        return {row[0]: decoded(row[1]) for row in frame_of(self._at_most(said), self._session).collect()}
+        """What a function's stand-in gives, of a plan of numbers and texts."""
+        failed = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
+        rows = frame_of(self._at_most(failed), self._session).collect()
+        return {row[0]: msgspec.json.decode(row[1], type=Failure) for row in rows}
 
     def _at_most(self, plan: Any) -> Any:
         """So many rows of each of a plan's tasks that there are more than may fail, if there are."""
-        jvm: Any = self.spark._jvm
-        enough = self._expressions.Literal.create(self.most + 1, jvm.org.apache.spark.sql.types.DataTypes.IntegerType)
+        enough = self._expressions.Literal.create(self.most + 1, self._types.IntegerType)
         return self._logical.LocalLimit(enough, plan)
 
     def _replaced(self, function: Any, tries: Any, returns: Any, inputs: Sequence[Any]) -> Any:
         """An expression that tries a Python function, with all that Spark hands to workers beside it."""
-        jvm: Any = self.spark._jvm
-        of, session = function.func(), self.spark._jsparkSession
-        command = bytes(of.command().toArray(jvm.scala.reflect.ClassTag.Byte()))
+        of = function.func()
+        command = bytes(of.command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
         tried = CloudPickleSerializer().dumps((tries(command, self.most), returns))  # type: ignore[no-untyped-call]
-        made = jvm.org.apache.spark.api.python.SimplePythonFunction(
+        made = self._jvm.org.apache.spark.api.python.SimplePythonFunction(
             bytearray(tried),
             of.envVars(),
             of.pythonIncludes(),
@@ -221,29 +221,14 @@ class Operators:
             of.broadcastVars(),
             of.accumulator(),
         )
-        kind_of_function, new_id = function.evalType(), self._expressions.NamedExpression.newExprId()
-        type_of_result = session.parseDataType(returns.json())
-        return self._expressions.PythonUDF(
-            function.name(), made, type_of_result, self._sequence(inputs), kind_of_function, True, new_id
-        )
-
-    def _alias(self, expression: Any, name: str) -> Any:
-        jvm: Any = self.spark._jvm
-        nothing = self._sequence([])
+        type_of_result = self.spark._jsparkSession.parseDataType(returns.json())
         new_id = self._expressions.NamedExpression.newExprId()
-        return self._expressions.Alias(expression, name, new_id, nothing, jvm.scala.Option.empty(), nothing)
-
-    def _literal(self, text: str) -> Any:
-        jvm: Any = self.spark._jvm
-        return self._expressions.Literal.create(text, jvm.org.apache.spark.sql.types.DataTypes.StringType)
+        return self._expressions.PythonUDF(
+            function.name(), made, type_of_result, self._sequence(inputs), function.evalType(), True, new_id
+        )
 
     def _sequence(self, items: Any) -> Any:
         return sequence(self.spark, items)
-
-
-def _is_kept(node: Any) -> bool:
-    """Whether a node is what Spark keeps of an input."""
-    return not children(node) and number_of(node) is not None
 
 
 def _evaluated(node: Any, name: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -31,22 +32,17 @@ class Numbering:
 
     ranges: tuple[tuple[str, Range], ...]
     """What the batch reads, by the input's declared name."""
-    _starts: tuple[int, ...] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        sizes = [each.last - each.first for _, each in self.ranges]
-        object.__setattr__(self, "_starts", tuple(accumulate(sizes, initial=0)))
-
-    @property
+    @cached_property
     def numbered(self) -> tuple[tuple[int, str, Range], ...]:
         """Each range with its input, after the number of its first place."""
-        return tuple((start, *each) for start, each in zip(self._starts, self.ranges, strict=False))
+        starts = accumulate((each.last - each.first for _, each in self.ranges), initial=0)
+        return tuple((start, *each) for start, each in zip(starts, self.ranges, strict=False))
 
     def at(self, place: int) -> tuple[str, int, int]:
         """The input, the Kafka partition and the offset of a place."""
-        number = bisect_right(self._starts, place) - 1
-        name, part = self.ranges[number]
-        return name, part.partition, part.first + place - self._starts[number]
+        start, name, part = self.numbered[bisect_right(self.numbered, place, key=lambda each: each[0]) - 1]
+        return name, part.partition, part.first + place - start
 
 
 def numbering_of(before: Mapping[str, Input], after: Mapping[str, Position]) -> Numbering:
@@ -162,25 +158,23 @@ class KafkaFeed:
         found = 0
         where = (self.topic, part.partition, part.first, part.last)
         for messages in open_kafka(self.kafka).read(*where, patience_s=self.patience_s):
-            rows = self._of_topic(messages) if self.attempts is None else self._of_channel(messages, self.attempts)
-            for offsets, row_numbers, columns in rows:
+            for offsets, row_numbers, columns in self._rows(messages):
                 found += len(offsets)
                 numbers = record_number(1, 0) * (place + offsets - part.first) + row_numbers
                 yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], schema=self.schema)
         check_count(*where, found, part.rows)
 
-    def _of_topic(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
-        columns = topic_columns(messages)
-        offsets = columns[4].to_numpy()
-        yield offsets, np.zeros(len(offsets), np.int64), columns
-
-    def _of_channel(
-        self, messages: Sequence[Message], attempts: frozenset[str]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
+    def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
+        """The offset of each record, its row in its message, and its columns."""
+        if self.attempts is None:
+            columns = topic_columns(messages)
+            offsets = columns[4].to_numpy()
+            yield offsets, np.zeros(len(offsets), np.int64), columns
+            return
         plain = pa.schema(list(self.schema)[:-1])
         for message in messages:
             row = 0
-            for batch in decode([message], attempts, plain):
+            for batch in decode([message], self.attempts, plain):
                 numbers = np.arange(row, row + batch.num_rows, dtype=np.int64)
                 yield np.full(batch.num_rows, message.offset(), np.int64), numbers, batch.columns
                 row += batch.num_rows

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
+import numpy as np
 import pyarrow.compute as pc
+from pyspark import inheritable_thread_target
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from ... import instants
 from ...errors import Refused, Unavailable
-from ...fold.culprit import TooMany
-from ...fold.failing import RECORD, Failure
+from ...fold.culprit import Items, TooMany
+from ...fold.failing import RECORD, Failure, StateFailed, failing
 from ...fold.next_version import Result
 from ...fold.records import sent
 from ...keep.rejected.retries import RETRIES
@@ -37,17 +37,21 @@ from ..kafka.open import open_kafka
 from ..source.worker import ERROR_MARK
 from ..spark.places import Places
 from .blame import blamed
-from .culprits import Culprits
+from .operators import Failures, Operators
 from .records import InputTopic, KafkaFeed, Messages, numbering_of
-from .table import RejectedTable, error_of, inputs_of, row_of, send_rejects, table_of_rows
+from .table import RejectedTable, inputs_of, row_of, send_rejects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
+_ROUNDS = 100
+"""Times that the batch is computed anew: each leaves out a record more at least."""
+_AT_ONCE = 4
+"""Jobs that try groups of records side by side, where no plan tells more than that one fails."""
 _SAID_S = 5.0
-"""Between two lines that say how far a search is."""
+"""Between two lines that say how far a search is: one that is short says nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,15 @@ class BatchRejecter:
         if self.topic:
             send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
         rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
-        table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
+        table = self._written(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
         return Computed(results, {REJECTED: table})
 
     def retry(self, batch: Batch) -> Computed:
         """See the Protocol."""
         rows = self._written(batch).rows(batch.base)
         left = rows.filter(pc.is_null(rows["retried"]))
-        inputs, ordered = inputs_of(self.stage, left, self._schemas)
+        schemas = {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
+        inputs, ordered = inputs_of(self.stage, left, schemas)
         frames = [
             self.spark.createDataFrame(table, schema=_numbered(self.shape.inputs[name]))
             for name, table in inputs.items()
@@ -92,28 +97,35 @@ class BatchRejecter:
         for number, row in enumerate(ordered):
             why = found.get(number)
             row["attempts"] = int(str(row["attempts"])) + 1
-            row |= {"retried": version} if why is None else error_of(why.kind, why.message, why.stack)
+            if why is None:
+                row["retried"] = version
+            else:
+                row |= {"error": why.kind, "message": why.message, "stack": why.stack}
         taken = len(ordered) - len(found)
-        table = self._written(batch).put(batch.base, table_of_rows(ordered), version, added=0, waiting=-taken)
+        table = self._written(batch).put(batch.base, ordered, version, added=0, waiting=-taken)
         return Computed(results, {REJECTED: table})
 
     def _without_culprits(
         self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
     ) -> tuple[tuple[Result, ...], Mapping[int, Failure]]:
-        left = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
-        with _kept(inputs):
-            culprits = Culprits(Rerun(self.stage, self.shape, inputs), batch, left, _Progress(self.stage.name).found)
-            try:
-                return culprits.compute(error), culprits.found
-            except TooMany:
-                first = next(iter(culprits.found.values()), None) or (blamed(error) if error else None)
-                said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""
-                raise Refused(
-                    f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records "
-                    f"waiting to be retried (max_rejected){said}",
-                    hint="the batch was dropped whole and nothing is lost: fix the program and run it again; "
-                    f"`slackwater rejected {batch.base.app}` shows those that wait, and --retry puts them through",
-                ) from error
+        allowed = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
+        for frame in inputs:
+            frame.persist()
+        try:
+            culprits = _Culprits(Rerun(self.stage, self.shape, inputs), batch, allowed)
+            return culprits.compute(error), culprits.found
+        except TooMany:
+            first = next(iter(culprits.found.values()), None) or (blamed(error) if error else None)
+            said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""
+            raise Refused(
+                f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records "
+                f"waiting to be retried (max_rejected){said}",
+                hint="the batch was dropped whole and nothing is lost: fix the program and run it again; "
+                f"`slackwater rejected {batch.base.app}` shows those that wait, and --retry puts them through",
+            ) from error
+        finally:
+            for frame in inputs:
+                frame.unpersist()
 
     def _written(self, batch: Batch) -> RejectedTable:
         return RejectedTable(batch.store, batch.cache, batch.base.app, batch.base.stage)
@@ -140,54 +152,139 @@ class BatchRejecter:
             frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))
         return frames
 
-    @cached_property
-    def _schemas(self) -> dict[str, pa.Schema]:
-        return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
-
-
-@contextmanager
-def _kept(inputs: Sequence[DataFrame]) -> Iterator[None]:
-    """While Spark keeps what it has read of these."""
-    for frame in inputs:
-        frame.persist()
-    try:
-        yield
-    finally:
-        for frame in inputs:
-            frame.unpersist()
-
-
-class _Progress:
-    """Says how far a search is: now and then, so that one that is short says nothing."""
-
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-        self._began = self._said = time.monotonic()
-
-    def found(self, count: int) -> None:
-        """So many records are known."""
-        now = time.monotonic()
-        if now - self._said >= _SAID_S:
-            self._said = now
-            log.warning(
-                "stage %r: a batch fails for some of its records, which are looked for: %d found in %.0f s",
-                self._stage,
-                count,
-                now - self._began,
-            )
-
 
 def _numbered(schema: StructType) -> StructType:
     """An input's columns, and `RECORD` as the last."""
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])
 
 
+@dataclass
+class _Culprits:
+    """Finds the records of one batch without which it passes.
+
+    Attributes:
+        most: How many there may be.
+        found: By number, why each is left out.
+    """
+
+    records: Rerun
+    batch: Batch
+    most: int
+    found: Failures = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _logged: float = field(default_factory=time.monotonic, init=False)
+
+    def compute(self, error: Exception | None) -> tuple[Result, ...]:
+        """The batch without those that are to blame; `error` is why it failed, None where it was not tried yet.
+
+        Raises:
+            TooMany: More than `most` are to blame.
+            Exception: What no record is to blame for; or `error` where it is not known which.
+        """
+        for number in range(_ROUNDS):
+            if error is not None:
+                if isinstance(error, StateFailed):
+                    more = self._of_state(error)
+                elif blamed(error) is None:
+                    raise error
+                else:
+                    needed = self.records.needed(self.records.rows)
+                    more = self._of_operators(needed) or self._of_groups(needed, _compute)
+                # Once, what failed may have failed by chance.
+                if not more and number:
+                    raise error
+                self.found |= more
+                self._log_progress(len(self.found))
+                if len(self.found) > self.most:
+                    raise TooMany(tuple(self.found))
+            if self.batch.stopping():
+                raise error or Refused("the stage is to stop")
+            try:
+                return self.batch.compute(self.records.without(self.records.rows, self.found))
+            except Exception as failed:
+                error = failed
+        raise error or AssertionError("nothing was tried")
+
+    def _log_progress(self, count: int) -> None:
+        """Say, now and then, how many records are known."""
+        now = time.monotonic()
+        if now - self._logged >= _SAID_S:
+            self._logged = now
+            log.warning(
+                "stage %r: a batch fails for some of its records, which are looked for: %d found in %.0f s",
+                self.records.stage.name,
+                count,
+                now - self._began,
+            )
+
+    def _check_going_on(self) -> None:
+        if self.batch.stopping():
+            raise Refused("the stage is to stop")
+
+    def _of_operators(self, needed: DataFrame) -> Failures:
+        """The records for which an operator of the function's plan fails."""
+
+        def on_found(count: int) -> None:
+            self._check_going_on()
+            self._log_progress(len(self.found) + count)
+
+        operators = Operators(self.records.spark, self.most - len(self.found), on_found)
+        try:
+            operators.search(self.records.without(needed, self.found))
+        except (TooMany, Refused):
+            raise
+        except Exception:
+            # An operator that is not tried apart, such as the condition of a join, fails before others are reached; and
+            # a plan may have what cannot be tried so. Jobs over groups of records tell whose fault it is.
+            log.debug("an operator could not be tried", exc_info=True)
+        return operators.found
+
+    def _of_state(self, error: StateFailed) -> Failures:
+        """The records for whose keys the state's function fails."""
+        if not error.told.keys:
+            return {}
+        rows = self.records.of_keys(error.told.keys, self.found)
+        if rows is None:
+            return self._of_groups(self.records.rows, self.batch.check)
+        try:
+            self.batch.check(rows)
+        except StateFailed as failed:
+            return failed.told.records
+        return {}
+
+    def _of_groups(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Failures:
+        """The records for which an attempt fails, where only jobs over some of them tell: many groups, side by side."""
+        numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.found))]
+
+        def tried(items: Items) -> Failure | None:
+            self._check_going_on()
+            try:
+                attempt(self.records.only(rows, numbers[items]))
+            except Exception as error:
+                if (why := blamed(error)) is None:
+                    raise
+                return why
+            return None
+
+        def side_by_side(groups: Sequence[Items]) -> list[Failure | None]:
+            self._log_progress(len(self.found))
+            with ThreadPoolExecutor(_AT_ONCE) as jobs:
+                return [*jobs.map(inheritable_thread_target(self.records.spark)(tried), groups)]
+
+        found = failing(len(numbers), side_by_side, self.most - len(self.found))
+        return {int(numbers[item]): why for item, why in found.items()}
+
+
+def _compute(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("overwrite").save()
+
+
+@dataclass(frozen=True, slots=True)
 class Retrier:
     """Looks for requests while records wait: a listing each time that it is asked to, and none otherwise."""
 
-    def __init__(self, store: ObjectStore, app: str) -> None:
-        self._store = store
-        self._app = app
+    store: ObjectStore
+    app: str
 
     def check(self, runners: Iterable[StageRunner]) -> bool:
         """Do what is asked for; False if the store is silent. Raises what a batch raises, which ended the stage."""
@@ -195,10 +292,10 @@ class Retrier:
         if not able:
             return True
         try:
-            for asked in RETRIES.all(self._store, self._app):
-                if (runner := able.get(asked.stage)) is not None:
+            for request in RETRIES.all(self.store, self.app):
+                if (runner := able.get(request.stage)) is not None:
                     runner.retry()
-                    RETRIES.remove(self._store, asked.id, self._app)
+                    RETRIES.remove(self.store, request.id, self.app)
         except Unavailable:
             # Whether the store has been away for too long is the planners' to say.
             return False

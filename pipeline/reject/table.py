@@ -28,7 +28,6 @@ from ..api.stage import Stage
 from ..kafka.protocol import Headers, Kafka, NotTaken, Record
 
 SCHEMA = arrow_schema(TABLE.columns)
-_NO_ROWS = SCHEMA.empty_table()
 _KEY = [column.name for column in TABLE.key]
 
 
@@ -46,20 +45,17 @@ class RejectedTable:
         table = manifest.aside.get(REJECTED)
         ssts = newest_first(table.ssts) if table is not None else ()
         blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, TABLE).blocks)
-        parts = [pa.Table.from_batches([block.stored]) for block in blocks]
-        return merge.merge_rows(parts, TABLE, drop_tombstones=True).select(SCHEMA.names) if parts else _NO_ROWS
+        if not (parts := [pa.Table.from_batches([block.stored]) for block in blocks]):
+            return SCHEMA.empty_table()
+        return merge.merge_rows(parts, TABLE, drop_tombstones=True).select(SCHEMA.names)
 
-    def put(self, base: Manifest, rows: pa.Table, seq: int, *, added: int, waiting: int) -> Aside:
-        """The table after `base` with these rows, of `SCHEMA`; its runs are merged where there are many.
+    def put(self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int) -> Aside:
+        """The table after `base` with these rows, at least one, as `row_of` gives them; many runs are merged.
 
-        Args:
-            base: The version before.
-            rows: At least one. Those of keys that are there replace them.
-            seq: `_seq` of the rows.
-            added: How many of them are new.
-            waiting: By how many more records are waiting; negative when some were retried.
+        Rows of keys that are there replace them. `added` is how many are new; `waiting` by how many more records wait,
+        negative when some were retried.
         """
-        before = base.aside.get(REJECTED) or Aside(TABLE)
+        before, rows = base.aside.get(REJECTED) or Aside(TABLE), pa.Table.from_pylist(list(changed), schema=SCHEMA)
         hashed = pa.table(
             [
                 pa.array(hash_keys(rows, _KEY)),
@@ -74,43 +70,21 @@ class RejectedTable:
         for due in pick(ssts, TABLE.partitions, TABLE.compaction):
             ssts = apply(ssts, [merge.run(self.store, self.cache, self.app, self.stage, TABLE, due)])
         return replace(
-            before,
-            table=TABLE,
-            ssts=ssts,
-            rows=added,
-            total=before.total + added,
-            waiting=before.waiting + waiting,
+            before, table=TABLE, ssts=ssts, rows=added, total=before.total + added, waiting=before.waiting + waiting
         )
-
-
-def table_of_rows(rows: Sequence[dict[str, object]]) -> pa.Table:
-    """Rows of the table."""
-    return pa.Table.from_pylist(list(rows), schema=SCHEMA)
 
 
 def row_of(letter: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
     """A record that is rejected for the first time, as a row of the table."""
     return {
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "row": letter.row,
-        "input": letter.input,
-        "time": letter.time_ms * 1_000,
-        "key": letter.key,
-        "value": letter.value,
+        **{name: getattr(letter, name) for name in SCHEMA.names if hasattr(letter, name)},
         "headers": [{"name": header, "value": value} for header, value in letter.headers],
-        **error_of(letter.error, letter.message, letter.stack),
+        "time": letter.time_ms * 1_000,
         "version": version,
         "rejected_at": now_ms * 1_000,
         "attempts": 1,
         "retried": None,
     }
-
-
-def error_of(kind: str, message: str, stack: str) -> dict[str, object]:
-    """The columns that say why a record failed."""
-    return {"error": kind, "message": message, "stack": stack}
 
 
 _PREFIX = "__streams.errors."
@@ -143,7 +117,7 @@ class DeadLetter:
 
     def headers_of(self) -> list[tuple[str, bytes | None]]:
         """Its own headers, and those of KIP-1034: `__streams.errors.exception` and so on, as text."""
-        said = {
+        why = {
             "exception": self.error,
             "stacktrace": self.stack,
             "message": self.message,
@@ -152,24 +126,23 @@ class DeadLetter:
             "offset": str(self.offset),
         }
         own = [(name, value) for name, value in self.headers if not name.startswith(_PREFIX)]
-        return [*own, *((_PREFIX + name, text.encode()[:_MOST]) for name, text in said.items())]
+        return [*own, *((_PREFIX + name, text.encode()[:_MOST]) for name, text in why.items())]
 
 
 def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, patience_s: float) -> None:
     """Write rejected records durably. At least once: a batch that is not committed afterwards writes them again.
 
-    Raises:
-        Refused: The broker does not take one: the topic is not there, we may not write to it, or it is full.
-        Unavailable: The broker has been away for longer than `patience_s`.
+    Raises `Refused` where the broker does not take one: the topic is not there, we may not write to it, or it is full;
+    `Unavailable` where it has been away for longer than `patience_s`.
     """
     try:
         kafka.send(
             topic, (Record(one.value, None, one.key, one.headers_of()) for one in letters), patience_s=patience_s
         )
     except NotTaken as error:
-        said = f"the topic of rejected records {topic!r} takes none: {error.why}"
+        message = f"the topic of rejected records {topic!r} takes none: {error.why}"
         hint = "the batch was dropped whole and nothing is lost: make room there, or name another topic, and run again"
-        raise (Unavailable if error.passing else Refused)(said, hint=hint) from None
+        raise (Unavailable if error.passing else Refused)(message, hint=hint) from None
 
 
 def inputs_of(
@@ -177,8 +150,7 @@ def inputs_of(
 ) -> tuple[dict[str, pa.Table], list[dict[str, object]]]:
     """Rejected records by input, numbered as `RECORD`; and the table's rows, at the places that are these numbers.
 
-    Raises:
-        Refused: A record was on an input, or of columns, that the program's stage does not read.
+    Raises `Refused` where a record was on an input, or of columns, that the program's stage does not read.
     """
     inputs, ordered = {}, list[dict[str, object]]()
     each = rows.to_pylist()
@@ -194,18 +166,10 @@ def inputs_of(
 
 def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
     """Rows of the table as an input of the stage has them. Raises `Refused` where it has other columns now."""
-    return _of_channel(name, rows, schema) if name in stage.channels else _of_topic(rows, schema)
-
-
-def _of_topic(rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
-    columns = [*([one[name] for one in rows] for name in ("key", "value", "topic", "partition", "offset", "time"))]
-    return pa.Table.from_arrays(
-        [pa.array(each, field.type) for each, field in zip([*columns, [0] * len(rows)], schema, strict=True)],
-        schema=schema,
-    )
-
-
-def _of_channel(name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
+    if name not in stage.channels:
+        columns = [[one[each] for one in rows] for each in ("key", "value", "topic", "partition", "offset", "time")]
+        every = zip([*columns, [0] * len(rows)], schema, strict=True)
+        return pa.Table.from_arrays([pa.array(each, field.type) for each, field in every], schema=schema)
     if not rows:
         return schema.empty_table()
     parts = []

@@ -14,6 +14,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import Refused
+from ...fold.step import EVERY_HASH
 from ...moments.diff.side import distinct
 from ...store.objects.local import LocalStore
 from ...store.objects.protocol import ObjectStore
@@ -24,20 +25,10 @@ from ...store.sst.types import HASH, OP, PUT, SEQ, completed, sst_schema
 from ...store.versions.manifest import EventTime, Sst, Table
 from ..kafka.memory import MemoryKafka
 from ..run.program import load_app
-from .bundle import (
-    FILE_NAME,
-    THERE,
-    Bundle,
-    BundledInput,
-    BundledOutput,
-    Index,
-    before_schema,
-    committed_schema,
-)
-from .compare import Comparison, SentRows, reaching
-from .inputs import Records
+from .bundle import FILE_NAME, THERE, Bundle, BundledInput, BundledOutput, Index, before_schema, committed_schema
+from .compare import Comparison, SentRows
 from .program import open_program
-from .stage_replay import StageReplay
+from .stage_replay import StageReplay, of_keys
 
 _CACHE_BYTES = 1 << 30
 _UNKNOWN = "the bundle does not have what was sent: Kafka had it no more"
@@ -49,16 +40,9 @@ class BundledReplay(StageReplay):
 
     known: pa.Table | None = None
     """The keys of whose rows before it knows; None for a stage without a table."""
-    some_keys: bool = False
-    """Whether nothing but these keys is replayed."""
-
-    @property
-    def only(self) -> pa.Table | None:
-        """What `compare` is to be restricted to."""
-        return self.known if self.some_keys else None
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """As of any replay. Raises `Refused` for keys whose rows before are not in the bundle."""
+        """As any replay; raises `Refused` for keys whose rows before are not in the bundle."""
         assert self.known is not None  # noqa: S101  a stage without a table merges nothing
         known = hash_keys(self.known, self.known.column_names)
         strange = np.setdiff1d(rows["_hash"].to_numpy(), known)
@@ -75,17 +59,10 @@ class BundledReplay(StageReplay):
 def capture(
     replay: StageReplay, found: Comparison, sent: Mapping[str, SentRows], only: pa.Table | None = None
 ) -> Bundle:
-    """The bundle of a batch that was replayed.
+    """The bundle of a batch that was replayed: `found` is what `compare` gave, with the same `sent` and `only`.
 
-    Args:
-        replay: The batch.
-        found: What `compare` gave, with the same `only`.
-        sent: What it sent on each channel.
-        only: Key columns, for a case of these keys alone: then records that do not reach them are left out, where it
-            is known which these are.
-
-    Raises:
-        Refused: The program is no file. Others as looking up state does.
+    `only` are key columns, for a case of these keys alone: then records that do not reach them are left out, where it
+    is known which these are. Raises `Refused` where the program is no file, and as looking up state does.
     """
     file, table, after = replay.program.app.file, replay.before.table, replay.after
     if file is None:
@@ -111,28 +88,25 @@ def capture(
         due_ms=times.due_ms,
         some_keys=only is not None,
     )
-    return Bundle(
-        index,
-        file.read_bytes(),
-        _records(replay, only),
-        _before(replay, table, _touched(replay, table, found.keys.keys, only))
-        if table is not None and found.keys is not None
-        else None,
-        _stored_form(found.committed, table) if table is not None and found.committed is not None else None,
-        {one.name: rows for one in channels if (rows := sent[one.name].rows) is not None},
-    )
+    records, before, committed = replay.records, None, None
+    if only is not None and replay.apart:
+        records = replay.taken(np.unique(replay.record_of(of_keys(replay.rows(), only))))
+    if table is not None and found.keys is not None and found.committed is not None:
+        before = _before(replay, table, found.keys.keys, only)
+        schema = committed_schema(table)
+        committed = found.committed.select(schema.names).cast(schema)
+    known_rows = {one.name: rows for one in channels if (rows := sent[one.name].rows) is not None}
+    return Bundle(index, file.read_bytes(), records, before, committed, known_rows)
 
 
 @contextmanager
-def open_bundle(bundle: Bundle, code: Path | None = None) -> Iterator[tuple[BundledReplay, dict[str, SentRows]]]:
-    """The replay of a bundle, and what its version sent. Starts Spark, unless one runs here already.
+def open_bundle(
+    bundle: Bundle, code: Path | None = None
+) -> Iterator[tuple[BundledReplay, dict[str, SentRows], pa.Table | None]]:
+    """The replay of a bundle, what its version sent, and the keys to which `compare` is to be restricted, if any.
 
-    Args:
-        bundle: The case.
-        code: The program to replay it with; None for the one in the bundle.
-
-    Raises:
-        Refused: The bundle is not whole, or the program is not one that can replay it. Others as `load_app`.
+    `code` is the program to replay it with; None for the one in the bundle. Starts Spark, unless one runs here already.
+    Raises `Refused` where the program is not one that can replay it, and as `load_app`.
     """
     index = bundle.index
     with tempfile.TemporaryDirectory(prefix="slackwater-bundle-", ignore_cleanup_errors=True) as folder:
@@ -145,42 +119,28 @@ def open_bundle(bundle: Bundle, code: Path | None = None) -> Iterator[tuple[Bund
             before, after, known = index.before, index.after, None
             if index.table is not None and bundle.before is not None and bundle.committed is not None:
                 known = bundle.before.select([column.name for column in index.table.key])
-                before = replace(before, ssts=_stored(store, index, index.table, _as_sst(bundle, index.table)))
+                before = replace(before, ssts=_stored(store, index, index.table, _as_sst(bundle.before, index.table)))
                 after = replace(after, ssts=before.ssts + _stored(store, index, index.table, bundle.committed))
-            replay = BundledReplay(
-                program, before, after, given=dict(bundle.records), known=known, some_keys=index.some_keys
-            )
+            replay = BundledReplay(program, before, after, read=dict(bundle.records), known=known)
             _check_inputs(replay, bundle)
             sent = {one.name: SentRows(bundle.sent.get(one.name), _UNKNOWN) for one in replay.stage.writes}
-            yield replay, sent
+            yield replay, sent, known if index.some_keys else None
 
 
-def _records(replay: StageReplay, only: pa.Table | None) -> dict[str, Records]:
-    """What was read, or what of it reaches some keys."""
-    if only is None or not replay.apart:
-        return replay.records
-    return replay.taken(np.unique(replay.record_of(reaching(replay.rows(), only))))
-
-
-def _touched(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table | None) -> pa.Table:
-    """The keys that either side wrote, and those of rows that fell due and were left as they were, each once."""
-    fallen = reaching(replay.fallen_keys(), only).drop_columns([HASH]).cast(written.schema)
-    both = pa.concat_tables([written, fallen])
-    return distinct(both.append_column(HASH, pa.array(hash_keys(both, written.column_names)))).select(
-        written.column_names
-    )
-
-
-def _before(replay: StageReplay, table: Table, keys: pa.Table) -> pa.Table:
-    """The rows of these keys that the batch was merged into."""
+def _before(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table | None) -> pa.Table:
+    """The rows before the batch of the keys that either side wrote, and of those that were left as they fell due."""
+    keys = written
+    if replay.due is not None and replay.due.pending:
+        due = of_keys(replay.stored.due(replay.due.span, EVERY_HASH).keys, only)
+        keys = pa.concat_tables([keys, due.drop_columns([HASH]).cast(keys.schema)])
+    keys = distinct(keys.append_column(HASH, pa.array(hash_keys(keys, keys.column_names)))).drop_columns([HASH])
     values, present, _ = replay.stored.of_keys(hash_keys(keys, keys.column_names), keys)
     return pa.Table.from_arrays([*keys.columns, *values.columns, pa.array(present)], schema=before_schema(table))
 
 
-def _as_sst(bundle: Bundle, table: Table) -> pa.Table:
+def _as_sst(before: pa.Table, table: Table) -> pa.Table:
     """The rows before as SSTs have them. None expires: those that had were not there for the batch."""
-    assert bundle.before is not None  # noqa: S101  asked for a table
-    rows = bundle.before.filter(bundle.before[THERE]).drop_columns([THERE])
+    rows = before.filter(before[THERE]).drop_columns([THERE])
     internal = {
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
         SEQ: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
@@ -197,11 +157,6 @@ def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> t
         return ()
     whole = replace(table, partitions=1)
     return (sst.write(store, None, app=index.app, stage=index.stage, table=whole, partition=0, rows=rows),)
-
-
-def _stored_form(rows: pa.Table, table: Table) -> pa.Table:
-    schema = committed_schema(table)
-    return rows.select(schema.names).cast(schema)
 
 
 def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:

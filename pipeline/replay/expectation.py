@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from itertools import islice
@@ -20,7 +21,6 @@ from .compare import Comparison
 
 _MOST = 10
 """Keys, and rows of a channel, that stand in it."""
-_PLAIN = (bool, int, str, bytes, type(None))
 _MODULES = ("datetime", "decimal", "math")
 
 
@@ -33,45 +33,34 @@ def check_beside(path: Path, bundle: Path) -> None:
 def write_test(path: Path, bundle: Path, program: Path | None, found: Comparison) -> None:
     """Write a test that replays a bundle, which lies beside it (`check_beside`), and expects what was committed.
 
-    Args:
-        path: The test's file.
-        bundle: The bundle's.
-        program: The program's, which the test will run; None for the one in the bundle.
-        found: What the replay gave: the keys that differ are expected, or, where none does, all that were written.
-
-    Raises:
-        Refused: It cannot be written.
+    `program` is the file that the test will run; None for the one in the bundle. The keys that differ are expected, or,
+    where none does, all that were written. Raises `Refused` where it cannot be written.
     """
     file = None if program is None else _relative(program, path)
-    text = text_of_test(bundle.name, file, found)
     with whole_file(path, "name") as temporary:
-        temporary.write_bytes(text.encode())
+        temporary.write_bytes(text_of_test(bundle.name, file, found).encode())
 
 
 def text_of_test(bundle: str, program: str | None, found: Comparison) -> str:
     """The source of the test. The paths are relative to it."""
     lines = list(_expectations(found))
     ran = "" if program is None else f", program=HERE / {program!r}"
-    imports = [f"import {name}" for name in _MODULES if any(f"{name}." in line for line in lines)]
+    imports = "".join(f"import {name}\n" for name in _MODULES if any(f"{name}." in line for line in lines))
     name = re.sub(r"\W", "_", f"test_{found.stage}_v{found.version}".lower(), flags=re.ASCII)
-    head = [f'"""{found.ref}: what is expected is what was committed. Make it what should have been."""', ""]
-    return "\n".join(
-        [
-            *head,
-            *imports,
-            "from pathlib import Path",
-            "",
-            "from slackwater.testing import replayed",
-            "",
-            "HERE = Path(__file__).parent",
-            "",
-            "",
-            f"def {name}() -> None:",
-            f"    batch = replayed(HERE / {bundle!r}{ran})",
-            *(f"    {line}" for line in lines),
-            "",
-        ]
-    )
+    body = "\n    ".join([f"batch = replayed(HERE / {bundle!r}{ran})", *lines])
+    return f'''\
+"""{found.ref}: what is expected is what was committed. Make it what should have been."""
+
+{imports}from pathlib import Path
+
+from slackwater.testing import replayed
+
+HERE = Path(__file__).parent
+
+
+def {name}() -> None:
+    {body}
+'''
 
 
 def comparable(value: Any) -> Any:
@@ -94,43 +83,37 @@ def _expectations(found: Comparison) -> Iterator[str]:
     keys = found.different or found.keys
     for change in islice(keys or (), _MOST):
         key = ", ".join(map(literal, change.key.values()))
-        yield from _assertion(f"batch.row({key})", None if change.before is None else {**change.key, **change.before})
+        is_it = "is None" if change.before is None else f"== {literal({**change.key, **change.before})}"
+        yield f"assert batch.row({key}) {is_it}"
     if keys and len(keys) > _MOST:
         yield f"# Of {len(keys):,} keys, these are the first."
     for channel in found.channels if not keys else ():
         if channel.committed.rows is None:
             continue
         if channel.committed.rows.num_rows <= _MOST:
-            yield from _assertion(f"batch.sent[{channel.name!r}]", sorted_rows(channel.committed.rows))
+            yield f"assert batch.sent[{channel.name!r}] == ["
+            yield from (f"    {literal(row)}," for row in sorted_rows(channel.committed.rows))
+            yield "]"
             continue
         yield f"assert len(batch.sent[{channel.name!r}]) == {channel.committed.rows.num_rows}"
         for row in sorted_rows(channel.missing)[:_MOST]:
             yield f"assert {literal(row)} in batch.sent[{channel.name!r}]"
 
 
-def _assertion(what: str, value: object) -> Iterator[str]:
-    if value is None:
-        yield f"assert {what} is None"
-    elif isinstance(value, list):
-        yield f"assert {what} == ["
-        yield from (f"    {literal(each)}," for each in value)
-        yield "]"
-    else:
-        yield f"assert {what} == {literal(value)}"
-
-
 def literal(value: object) -> str:
     """A Python expression for a value of a row, with `datetime`, `decimal` and `math` imported."""
-    if isinstance(value, _PLAIN):
+    if isinstance(value, str | bytes):
         return repr(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else "math.nan" if math.isnan(value) else f"{_sign(value)}math.inf"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "math.nan" if math.isnan(value) else "math.inf" if value > 0 else "-math.inf"
     if isinstance(value, Decimal):
         return f'decimal.Decimal("{value}")'
     if isinstance(value, datetime):
         zone = "" if value.tzinfo is None else ", tzinfo=datetime.UTC"
-        fields = _numbers((*value.timetuple()[:6], value.microsecond), 3)
-        return f"datetime.datetime({fields}{zone})"
+        fields = [*value.timetuple()[:6], value.microsecond]
+        while len(fields) > 3 and not fields[-1]:
+            fields.pop()
+        return f"datetime.datetime({', '.join(map(str, fields))}{zone})"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{literal(key)}: {literal(each)}' for key, each in value.items())}}}"
     if isinstance(value, tuple):
@@ -140,20 +123,7 @@ def literal(value: object) -> str:
     return repr(value)
 
 
-def _numbers(fields: Sequence[int], least: int) -> str:
-    """The fields without the zeros at their end."""
-    count = max([least, *(at + 1 for at, number in enumerate(fields) if number)])
-    return ", ".join(map(str, fields[:count]))
-
-
-def _sign(value: float) -> str:
-    return "-" if value < 0 else ""
-
-
 def _relative(program: Path, test: Path) -> str:
     """The program's path from the test's folder, where it is below the folder above; else as it is."""
-    file, folder = program.resolve(), test.resolve().parent
-    for up, parent in enumerate([folder, *folder.parents][:4]):
-        if file.is_relative_to(parent):
-            return "/".join([*[".."] * up, *file.relative_to(parent).parts])
-    return str(file)
+    path = Path(os.path.relpath(program.resolve(), test.resolve().parent))
+    return path.as_posix() if path.parts.count("..") < 4 else str(program.resolve())

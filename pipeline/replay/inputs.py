@@ -18,15 +18,15 @@ from ...errors import Refused
 from ...fold import records
 from ...fold.records import Range
 from ...moments.cut.stored import ADDRESS
-from ...store.objects.protocol import ObjectStore
+from ...moments.query.row_local import places_of
 from ...store.versions import history
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest
 from ..api.stage import Stage
 from ..kafka.messages import decode_addressed, header_of, read_rows, topic_columns
-from ..kafka.protocol import Kafka, Message
+from ..kafka.protocol import Message
 from ..reject.table import RejectedTable, rows_of
-from .program import Program
+from .program import LoadedProgram
 
 _TIME = "_time"
 _VERSION = "_version"
@@ -58,135 +58,83 @@ class Records:
         chosen = pa.array(rows)
         return Records(self.topic, self.upstream, self.rows.take(chosen), self.place.take(chosen))
 
-    def column(self, name: str) -> npt.NDArray[np.int64]:
-        """A column of `place`."""
-        return np.asarray(self.place[name].to_numpy(), np.int64)
-
     @property
     def times_ms(self) -> npt.NDArray[np.int64]:
         """When the records' messages were made, by their timestamps."""
-        return self.column(_TIME)
+        return np.asarray(self.place[_TIME].to_numpy(), np.int64)
 
     @property
     def versions(self) -> npt.NDArray[np.int64]:
         """The upstream versions that sent them."""
-        return self.column(_VERSION)
+        return np.asarray(self.place[_VERSION].to_numpy(), np.int64)
 
 
-def read_inputs(
-    kafka: Kafka,
-    store: ObjectStore,
-    before: Manifest | None,
-    after: Manifest,
-    schemas: Mapping[str, pa.Schema],
-    *,
-    patience_s: float,
-) -> dict[str, Records]:
-    """What a version read, by the input's declared name.
+def read_input(
+    program: LoadedProgram, app: str, name: str, schema: pa.Schema, start: Input | None, end: Input
+) -> Records:
+    """What was read of one input, by its declared name, between where two versions stood.
 
-    Args:
-        kafka: Kafka, opened.
-        store: The store of the app.
-        before: The version before it.
-        after: The version.
-        schemas: The columns that the stage's function gets, by the input's declared name.
-        patience_s: How long the broker may be away.
+    `schema` has the columns that the stage's function gets; `start` is None where the first did not read the input.
 
     Raises:
         Gone: Kafka does not have all of it any more.
         Corruption: A repartition topic holds something else than its writer's manifests say.
         NotFound: A manifest upstream was collected.
         Refused: The program reads other columns than were sent; or a topic cannot be read.
-        Unavailable: The broker has been away for longer than `patience_s`.
+        Unavailable: The broker has been away for longer than `program.patience_s`.
     """
-    found = {}
-    for name, schema in schemas.items():
-        end = after.inputs[name]
-        start = before.inputs.get(name) if before is not None else None
-        reader = _Reader(kafka, name, schema, start, end, patience_s)
-        found[name] = reader.channel(store, after.app) if end.upstream else reader.topic()
-    return found
+    nothing = (0,) * len(end.offsets)
+    starts, passed = (start.offsets, start.passed) if start is not None else (nothing, nothing)
+    parts = records.ranges(starts, end.offsets, passed, end.passed)
+    if end.upstream:
+        after = start.version if start is not None else 0
+        senders = (history.read(program.store, app, end.upstream, n) for n in range(after + 1, end.version + 1))
+        return _of_channel(program, name, schema, end, parts, records.sent(name, senders).attempts)
+    chunks = [
+        pa.Table.from_arrays(topic_columns(messages), schema=schema)
+        for one in parts
+        for messages in program.kafka.read(end.topic, one.partition, one.first, one.last, patience_s=program.patience_s)
+    ]
+    rows = pa.concat_tables(chunks) if chunks else schema.empty_table()
+    zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+    times = rows["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+    place = [rows["partition"], rows["offset"], zeros.cast(pa.int32()), times, zeros]
+    return Records(end.topic, "", rows, pa.table(place, schema=PLACE))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads one input from where one version stood to where the next did."""
+def _of_channel(
+    program: LoadedProgram, name: str, schema: pa.Schema, end: Input, parts: Iterator[Range], senders: Mapping[str, int]
+) -> Records:
+    """The rows of a repartition topic that these attempts sent, each of a version."""
 
-    kafka: Kafka
-    name: str
-    schema: pa.Schema
-    start: Input | None
-    end: Input
-    patience_s: float
+    def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:
+        for message in messages:
+            for rows in decode_addressed([message], frozenset(senders)):
+                for column, value in ((_TIME, message.timestamp()[1]), (_VERSION, senders[header_of(message)])):
+                    rows = rows.append_column(column, pa.repeat(pa.scalar(value, pa.int64()), rows.num_rows))
+                yield rows
 
-    def topic(self) -> Records:
-        """The records of a user's topic."""
-        chunks = [
-            pa.Table.from_arrays(topic_columns(messages), schema=self.schema)
-            for one in self._ranges()
-            for messages in self.kafka.read(
-                self.end.topic, one.partition, one.first, one.last, patience_s=self.patience_s
-            )
-        ]
-        rows = pa.concat_tables(chunks) if chunks else self.schema.empty_table()
-        nothing = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
-        times = rows["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-        place = [rows["partition"], rows["offset"], nothing.cast(pa.int32()), times, nothing]
-        return Records(self.end.topic, "", rows, pa.table(place, schema=PLACE))
-
-    def channel(self, store: ObjectStore, app: str) -> Records:
-        """The rows of a repartition topic."""
-        after = self.start.version if self.start is not None else 0
-        versions = range(after + 1, self.end.version + 1)
-        senders = records.sent(
-            self.name, (history.read(store, app, self.end.upstream, version) for version in versions)
-        ).attempts
-
-        def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:
-            for message in messages:
-                for rows in decode_addressed([message], frozenset(senders)):
-                    for name, value in ((_TIME, message.timestamp()[1]), (_VERSION, senders[header_of(message)])):
-                        rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.int64()), rows.num_rows))
-                    yield rows
-
-        chunks = [
-            rows
-            for one in self._ranges()
-            for rows in read_rows(
-                self.kafka,
-                self.end.topic,
-                one.partition,
-                one.first,
-                one.last,
-                one.rows,
-                decoded,
-                patience_s=self.patience_s,
-            )
-        ]
-        found = pa.concat_tables(chunks) if chunks else pa.schema([*self.schema, *PLACE]).empty_table()
-        rows = found.drop_columns(PLACE.names)
-        if rows.schema.names != self.schema.names or rows.schema.types != self.schema.types:
-            raise Refused(
-                f"the program's {self.name!r} has columns ({self.schema.to_string()}), and others were sent "
-                f"({rows.schema.to_string()})",
-                hint="replay with the program that ran then",
-            )
-        return Records(self.end.topic, self.end.upstream, rows.cast(self.schema), found.select(PLACE.names))
-
-    def _ranges(self) -> Iterator[Range]:
-        """Where there is anything."""
-        start, nothing = self.start, (0,) * len(self.end.offsets)
-        starts, passed = (start.offsets, start.passed) if start is not None else (nothing, nothing)
-        return records.ranges(starts, self.end.offsets, passed, self.end.passed)
+    kafka, patience_s = program.kafka, program.patience_s
+    chunks = [
+        rows
+        for one in parts
+        for rows in read_rows(
+            kafka, end.topic, one.partition, one.first, one.last, one.rows, decoded, patience_s=patience_s
+        )
+    ]
+    found = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *PLACE]).empty_table()
+    rows = found.drop_columns(PLACE.names)
+    if rows.schema.names != schema.names or rows.schema.types != schema.types:
+        raise Refused(
+            f"the program's {name!r} has columns ({schema.to_string()}), and others were sent "
+            f"({rows.schema.to_string()})",
+            hint="replay with the program that ran then",
+        )
+    return Records(end.topic, end.upstream, rows.cast(schema), found.select(PLACE.names))
 
 
 def as_taken(
-    program: Program,
-    before: Manifest,
-    after: Manifest,
-    stage: Stage,
-    schemas: Mapping[str, pa.Schema],
-    read: dict[str, Records],
+    program: LoadedProgram, before: Manifest, after: Manifest, stage: Stage, read: dict[str, Records]
 ) -> dict[str, Records]:
     """The records that a version's function and state got, of those that it read. Reads no SST where all were taken."""
     rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(before).waiting
@@ -194,33 +142,25 @@ def as_taken(
         return read
     rows = RejectedTable(program.store, program.cache, after.app, after.stage).rows(after)
     left_out = rows.filter(pc.equal(rows["version"], after.row_seq))
-    again = rows.filter(pc.fill_null(pc.equal(rows["retried"], after.row_seq), False))
-    return {
-        name: _with(_without(records, left_out), again, name, stage, schemas[name]) for name, records in read.items()
-    }
+    taken_later = rows.filter(pc.fill_null(pc.equal(rows["retried"], after.row_seq), False))
+    return {name: _with(_without(records, left_out), taken_later, name, stage) for name, records in read.items()}
 
 
 def _without(records: Records, rejected: pa.Table) -> Records:
-    mine = rejected.filter(pc.equal(rejected["topic"], records.topic))
-    if not mine.num_rows or not records.rows.num_rows:
+    mine = rejected.filter(pc.equal(rejected["topic"], records.topic)).select(["partition", "offset", "row"])
+    if not mine.num_rows:
         return records
-    partition, offset, row = PLACE.names[:3]
-    out = {tuple(each.values()) for each in mine.select(["partition", "offset", "row"]).to_pylist()}
-    offsets = np.isin(records.column(offset), [each[1] for each in out])
-    keep = np.ones(records.rows.num_rows, bool)
-    for place in np.flatnonzero(offsets).tolist():
-        address = tuple(records.place[name][place].as_py() for name in (partition, offset, row))
-        keep[place] = address not in out
-    return records.take(np.flatnonzero(keep))
+    left_out = places_of(mine.rename_columns(PLACE.names[:3]), records.place)
+    return records.take(np.setdiff1d(np.arange(records.rows.num_rows), left_out))
 
 
-def _with(records: Records, retried: pa.Table, name: str, stage: Stage, schema: pa.Schema) -> Records:
+def _with(records: Records, retried: pa.Table, name: str, stage: Stage) -> Records:
     mine = retried.filter(pc.equal(retried["input"], name))
     if not mine.num_rows:
         return records
-    rows = rows_of(stage, name, mine.to_pylist(), schema)
-    nothing = pa.repeat(pa.scalar(0, pa.int64()), mine.num_rows)
+    rows = rows_of(stage, name, mine.to_pylist(), records.rows.schema)
+    zeros = pa.repeat(pa.scalar(0, pa.int64()), mine.num_rows)
     times = mine["time"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    placed = pa.table([mine["partition"], mine["offset"], mine["row"], times, nothing], schema=PLACE)
+    placed = pa.table([mine["partition"], mine["offset"], mine["row"], times, zeros], schema=PLACE)
     place = pa.concat_tables([records.place, placed])
     return Records(records.topic, records.upstream, pa.concat_tables([records.rows, rows]), place)

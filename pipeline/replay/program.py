@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,16 +37,11 @@ _CONF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A program, with all that it takes to replay its stages.
+class LoadedProgram:
+    """A program, with all that it takes to replay its stages: Spark on this machine, the app's store and Kafka.
 
     Attributes:
         app: As declared, under the name of the app whose history is replayed.
-        spark: A session on this machine.
-        shapes: The stages' schemas.
-        store: Where the app lives.
-        cache: Where its SSTs come to lie.
-        kafka: Kafka, opened.
         scratch: A store for what replays write, which goes with this.
         patience_s: How long the broker may be away.
     """
@@ -63,40 +59,26 @@ class Program:
 @contextmanager
 def open_program(
     app: App, store: ObjectStore, cache: SstCache, kafka: Kafka, *, py_files: Sequence[str] = ()
-) -> Iterator[Program]:
+) -> Iterator[LoadedProgram]:
     """Start Spark for a program, unless one runs here already; it ends with the context.
 
-    Args:
-        app: As declared, under the name of the app whose history is replayed.
-        store: Where the app lives.
-        cache: Where its SSTs come to lie.
-        kafka: Kafka, opened.
-        py_files: Paths of Python files and zips that the program's tasks import.
-
-    Raises:
-        Refused: A stage's function fails, or Spark does not start. Others as `shapes` does.
+    `py_files` are paths of Python files and zips that the program's tasks import. Raises `Refused` where a stage's
+    function fails, or Spark does not start, and as `shapes` does.
     """
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-replay-", ignore_cleanup_errors=True) as folder,
         spark_session(f"slackwater replay {app.name}", master="local[*]", conf=_CONF, py_files=py_files) as spark,
     ):
-        yield Program(app, spark, shapes(app, spark), store, cache, kafka, LocalStore(Path(folder) / "store"))
+        yield LoadedProgram(app, spark, shapes(app, spark), store, cache, kafka, LocalStore(Path(folder) / "store"))
 
 
 def stop_in(stage: Stage) -> tuple[str, ...]:
     """Have a stage's function, and the function of its state where it has one, stop before their first line.
 
-    They are changed for the rest of this process.
-
-    Returns:
-        Their names.
-
-    Raises:
-        Refused: A function's source cannot be read.
+    They are changed for the rest of this process. Returns their names. Raises `Refused` where a source cannot be read.
     """
-    updates = stage.state.function if stage.state is not None else None
-    functions = [stage.transform, *([updates] if updates is not None else [])]
-    return tuple(_stop_in(function) for function in functions)
+    functions = (stage.transform, stage.state.function if stage.state is not None else None)
+    return tuple(_stop_in(function) for function in functions if function is not None)
 
 
 def _stop_in(function: Callable[..., Any]) -> str:
@@ -112,12 +94,16 @@ def _stop_in(function: Callable[..., Any]) -> str:
     except (OSError, SyntaxError) as error:
         raise Refused(f"the source of {name!r} cannot be read from {code.co_filename}: {error}") from error
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == name and line in (node.lineno, _first_line(node)):
+        if not isinstance(node, ast.FunctionDef) or node.name != name:
+            continue
+        if line in (node.lineno, min([node.lineno, *(each.lineno for each in node.decorator_list)])):
             # On the line of its `def`: a debugger that stops at the next line stops before the function's first.
             call = ast.Expr(ast.Call(ast.Name("breakpoint", ast.Load()), [], []))
             node.body.insert(0, ast.fix_missing_locations(ast.copy_location(call, node)))
             call.end_lineno, call.end_col_offset = node.lineno, node.col_offset
-    stopping = next((each for each in _codes(_compiled(tree, code)) if _is_same(each, code)), None)
+    identity = attrgetter("co_qualname", "co_firstlineno", "co_freevars")
+    compiled = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
+    stopping = next((each for each in _codes(compiled) if identity(each) == identity(code)), None)
     if stopping is None or "breakpoint" not in stopping.co_names:
         raise Refused(
             f"{name!r} is not found at line {line} of {code.co_filename}, so nothing can stop in it",
@@ -127,24 +113,8 @@ def _stop_in(function: Callable[..., Any]) -> str:
     return name
 
 
-def _first_line(node: ast.FunctionDef) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-
-
-def _compiled(tree: ast.Module, code: CodeType) -> CodeType:
-    return compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
-
-
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _codes(inner)
-
-
-def _is_same(one: CodeType, other: CodeType) -> bool:
-    return (one.co_qualname, one.co_firstlineno, one.co_freevars) == (
-        other.co_qualname,
-        other.co_firstlineno,
-        other.co_freevars,
-    )

@@ -1,4 +1,4 @@
-"""From a bad commit to the input record behind it: replays of one batch, and of those upstream that it came from.
+"""From a bad commit, or a change of a key, to the input record behind it: replays of its batch, and of those upstream.
 
 The order is BigSift's (Gulzar et al., 2017): first what provenance leaves, then halving by the user's predicate.
 Prefixes of the records in the order of their time are replayed, until one is found that is bad and is not without its
@@ -15,25 +15,25 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...errors import Corruption, Gone, NotFound, Refused
 from ...fold.culprit import smallest, turning_point
 from ...moments.cut.graph import Cut
-from ...moments.cut.lineage import Window
+from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import changed_keys
 from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.versions import Ancestry
 from ...moments.query.row_local import differing, places_of
-from ...search.predicate import At, Predicate
-from ...search.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, Message, Verdict
+from ...search.predicate import Context, OfAllTables, Predicate
+from ...search.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
+from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys
-from ...store.sst.types import arrow_schema
 from ...store.versions import history
+from ...store.versions.manifest import Manifest
 from ..batch.rerun import Numbers
 from .alone import bad_alone
-from .program import Program
-from .stage_replay import StageReplay
+from .program import LoadedProgram
+from .stage_replay import StageReplay, of_keys
 
 _MOST = 20
 """Replays, after which nobody asks any more which of the records before a guilty one are needed."""
@@ -62,7 +62,7 @@ class _Level:
 
     @property
     def number(self) -> int:
-        """The guilty record."""
+        """Of the guilty record."""
         return int(self.candidates[self.found])
 
     @property
@@ -72,21 +72,11 @@ class _Level:
 
     @property
     def hop(self) -> Hop:
-        """What is told of it."""
-        made, address = self.replay.after, self.replay.address(self.number)
-        return Hop(
-            made.stage,
-            made.version,
-            address,
-            self.replay.count,
-            len(self.candidates),
-            self.replays,
-            self.alone,
-            self.needs,
-        )
+        made, replay = self.replay.after, self.replay
+        record = (made.stage, made.version, replay.address(self.number), replay.count)
+        return Hop(*record, len(self.candidates), self.replays, self.alone, self.needs)
 
     def bad(self, chosen: Numbers) -> bool:
-        """Whether these records are bad."""
         self.replays += 1
         return self.is_bad(self.commit(self.replay.rows(chosen)))
 
@@ -102,29 +92,77 @@ class _Level:
             self.replays = replays
             self.needs = len(left) if is_smallest else None
 
-    def around(self) -> tuple[pa.Table, pa.Table]:
+    def before_and_with(self) -> tuple[pa.Table, pa.Table]:
         """The function's rows right before the guilty record, and with it."""
         return self.replay.rows(self.earlier), self.replay.rows(self.candidates[: self.found + 1])
 
 
 def find_record(
-    program: Program, verdict: Verdict, predicate: Predicate, on_hop: Callable[[Hop], None] = lambda _hop: None
+    program: LoadedProgram, verdict: Verdict, predicate: Predicate, on_hop: Callable[[Hop], None] = lambda _hop: None
 ) -> Guilty:
     """The record behind a verdict, as far as replays prove it.
 
-    Args:
-        program: What is replayed.
-        verdict: The commit that bisect found.
-        predicate: What it was found with.
-        on_hop: Told of each record that is found on the way up.
-
-    Raises:
-        Unavailable: The store or Kafka did not answer. Others as Spark raises where the user's function fails in it.
+    `predicate` is what it was found with; `on_hop` is told of each record that is found on the way up. Raises
+    `Unavailable` where the store or Kafka did not answer, and as Spark does where the user's function fails in it.
     """
+    return _found(program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop)
+
+
+def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guilty:
+    """The record with which a key's row became what a version committed, as far as replays prove it.
+
+    Where several records of the batch reach the key, it is the one after which none changed the row any more;
+    `Hop.candidates` says how many there are. `version` wrote the row, or removed it; `key` is one row of key columns,
+    as `parse_key` gives it. Raises `NotFound` where a version is gone, and as `find_record`.
+    """
+    store, cache, app = program.store, program.cache, program.app.name
+    before, after = (history.read(store, app, stage, number) for number in (version - 1, version))
+    cut = Cut(app, {stage: after})
+    predicate = _IsAsCommitted(
+        "the row is what was committed", stage, key, _row(Context(store, cache, cut), after, key)
+    )
+    keys = changed_keys(store, cache, before, after, key)
+    return _found(program, predicate, cut, stage, keys, direct(before, after, losses(after)))
+
+
+@dataclass(frozen=True, slots=True)
+class _IsAsCommitted(OfAllTables):
+    """A predicate that says of a cut: the key's row, or that it has none, is what one version made of it."""
+
+    stage: str
+    key: pa.Table
+    row: pa.Table
+
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
+        found = _row(at, at.cut.stages[self.stage], self.key)
+        return self.key.slice(0, 0 if differing(self.row, found).num_rows else 1)
+
+
+def _row(at: Context, manifest: Manifest, key: pa.Table) -> pa.Table:
+    """The key's row at a version, as it is stored; no row where it has none."""
+    table = manifest.table
+    if table is None:
+        return key.slice(0, 0)
+    hashes = hash_keys(key, key.column_names)
+    values, present = multi_get(at.store, at.cache, manifest.ssts, table, hashes, key, clock_ms=manifest.clock_ms)
+    names = [*key.column_names, *values.column_names]
+    return pa.table([*key.columns, *values.columns], names).slice(0, int(present[0]))
+
+
+def _found(
+    program: LoadedProgram,
+    predicate: Predicate,
+    bad: Cut,
+    stage: str,
+    changed: KeyChanges | None,
+    windows: tuple[Window, ...],
+    on_hop: Callable[[Hop], None] = lambda _hop: None,
+) -> Guilty:
+    """The record behind the commit that `bad` ends with, which `changed` these keys and read these windows."""
     levels: list[_Level] = []
     reason, message = "", None
     try:
-        level = _first(program, verdict, predicate)
+        level = _first(program, predicate, bad, stage, changed)
         while True:
             levels.append(level)
             on_hop(level.hop)
@@ -135,66 +173,55 @@ def find_record(
     except (Refused, NotFound, Corruption) as error:
         reason = f"{error.message}; {error.hint}" if error.hint else error.message
     if not levels:
-        return Guilty((), None, reason, verdict.lineage.direct, None)
+        return Guilty((), None, reason, windows, None)
     for upper, lower in pairwise(reversed(levels)):
         if upper.tried:
             _follow_down(upper, lower)
     hops = tuple(level.hop for level in levels)
-    keys = _what_it_did(levels, verdict, predicate)
+    keys = _what_it_did(levels, stage, predicate)
     alone = bad_alone(levels[0].replay, predicate)
     others = None if alone is None else len(np.setdiff1d(alone, [levels[0].number]))
-    return Guilty(hops, message, reason, (_window(hops[-1].record),), keys, others)
+    last = hops[-1].record
+    window = Window(last.topic, last.partition, last.offset, last.offset + 1)
+    return Guilty(hops, message, reason, (window,), keys, others)
 
 
-def _first(program: Program, verdict: Verdict, predicate: Predicate) -> _Level:
+def _first(program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None) -> _Level:
     """The record of the bad commit itself."""
-    after = verdict.bad.stages[verdict.stage]
+    after = bad.stages[stage]
     if predicate.channels:
         raise CannotProve("the predicate asks for records in flight, which a replay does not have")
     if after.table is None:
         raise CannotProve(f"stage {after.stage!r} keeps no table")
     replay = StageReplay.of(program, after)
     every = replay.rows()
-    _check_committed(replay, every)
+    stored = replay.written()
+    if different := len(replay.differing_keys(stored, replay.merged(every)[0])):
+        raise CannotProve(
+            f"a replay of {stage}@v{after.version} does not give what was committed: {different} of "
+            f"{stored.num_rows} keys are different. {_WHY}"
+        )
 
     def commit(rows: pa.Table) -> Cut:
-        return dataclasses.replace(verdict.bad, stages={**verdict.bad.stages, verdict.stage: replay.manifest(rows)})
+        return dataclasses.replace(bad, stages={**bad.stages, stage: replay.manifest(replay.merged(rows)[0])})
 
     def is_bad(cut: Cut) -> bool:
-        return bool(predicate.rows(At(program.store, program.cache, cut), 1).num_rows)
+        return bool(predicate.rows(Context(program.store, program.cache, cut), 1).num_rows)
 
     if _without_records(replay) and (not replay.count or is_bad(commit(every.slice(0, 0)))):
-        raise CannotProve(f"rows that fell due make {after.stage}@v{after.version} bad, whatever records it read")
-    for candidates in _candidates(replay, every, verdict.keys):
+        raise CannotProve(f"rows that fell due make {stage}@v{after.version} bad, whatever records it read")
+    for candidates in _candidates(replay, every, changed):
         level = _Level(replay, commit, is_bad, candidates)
         if level.bad(candidates):
             level.search()
             return level
-    raise CannotProve(f"a replay of {after.stage}@v{after.version} does not come out bad")
-
-
-def _check_committed(replay: StageReplay, every: pa.Table) -> None:
-    """Raise `CannotProve` unless the function's rows make what the version committed."""
-    after, table = replay.after, replay.table
-    made, _ = replay.merged(every)
-    columns = [column.name for column in (*table.key, *table.values)]
-    stored = replay.written().select([*columns, "_op"])
-    wrong = differing(stored, made.select(stored.column_names).cast(stored.schema))
-    if wrong.num_rows:
-        names = [column.name for column in table.key]
-        keys = len(np.unique(hash_keys(wrong.select(names).cast(arrow_schema(table.key)), names)))
-        raise CannotProve(
-            f"a replay of {after.stage}@v{after.version} does not give what was committed: {keys} of "
-            f"{stored.num_rows} keys are different. {_WHY}"
-        )
+    raise CannotProve(f"a replay of {stage}@v{after.version} does not come out bad")
 
 
 def _candidates(replay: StageReplay, every: pa.Table, keys: KeyChanges | None) -> Iterator[Numbers]:
     """The records that may be guilty: those that reach the bad keys, where that is known; then all."""
     if replay.apart and keys is not None and keys.named:
-        changed = keys.changed().keys
-        hashes = pa.array(hash_keys(changed, changed.column_names))
-        yield np.unique(replay.record_of(every.filter(pc.is_in(every["_hash"], hashes))))
+        yield np.unique(replay.record_of(of_keys(every, keys.changed().keys)))
     yield _makers(replay, every)
 
 
@@ -203,7 +230,7 @@ def _makers(replay: StageReplay, every: pa.Table) -> Numbers:
     return np.unique(replay.record_of(every)) if replay.apart else np.arange(replay.count)
 
 
-def _above(program: Program, below: _Level) -> _Level:
+def _above(program: LoadedProgram, below: _Level) -> _Level:
     """The record that the version upstream made the guilty row of."""
     name, stage, version = below.replay.sender(below.number)
     replay = StageReplay.of(program, history.read(program.store, below.replay.after.app, stage, version), name)
@@ -211,7 +238,7 @@ def _above(program: Program, below: _Level) -> _Level:
     received = below.replay.inputs(mine)[name]
     if differing(received, _sent(replay, every, received)).num_rows:
         raise CannotProve(f"a replay of {stage}@v{version} does not send what it sent then. {_WHY}")
-    guilty = below.replay.row(below.number)
+    guilty = below.replay.inputs(np.array([below.number]))[name]
     if _without_records(replay) and len(places_of(guilty, _sent(replay, every.slice(0, 0), received))):
         raise CannotProve(f"it was emitted by a row that fell due at {stage}@v{version}, which no record there did")
     # Of rows that are the same, the record is found that sent as many of them.
@@ -257,31 +284,26 @@ def _follow_down(upper: _Level, lower: _Level) -> None:
     name, _, version = lower.replay.sender(lower.number)
     mine = lower.replay.numbers_of(name, version)
     received = lower.replay.inputs(mine)[name]
-    made = differing(*(_sent(upper.replay, rows, received) for rows in upper.around()))
+    made = differing(*(_sent(upper.replay, rows, received) for rows in upper.before_and_with()))
     known = np.intersect1d(mine[places_of(made, received)], lower.candidates)
     if len(known) and lower.number not in known:
         lower.found = int(np.searchsorted(lower.candidates, known[0]))
 
 
-def _what_it_did(levels: Sequence[_Level], verdict: Verdict, predicate: Predicate) -> KeyChanges | None:
+def _what_it_did(levels: Sequence[_Level], stage: str, predicate: Predicate) -> KeyChanges | None:
     """The keys of the bad commit's table right before the guilty record and with it."""
     program, level = levels[0].replay.program, [level for level in levels if level.tried][-1]
-    before, cut = (level.commit(rows) for rows in level.around())
-    rows = predicate.rows(At(program.store, program.cache, cut), MAX_ROWS)
-    stage = verdict.stage
+    before, cut = (level.commit(rows) for rows in level.before_and_with())
+    rows = predicate.rows(Context(program.store, program.cache, cut), MAX_ROWS)
     # Both were made of the version before it.
     shared = Ancestry(max((sst.seq_max for sst in levels[0].replay.before.ssts), default=0))
     keys = changed_keys(program.store, program.cache, before.stages[stage], cut.stages[stage], rows, shared)
     return keys.changed() if keys is not None else None
 
 
-def _window(address: Address) -> Window:
-    return Window(address.topic, address.partition, address.offset, address.offset + 1)
-
-
-def _message(program: Program, address: Address) -> Message:
+def _message(program: LoadedProgram, address: Address) -> SourceMessage:
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in program.kafka.read(*where, patience_s=program.patience_s):
         headers = tuple((name, value) for name, value in message.headers() or ())
-        return Message(address, message.timestamp()[1], message.key(), message.value(), headers)
+        return SourceMessage(address, message.timestamp()[1], message.key(), message.value(), headers)
     raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")

@@ -16,7 +16,7 @@ from .masking import Mask
 if TYPE_CHECKING:
     from ...moments.diff.key_changes import KeyChanges
     from ...search.evidence import Evidence
-    from ...search.verdict import Guilty, Hop, Message, Verdict
+    from ...search.verdict import Guilty, Hop, SourceMessage, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _record(case: Case, mask: Mask) -> Section:
     return Section("The record", tuple(blocks))
 
 
-def _message(message: "Message", mask: Mask) -> Iterator[Block]:
+def _message(message: "SourceMessage", mask: Mask) -> Iterator[Block]:
     facts: list[tuple[Span, Cell]] = [
         ("address", Name(str(message.address))),
         ("sent", Time(message.time_ms, "milliseconds")),

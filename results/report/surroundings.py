@@ -10,7 +10,7 @@ from .picture import timeline
 if TYPE_CHECKING:
     from ...moments.cut.stored import Snapshot
     from ...search.evidence import Evidence, Reached
-    from ...search.verdict import Step, Verdict
+    from ...search.verdict import Evaluation, Verdict
 
 _MAX_KEYS = 3
 """Keys that are named of each later stage."""
@@ -28,10 +28,10 @@ def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
         counted = formats.plural(len(picture.wrong), "moment")
         caption += f" Wrong rows are known of {counted}, between which the curve only leads."
 
-    def moment(step: "Step", beginning: str = "the beginning") -> Span:
+    def moment(step: "Evaluation", beginning: str = "the beginning") -> Span:
         return Name(step.ref) if step.ref else beginning
 
-    def wrong(step: "Step") -> str:
+    def wrong(step: "Evaluation") -> str:
         if not step.bad:
             return "0" if step.answer == "good" else ""
         rows = evidence.wrong.get(step.ref)

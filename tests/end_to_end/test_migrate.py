@@ -10,8 +10,7 @@ import slackwater as sw
 from slackwater.errors import Fenced, Refused
 from slackwater.keep.migrate.migrate import Migrated, lines
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.migrate.backfill import backfill_file
-from slackwater.pipeline.migrate.backfilled import Backfilled
+from slackwater.pipeline.migrate.backfill import Backfilled, backfill_file
 from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.run.options import Options
 from slackwater.store.objects.open import open_store

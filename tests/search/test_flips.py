@@ -10,7 +10,7 @@ from slackwater.moments.cut.graph import Cut
 from slackwater.moments.query.sql import connect, run_query
 from slackwater.search.flips import Flips, scan
 from slackwater.search.predicate import Predicate, Where, check
-from slackwater.search.programs import Run
+from slackwater.search.programs import Command
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -152,7 +152,7 @@ def test_a_query_that_looks_at_more_than_a_row_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("predicate", "error"),
     [
-        (Run("true"), Refused),
+        (Command("true"), Refused),
         (Where("SELEC"), Usage),
         (Where("FROM legs"), NotFound),
         (Where("FROM carriers WHERE x"), Usage),

@@ -7,7 +7,7 @@ import duckdb
 import pytest
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.search.predicate import Predicate, check
-from slackwater.search.programs import Python, Run, load
+from slackwater.search.programs import Command, Python, load
 from slackwater.search.search import bisect
 from slackwater.search.verdict import Verdict
 from slackwater.store.objects.memory import MemoryStore
@@ -169,7 +169,7 @@ def test_a_command_gets_the_moment_as_a_file(
     import sys
 
     (tmp_path / "look.py").write_text(SCRIPT)
-    verdict = find(app, cache, Run(f"{sys.executable} {tmp_path}/look.py"))
+    verdict = find(app, cache, Command(f"{sys.executable} {tmp_path}/look.py"))
     assert (verdict.stage, verdict.bad_version) == ("carriers", first_bad)
     said = capfd.readouterr()
     assert said.out == ""
@@ -181,14 +181,14 @@ def test_a_command_that_ends_otherwise_stops_the_search(
     app: FlightsApp, cache: SstCache, command: str, words: str
 ) -> None:
     with pytest.raises(SlackwaterError, match=words):
-        find(app, cache, Run(command))
+        find(app, cache, Command(command))
 
 
 def test_a_command_that_cannot_judge_the_bad_end_is_told_at_once(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(Refused, match="nobody can judge flights@now, where the search ends: exit code 125"):
-        find(app, cache, Run("exit 125"))
+        find(app, cache, Command("exit 125"))
     with pytest.raises(Refused, match="something is wrong already at the beginning"):
-        find(app, cache, Run("exit 127"))
+        find(app, cache, Command("exit 127"))
 
 
 @pytest.mark.parametrize("sql", ["DELETE FROM carriers", "CREATE TABLE x AS FROM carriers", "COPY carriers TO 'x.csv'"])

@@ -15,7 +15,7 @@ from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.query.sql import connect, run_query
 from slackwater.moments.take.snapshots import pin
 from slackwater.search.search import Verdict, bisect
-from slackwater.search.verdict import Step
+from slackwater.search.verdict import Evaluation
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -207,7 +207,7 @@ def test_the_planted_key_is_told_beyond_the_first_thousand_rows(cache: SstCache)
 def test_it_takes_a_logarithm_of_evaluations(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     first_bad = corrupted(app, batches=130, bad_from=77)
-    steps: list[Step] = []
+    steps: list[Evaluation] = []
     verdict = find(app, cache, SECONDS, on_step=steps.append)
     assert verdict.bad_version == first_bad
     # The bad end, and the search over the versions of the one table that matters.

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.search.session import Asked, Mark, Session, log_of, of_log, path_of, read
+from slackwater.search.session import Asked, KeptSearch, KnownAnswer, log_of, of_log, path_of, read
 
 from tests.models.profiles import scaled
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1)
 marks = st.builds(
-    Mark,
+    KnownAnswer,
     ref=st.sampled_from(["", *(f"app/s@v{number}" for number in range(1, 9))]),
     answer=st.sampled_from(["good", "bad", "skip"]),
     why=st.one_of(st.just(""), words),
@@ -29,8 +29,8 @@ asked = st.builds(
 
 @scaled(30)
 @given(asked, st.lists(marks, max_size=6, unique_by=lambda mark: mark.ref), words)
-def test_a_log_gives_what_was_asked_and_answered(question: Asked, given_marks: list[Mark], found: str) -> None:
-    session = Session("memory:", question, found=found).with_marks(*given_marks)
+def test_a_log_gives_what_was_asked_and_answered(question: Asked, given_marks: list[KnownAnswer], found: str) -> None:
+    session = KeptSearch("memory:", question, found=found).with_marks(*given_marks)
     again = of_log("\n".join(log_of(session)), "memory:")
     assert again.asked == question
     assert again.known == session.known
@@ -39,15 +39,17 @@ def test_a_log_gives_what_was_asked_and_answered(question: Asked, given_marks: l
 
 @pytest.mark.parametrize("option", ["check", "python", "run"])
 def test_a_log_names_other_predicates_too(option: str) -> None:
-    session = Session(
+    session = KeptSearch(
         "memory:", Asked(app="app", **{option: "it's mine"}, **({"table": "t"} if option == "check" else {}))
     )
     assert of_log("\n".join(log_of(session)), "memory:") == session
 
 
 def test_of_one_moment_the_last_answer_counts() -> None:
-    session = Session("memory:", Asked("app")).with_marks(Mark("app/s@v1", "good"), Mark("app/s@v2", "bad"))
-    session = session.with_marks(Mark("app/s@v1", "skip"))
+    session = KeptSearch("memory:", Asked("app")).with_marks(
+        KnownAnswer("app/s@v1", "good"), KnownAnswer("app/s@v2", "bad")
+    )
+    session = session.with_marks(KnownAnswer("app/s@v1", "skip"))
     assert session.known == {"app/s@v2": "bad", "app/s@v1": "skip"}
 
 
@@ -71,7 +73,9 @@ def test_a_line_that_is_none_of_a_log_is_named(text: str, words: str) -> None:
 
 def test_a_session_is_kept_for_each_app(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    session = Session("memory:", Asked("app"), wanted="app/s@v4").with_marks(Mark("app/s@v8", "bad", took_ms=3))
+    session = KeptSearch("memory:", Asked("app"), wanted="app/s@v4").with_marks(
+        KnownAnswer("app/s@v8", "bad", took_ms=3)
+    )
     session.write(folder)
     assert read(folder, "app") == session
     with pytest.raises(NotFound, match="'ap'; the nearest: app"):

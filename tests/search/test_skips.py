@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.moments.cut.graph import Cut
-from slackwater.search.predicate import At, Skip
+from slackwater.search.predicate import Context, Skip
 from slackwater.search.search import bisect
 from slackwater.search.verdict import Answer, Verdict
 from slackwater.store.objects.memory import MemoryStore
@@ -42,7 +42,7 @@ class Oracle:
     def names(self, table: str) -> bool:
         return False
 
-    def rows(self, at: At, max_rows: int) -> pa.Table:
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
         version = at.cut.stages["s"].version if "s" in at.cut.stages else 0
         match self.answers.get(version, "good"):
             case "skip" | "lacks" as answer:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slackwater.errors import NotFound, Unavailable, Usage
 from slackwater.moments.cut.resolve import resolve
-from slackwater.search.watcher import LAST_GOOD, Invariant, Look, Watcher, call
+from slackwater.search.watcher import LAST_GOOD, Findings, Invariant, Watcher, call
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
@@ -35,7 +35,7 @@ def watching(app: FlightsApp, cache: SstCache, *invariants: Invariant) -> Watche
     return Watcher(app.store, cache, "flights", invariants or (FAST, SLOW), by="ada@host")
 
 
-def states(look: Look | None) -> dict[str, str]:
+def states(look: Findings | None) -> dict[str, str]:
     assert look is not None
     return {result.invariant.name: result.state for result in look.results}
 

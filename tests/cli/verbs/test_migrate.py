@@ -4,7 +4,7 @@ import pytest
 from slackwater.keep.backfill.targets import Target
 from slackwater.keep.migrate.migrate import Migrated
 from slackwater.keep.migrate.plan import Plan
-from slackwater.pipeline.migrate.backfilled import Backfilled, Filled
+from slackwater.pipeline.migrate.backfill import Backfilled, Filled
 from slackwater.results.programs import past_words
 
 NOTHING = Migrated(Plan("shop", ()), 0, "", {})

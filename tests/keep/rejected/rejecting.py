@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
-from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of, table_of_rows
+from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.aside import REJECTED
 from slackwater.store.versions.commit import successor
@@ -28,7 +28,7 @@ def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> 
     letters = [dataclasses.replace(letter(each), input=name, time_ms=now_ms) for each in offsets]
     rows = [row_of(each, version=draft.version, now_ms=now_ms) for each in letters]
     written = RejectedTable(app.store, SstCache(cache, 1 << 30), app.name, stage)
-    table = written.put(head, table_of_rows(rows), draft.version, added=len(rows), waiting=len(rows))
+    table = written.put(head, rows, draft.version, added=len(rows), waiting=len(rows))
     return app.commit(replace(draft, aside={REJECTED: table}))
 
 
@@ -41,5 +41,5 @@ def mark_retried(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Pat
     rows = [each for each in written.rows(head).to_pylist() if each["offset"] in offsets]
     for row in rows:
         row["retried"], row["attempts"] = draft.version, row["attempts"] + 1
-    table = written.put(head, table_of_rows(rows), draft.version, added=0, waiting=-len(rows))
+    table = written.put(head, rows, draft.version, added=0, waiting=-len(rows))
     return app.commit(replace(draft, aside={REJECTED: table}))

@@ -22,7 +22,7 @@ from slackwater.moments.diff.moments import StoredCut, diff
 from slackwater.moments.query.sql import connect, run_query
 from slackwater.moments.status.lag import RUNNERS, Beat
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.migrate.backfilled import Filled, reach
+from slackwater.pipeline.migrate.backfill import Filled, reach
 from slackwater.search.flips import scan
 from slackwater.search.predicate import Where
 from slackwater.store.versions import apps, history

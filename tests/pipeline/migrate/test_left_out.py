@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from slackwater.keep.backfill.targets import Target
 from slackwater.pipeline.batch.applied import over
 from slackwater.pipeline.migrate.scratch import left_out, scratch_program
-from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of, table_of_rows
+from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import commit
@@ -29,7 +29,7 @@ def test_records_that_waited_then_are_found_through_the_stages_before(tmp_path: 
         num = len(rows)
         changed = {"added": 0, "waiting": -num} if retried else {"added": num, "waiting": num}
         written = RejectedTable(store, cache, "app", "first")
-        return {REJECTED: written.put(base, table_of_rows(rows), base.version + 1, **changed)}
+        return {REJECTED: written.put(base, rows, base.version + 1, **changed)}
 
     def write(version: int, end: int, aside: dict[str, Aside]) -> Manifest:
         read = {"t": Input("t-as-read", (end, end))}

@@ -10,7 +10,7 @@ from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.replay.alone import bad_alone
-from slackwater.pipeline.replay.program import Program
+from slackwater.pipeline.replay.program import LoadedProgram
 from slackwater.pipeline.replay.stage_replay import Numbers, StageReplay
 from slackwater.search.predicate import Where
 from slackwater.store.objects.local import LocalStore
@@ -58,7 +58,7 @@ def test_a_session_that_is_over_takes_no_record_by_itself_either(tmp_path: Path)
         lambda rows: rows
     )
     shape = Shape({}, {}, ("user",), stage.table, bound, late_by=("visit",))
-    program = Program(app, None, {"s": shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
+    program = LoadedProgram(app, None, {"s": shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
     made = pa.Table.from_pylist(clicks, schema=ROWS)
     made = made.append_column("_hash", pa.array(hash_keys(made, ["user"]))).append_column(RECORD, pa.array([0, 1]))
     found = bad_alone(Given(program, before, stage.head, made=made), Where("SELECT user FROM s WHERE visit[1].n > 1"))

@@ -7,7 +7,7 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.replay.program import Program
+from slackwater.pipeline.replay.program import LoadedProgram
 from slackwater.pipeline.replay.record import find_record
 from slackwater.search.predicate import Where
 from slackwater.search.search import bisect
@@ -35,7 +35,7 @@ def test_a_commit_of_before_a_migration_says_which_file_ran_then(tmp_path: Path,
     shape = Shape({}, {}, ("user",), stage.declared(bound, changed.stored), bound)
     app = sw.App("a")
     app.stage(name=name, reads=sw.topic("t"), key="user", state=changed)(lambda rows: rows)
-    program = Program(app, None, {name: shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
+    program = LoadedProgram(app, None, {name: shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
     found = find_record(program, verdict, Where(where))
     assert not found.hops
     assert f"/home/ada/shop.py (xxh3_128 {CHECKSUM}) ran then; with --code" in found.reason

@@ -12,7 +12,7 @@ from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.query.columns import parse_key
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.replay.program import open_program
-from slackwater.pipeline.replay.why import why
+from slackwater.pipeline.replay.record import why
 from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache

@@ -16,7 +16,7 @@ from slackwater.results.report.masking import Mask
 from slackwater.search.evidence import collect
 from slackwater.search.predicate import Where
 from slackwater.search.search import bisect
-from slackwater.search.verdict import Address, Guilty, Hop, Message
+from slackwater.search.verdict import Address, Guilty, Hop, SourceMessage
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
@@ -41,7 +41,9 @@ def real_case(cache: SstCache) -> Case:
         Hop("aircraft", verdict.bad_version, Address("flights-by-aircraft-repartition", 1, 42, 5), 7, 1, 3, True),
         Hop("legs", verdict.bad_version, record, 7, 7, 4, True),
     )
-    message = Message(record, 1_735_689_785_123, b"N001", b'{"delay": 5000}', (("trace", b"4bf9"), ("schema", None)))
+    message = SourceMessage(
+        record, 1_735_689_785_123, b"N001", b'{"delay": 5000}', (("trace", b"4bf9"), ("schema", None))
+    )
     guilty = Guilty(hops, message, "", (), verdict.keys)
     return Case(verdict, guilty, evidence, "flights-staging", "", 1_790_000_000_000)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from slackwater.results.report.contents import Case
 from slackwater.results.report.picture import Mark, Timeline, draw, timeline
-from slackwater.search.programs import Run
+from slackwater.search.programs import Command
 from slackwater.search.verdict import VersionRange
 from slackwater.store.versions.manifest import Program
 
@@ -123,7 +123,7 @@ def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Cas
 
 def test_a_program_that_decided_is_not_asked_again_nor_shown(case: Case) -> None:
     command = "check.sh --account alice"
-    decided = replace(case, verdict=replace(case.verdict, predicate=Run(command), keys=None))
+    decided = replace(case, verdict=replace(case.verdict, predicate=Command(command), keys=None))
     text = reports(replace(decided, evidence=replace(case.evidence, wrong={})))[0]
     assert "alice" not in text
     parsed = Parsed.of(text)

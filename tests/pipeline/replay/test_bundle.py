@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Refused
-from slackwater.pipeline.replay import zipped
+from slackwater.pipeline.replay import bundle as bundles
 from slackwater.pipeline.replay.bundle import (
     Bundle,
     BundledInput,
@@ -134,12 +134,12 @@ def one(**index: object) -> Bundle:
 
 def read(path: Path, data: bytes) -> Bundle:
     path.write_bytes(data)
-    return zipped.read(path)
+    return bundles.read(path)
 
 
 def rebuilt(bundle: Bundle, change: Callable[[dict[str, bytes]], object]) -> bytes:
     """The bytes of a bundle after something was done to its members."""
-    with zipfile.ZipFile(io.BytesIO(zipped.encode(bundle))) as archive:
+    with zipfile.ZipFile(io.BytesIO(bundles.encode(bundle))) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     change(members)
     data = io.BytesIO()
@@ -164,21 +164,21 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @scaled(25)
 @given(some_bundles())
 def test_what_is_written_is_read_again(path: Path, bundle: Bundle) -> None:
-    data = zipped.encode(bundle)
+    data = bundles.encode(bundle)
     assert read(path, data) == bundle
-    assert zipped.encode(bundle) == data
+    assert bundles.encode(bundle) == data
 
 
 def test_equal_bundles_lie_on_disk_as_equal_bytes_and_nothing_is_left_beside_them(tmp_path: Path) -> None:
     for name in ("a.zip", "b.zip"):
-        zipped.write(one(), tmp_path / name)
+        bundles.write(one(), tmp_path / name)
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     assert {each.name for each in tmp_path.iterdir()} == {"a.zip", "b.zip"}
 
 
 def test_a_bundle_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be written: No such file"):
-        zipped.write(one(), tmp_path / "nowhere" / "a.zip")
+        bundles.write(one(), tmp_path / "nowhere" / "a.zip")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_zip_that_is_no_bundle_is_refused(path: Path, change: Callable[[dict[s
 
 
 def test_columns_of_a_type_that_no_table_has_are_refused(path: Path) -> None:
-    table = json.loads(zipfile.ZipFile(io.BytesIO(zipped.encode(one()))).read("index.json"))["table"]
+    table = json.loads(zipfile.ZipFile(io.BytesIO(bundles.encode(one()))).read("index.json"))["table"]
     table["values"][0]["type"] = "pickle"
     with pytest.raises(Refused, match=r"table\.values\[0\]\.type is 'pickle'"):
         read(path, rebuilt(one(), with_index(table=table)))
@@ -237,11 +237,11 @@ def test_a_zip_that_would_fill_the_memory_is_refused_before_it_is_unpacked(
 ) -> None:
     bomb = rebuilt(one(), lambda members: members.update({"program.py": b" " * 10_000_000}))
     assert len(bomb) < 50_000
-    monkeypatch.setattr(zipped, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(bundles, "MAX_BYTES", 1_000_000)
     with pytest.raises(Refused, match="its members have 10,"):
         read(path, bomb)
     with pytest.raises(Refused, match="expected at most 1,000,000 in a bundle"):
-        zipped.encode(dataclasses.replace(one(), program=b" " * 10_000_000))
+        bundles.encode(dataclasses.replace(one(), program=b" " * 10_000_000))
 
 
 def test_a_member_that_is_larger_than_it_says_is_refused(path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_member_that_is_larger_than_it_says_is_refused(path: Path) -> None:
 
 @given(st.data())
 def test_any_bytes_are_a_bundle_or_refused(path: Path, data: st.DataObject) -> None:
-    written = bytearray(zipped.encode(one()))
+    written = bytearray(bundles.encode(one()))
     for _ in range(data.draw(st.integers(1, 4))):
         written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(written)) | st.just(len(written)))
@@ -265,6 +265,6 @@ def test_any_bytes_are_a_bundle_or_refused(path: Path, data: st.DataObject) -> N
 
 def test_what_is_no_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read: No such file"):
-        zipped.read(tmp_path / "none.zip")
+        bundles.read(tmp_path / "none.zip")
     with pytest.raises(Refused, match="is no bundle"):
         read(tmp_path / "text.zip", b"text")
