@@ -63,7 +63,7 @@ class Culprits:
                 if not more and number:
                     raise error
                 self._add(more)
-            if self.batch.stopping():
+            if self.batch.job.stopping():
                 raise error or Refused("the stage is to stop")
             try:
                 return self.batch.compute(self.records.without(self.records.rows, self.found))
@@ -85,7 +85,7 @@ class Culprits:
         """The records for which an operator of the function's plan fails."""
 
         def told(count: int) -> None:
-            if self.batch.stopping():
+            if self.batch.job.stopping():
                 raise Refused("the stage is to stop")
             self.tell(len(self.found) + count)
 
@@ -118,7 +118,7 @@ class Culprits:
         numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.found))]
 
         def tried(items: Items) -> Failure | None:
-            if self.batch.stopping():
+            if self.batch.job.stopping():
                 raise Refused("the stage is to stop")
             try:
                 attempt(self.records.only(rows, numbers[items]))

@@ -22,14 +22,14 @@ from ... import instants
 from ...errors import Refused, Unavailable
 from ...fold.culprit import TooMany
 from ...fold.failing import RECORD, Failure
-from ...fold.next_version import Result
+from ...fold.next_version import Result, Written
 from ...fold.records import sent
 from ...keep.rejected.retries import RETRIES
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
-from ..batch.job import Batch, Computed
+from ..batch.job import Batch
 from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
 from ..batch.stage_runner import StageRunner
@@ -52,7 +52,7 @@ _SAID_S = 5.0
 
 @dataclass(frozen=True)
 class BatchRejecter:
-    """Rejects records of one stage: see the Protocol `batch.job.Rejecter`."""
+    """Computes a batch that failed without the records that are to blame. Both raise as computing the batch does."""
 
     spark: SparkSession
     stage: Stage
@@ -61,25 +61,32 @@ class BatchRejecter:
     topic: str = ""
     """Where rejected records are sent as well; empty for nowhere."""
 
-    def rescue(self, batch: Batch, error: Exception) -> Computed:
-        """See the Protocol."""
+    def rescue(self, batch: Batch, error: Exception) -> Written:
+        """The batch without the records for which it fails, which are in the table of those that were rejected.
+
+        Raises `Refused` where more are rejected than may be, or their topic does not take them; `error` itself, where
+        no record is to blame.
+        """
         if blamed(error) is None:
             raise error
         numbering = numbering_of(batch.base.inputs, batch.after)
         messages = Messages(open_kafka(self.where.kafka), self._sources(batch), numbering, self.where.patience_s)
         results, found = self._without_culprits(batch, self._read(messages), error)
         if not found:
-            return Computed(results)
+            return Written(results)
         rejected = messages.rejected(found)
         now_ms, version = instants.now_ms(), batch.base.version + 1
         if self.topic:
             send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
         rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
         table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
-        return Computed(results, {REJECTED: table})
+        return Written(results, aside={REJECTED: table})
 
-    def retry(self, batch: Batch) -> Computed:
-        """See the Protocol."""
+    def retry(self, batch: Batch) -> Written:
+        """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.
+
+        Raises `Refused` where the program does not read what they are of.
+        """
         rows = self._written(batch).rows(batch.base)
         left = rows.filter(pc.is_null(rows["retried"]))
         inputs, ordered = inputs_of(self.stage, left, self._schemas)
@@ -95,7 +102,7 @@ class BatchRejecter:
             row |= {"retried": version} if why is None else error_of(why.kind, why.message, why.stack)
         taken = len(ordered) - len(found)
         table = self._written(batch).put(batch.base, table_of_rows(ordered), version, added=0, waiting=-taken)
-        return Computed(results, {REJECTED: table})
+        return Written(results, aside={REJECTED: table})
 
     def _without_culprits(
         self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
@@ -116,7 +123,7 @@ class BatchRejecter:
                 ) from error
 
     def _written(self, batch: Batch) -> RejectedTable:
-        return RejectedTable(batch.store, batch.cache, batch.base.app, batch.base.stage)
+        return RejectedTable(batch.job.store, batch.job.cache, batch.base.app, batch.base.stage)
 
     def _sources(self, batch: Batch) -> dict[str, InputTopic]:
         found = {}
@@ -124,7 +131,7 @@ class BatchRejecter:
             attempts = None
             if at.upstream:
                 versions = range(at.version + 1, batch.after[name].version + 1)
-                senders = (history.read(batch.store, batch.base.app, at.upstream, version) for version in versions)
+                senders = (history.read(batch.job.store, batch.base.app, at.upstream, version) for version in versions)
                 attempts = frozenset(sent(name, senders).attempts)
             found[name] = InputTopic(at.topic, attempts)
         return found
