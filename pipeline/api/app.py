@@ -1,11 +1,10 @@
 """An app: its stages, declared one by one with a decorator. Values only, no Spark."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Self
 
 from ...errors import NotFound, Refused, Usage
 from ...fold.kinds.due import Final
@@ -112,17 +111,14 @@ class App:
                 )
             )
             if late_table is not None:
-                kept = replace(times, late="keep", emits="changes")
-                missed = self.stage(
-                    reads=late_table, state=state, table=table, event_time=kept, name=f"{stage_name}_late"
-                )
-                missed(as_they_came)
+                kept, late_name = replace(times, late="keep", emits="changes"), f"{stage_name}_late"
+                self.stage(reads=late_table, state=state, table=table, event_time=kept, name=late_name)(as_they_came)
             return transform
 
         return declare
 
-    def check(self) -> None:
-        """See that the stages hang together: to be asked when all are declared.
+    def in_order(self) -> tuple[Stage, ...]:
+        """The stages, upstream first: to be asked when all are declared.
 
         Raises `NotFound` where a stage reads a repartition topic that no stage writes, and as `key_of`.
         """
@@ -131,13 +127,9 @@ class App:
                 self._find(channel, f"stage {stage.name!r} reads it")
             if stage.state is not None:
                 self.key_of(stage)
-
-    def in_order(self) -> tuple[Stage, ...]:
-        """The stages, upstream first."""
-        self.check()
         return tuple(self.stages[name] for name in self._upstream().static_order())
 
-    def beginning(self, starts: Mapping[str, StartingOffsets]) -> App:
+    def beginning(self, starts: Mapping[str, StartingOffsets]) -> Self:
         """The app with other starting offsets of the topics of these names."""
 
         def moved(one: Topic | str) -> Topic | str:
@@ -164,7 +156,7 @@ class App:
         return self._find(name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
-        """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `check`."""
+        """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `in_order`."""
         for name in names:
             if name not in self.stages:
                 raise NotFound(f"stage of app {self.name!r}", name, self.stages)
@@ -207,12 +199,8 @@ class App:
     def _upstream(self) -> TopologicalSorter[str]:
         """The stages' names, each after those of the stages that it reads."""
         writers = {channel: stage.name for channel, (stage, _) in self._written().items()}
-        return TopologicalSorter(
-            {
-                name: [writers[channel] for channel in stage.channels if channel in writers]
-                for name, stage in self.stages.items()
-            }
-        )
+        graph = {name: [writers[one] for one in each.channels if one in writers] for name, each in self.stages.items()}
+        return TopologicalSorter(graph)
 
     def _add(self, stage: Stage) -> None:
         check_stage(stage)

@@ -1,7 +1,5 @@
 """What a program says of a stage's event time beside `withWatermark`, and the stage `<stage>_late` of its late rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -80,6 +78,6 @@ def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repart
     return repartition(f"{stage}-late", key)
 
 
-def as_they_came(rows: DataFrame) -> DataFrame:
+def as_they_came(rows: "DataFrame") -> "DataFrame":
     """The function of a stage of late rows: another stage's has made them."""
     return rows

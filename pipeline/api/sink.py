@@ -1,18 +1,15 @@
 """What leaves an app: a topic that others read, or a function that is called with each version's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
+
+import pyarrow as pa
 
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-VersionFunction = Callable[[str, str, int, "pa.Table"], None]
+VersionFunction = Callable[[str, str, int, pa.Table], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +89,8 @@ def sink(
         )
     if subject and not registry:
         raise Usage(f"sink {topic!r}: subject= is for value='avro'")
-    named = tuple((headers or {}).items())
-    return TopicSink(
-        topic, Encoding(columns, value, named, registry, subject or (f"{topic}-value" if registry else ""))
-    )
+    subject = subject or (f"{topic}-value" if registry else "")
+    return TopicSink(topic, Encoding(columns, value, tuple((headers or {}).items()), registry, subject))
 
 
 def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSink:

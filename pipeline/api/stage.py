@@ -1,7 +1,5 @@
 """A stage as an app has declared it, and what is wrong with one by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -104,9 +102,8 @@ def check_stage(stage: Stage) -> None:
                 "slackwater.sink(...) or a slackwater.foreach_version(...), or several of them"
             )
     written = [output.name for output in stage.writes]
-    for name in written:
-        if written.count(name) > 1:
-            raise Usage(f"stage {stage.name!r} writes {name!r} twice; expected different names")
+    if twice := [name for name in written if written.count(name) > 1]:
+        raise Usage(f"stage {stage.name!r} writes {twice[0]!r} twice; expected different names")
     if len(set(stage.key)) != len(stage.key):
         raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
     if stage.table is not DEFAULT_TABLE and stage.state is None:

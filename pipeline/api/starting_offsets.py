@@ -3,8 +3,6 @@
 `startingTimestamp` wins over `startingOffsetsByTimestamp`, and that over `startingOffsets`; here, in snake case.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -60,23 +58,23 @@ class StartingOffsets:
         """
         what = f"{self.option} of topic {topic!r}"
         if self.by_partition is None:
-            asked = [self.everywhere] * len(ends)
+            begins = [self.everywhere] * len(ends)
         elif self.by_partition.keys() == set(range(len(ends))) or (self.stored and len(self.by_partition) <= len(ends)):
-            asked = [self.by_partition.get(partition, _EARLIEST) for partition in range(len(ends))]
+            begins = [self.by_partition.get(partition, _EARLIEST) for partition in range(len(ends))]
         else:
             named = ", ".join(map(str, sorted(self.by_partition))) or "none"
             raise Refused(f"{what} names the partitions {named}; expected each of 0 to {len(ends) - 1}")
         if self.by_time:
-            found = first_since(asked)
+            found = first_since(begins)
             if -1 in found and not self.or_latest:
-                late = [f"{topic}[{partition}] {asked[partition]}" for partition, at in enumerate(found) if at < 0]
+                late = [f"{topic}[{partition}] {begins[partition]}" for partition, at in enumerate(found) if at < 0]
                 raise Refused(
                     f"{what}: no record is as late as {', '.join(late)} (ms since 1970)",
                     hint='starting_offsets_by_timestamp_strategy="latest" begins such partitions at their end',
                 )
             return tuple(end if at < 0 else at for at, end in zip(found, ends, strict=True))
         special = {_EARLIEST: earliest, _LATEST: ends}
-        offsets = tuple(special[at][p] if at in special else at for p, at in enumerate(asked))
+        offsets = tuple(special[at][p] if at in special else at for p, at in enumerate(begins))
         outside = [
             f"{topic}[{partition}] is to begin at {at}, but holds {first}..{end}"
             for partition, (at, first, end) in enumerate(zip(offsets, earliest, ends, strict=True))
@@ -119,21 +117,21 @@ def starting_offsets_in(words: Sequence[str]) -> dict[str, StartingOffsets]:
     found: dict[str, StartingOffsets] = {}
     for word in words:
         topic, equals, text = word.partition("=")
-        said = {topic: text} if equals else {}
+        options = {topic: text} if equals else {}
         try:
             if word.lstrip().startswith("{"):
                 several = msgspec.json.decode(word, type=dict[str, Any])
-                said = {name: msgspec.json.encode({name: at}).decode() for name, at in several.items()}
+                options = {name: msgspec.json.encode({name: at}).decode() for name, at in several.items()}
             elif text.lstrip().startswith("{"):
-                said = {topic: msgspec.json.encode({topic: msgspec.json.decode(text)}).decode()}
+                options = {topic: msgspec.json.encode({topic: msgspec.json.decode(text)}).decode()}
         except msgspec.MsgspecError:
-            said = {}
-        if not said or found.keys() & said.keys():
+            options = {}
+        if not options or found.keys() & options.keys():
             raise Usage(
                 f"--offsets {word!r}: expected TOPIC=WHERE or JSON by topic and partition, and each topic once",
                 hint='such as flights=latest, flights=earliest, \'flights={"0":23,"1":-2}\'',
             )
-        for name, where in said.items():
+        for name, where in options.items():
             found[name] = replace(starting_offsets_of(name, where, None, None, "error"), option="--offsets")
     return found
 

@@ -3,8 +3,6 @@
 The words of compaction are those of RocksDB's options.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,15 +11,7 @@ from msgspec.structs import replace
 
 from ...durations import parse_ms
 from ...errors import NotFound, Usage
-from ...store.versions.limits import (
-    AMPLIFICATION_MOST,
-    FANOUT_LEAST,
-    FANOUT_MOST,
-    MAX_FILE_BYTES,
-    MAX_MERGE_RUNS,
-    MAX_PARTITIONS,
-    MAX_TTL_MS,
-)
+from ...store.versions import limits
 from ...store.versions.manifest import Policy, Ttl
 from ...validation import finite, whole
 
@@ -104,20 +94,16 @@ def leveled(
 
 
 def _checked(policy: Policy) -> Policy:
+    runs, sizes = (2, limits.MAX_MERGE_RUNS), (_MIB, limits.MAX_FILE_BYTES)
+    counts = dict.fromkeys(("l0_trigger", "min_merge_width", "max_merge_width"), runs)
+    counts |= dict.fromkeys(("level_base_bytes", "target_file_bytes"), sizes)
+    ratios = dict.fromkeys(("size_ratio", "max_space_amplification"), (0.0, limits.AMPLIFICATION_MOST))
+    ratios["fanout"] = (limits.FANOUT_LEAST, limits.FANOUT_MOST)
     what = f"{policy.kind} compaction: "
-    counts = {
-        "l0_trigger": (2, MAX_MERGE_RUNS),
-        "min_merge_width": (2, MAX_MERGE_RUNS),
-        "max_merge_width": (2, MAX_MERGE_RUNS),
-        "level_base_bytes": (_MIB, MAX_FILE_BYTES),
-        "target_file_bytes": (_MIB, MAX_FILE_BYTES),
-    }
-    ratios = ("size_ratio", "max_space_amplification")
     return replace(
         policy,
-        **{knob: whole(what + knob, getattr(policy, knob), *limits) for knob, limits in counts.items()},
-        **{knob: finite(what + knob, getattr(policy, knob), 0, AMPLIFICATION_MOST) for knob in ratios},
-        fanout=finite(what + "fanout", policy.fanout, FANOUT_LEAST, FANOUT_MOST),
+        **{knob: whole(what + knob, getattr(policy, knob), *bounds) for knob, bounds in counts.items()},
+        **{knob: finite(what + knob, getattr(policy, knob), *bounds) for knob, bounds in ratios.items()},
     )
 
 
@@ -166,13 +152,13 @@ def table(
     lifetime = None
     if ttl is not None:
         total_ms = parse_ms("ttl", ttl)
-        if not 0 < total_ms <= MAX_TTL_MS:
+        if not 0 < total_ms <= limits.MAX_TTL_MS:
             raise Usage(f"ttl {ttl!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")
         lifetime = Ttl(total_ms, ttl_by or "")
     if ttl_by and lifetime is None:
         raise Usage(f'table: ttl_by is {ttl_by!r} and there is no ttl; say how long, ttl="7 days"')
     made = TableOptions(
-        whole("table: partitions", partitions, 1, MAX_PARTITIONS),
+        whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
         lifetime,
         compaction or Policy(),
         whole("table: l0_slowdown", l0_slowdown, 2),

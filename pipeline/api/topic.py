@@ -53,14 +53,8 @@ def topic(
 
     Raises `Usage` where an argument is not such as Spark takes, or Kafka has no topics of such a name.
     """
-    start = starting_offsets_of(
-        check_topic(name),
-        starting_offsets,
-        starting_timestamp,
-        starting_offsets_by_timestamp,
-        starting_offsets_by_timestamp_strategy,
-    )
-    return Topic(name, start)
+    by_time = starting_timestamp, starting_offsets_by_timestamp, starting_offsets_by_timestamp_strategy
+    return Topic(name, starting_offsets_of(check_topic(name), starting_offsets, *by_time))
 
 
 def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> Repartition:

@@ -1,7 +1,5 @@
 """`update(...)`: state as a vectorised function of the user's own, with columns as Arrow schemas or Spark DDL."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,7 +13,7 @@ from ...fold.kinds.update import Code, Function, Update
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-Columns: TypeAlias = "str | pa.Schema"
+Columns: TypeAlias = str | pa.Schema
 """As a DDL string, or an Arrow schema."""
 
 
@@ -77,7 +75,7 @@ def schema_of(columns: Columns) -> pa.Schema:
         raise Usage(f"columns {columns!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
 
 
-def parse_ddl(ddl: str) -> StructType:
+def parse_ddl(ddl: str) -> "StructType":
     """The columns of a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""
     from pyspark.sql.types import StructType
 

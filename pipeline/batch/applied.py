@@ -1,20 +1,18 @@
 """A stage's function applied to DataFrames: streams of a query, or rows that are at hand.
 
-What would keep state where no snapshot sees it is refused, before anything is written. What `withWatermark` says in it,
-which column of its rows is their event time, and the delay, Spark keeps in the plan, as a node and as metadata of the
-column. The query keeps no state that would need it, so Spark makes nothing of it; the stage does.
+What would keep state where no snapshot sees it is refused, before anything is written. What `withWatermark` says in it
+is in Spark's plan, as a node and as metadata of the column; the query keeps no state that needs it, the stage does.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from ...errors import Refused
 from ...fold.event_time import Times
@@ -23,46 +21,38 @@ from ...fold.multi_input import TAG, name_of
 from ..api.stage import Stage
 from ..api.topic import Topic
 from ..messages.decode import reading
-from ..spark.plans import children, first_column, nodes, once, plan_of
+from ..spark.plans import children, first_column, kind, nodes, once, paths, plan_of
 from ..spark.user_errors import as_user_error
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
-
-# Operators of Spark's plans that keep state between the batches of a streaming query, and what to say instead.
+# Operators of Spark's plans that keep state between the batches of a streaming query, and the state to say instead.
 _STATEFUL = {
-    "Aggregate": "state=slackwater.aggregate(...)",
-    "Deduplicate": "state=slackwater.upsert(by=...)",
-    "DeduplicateWithinWatermark": "state=slackwater.upsert(by=...)",
-    "Distinct": "state=slackwater.upsert(by=...)",
-    "FlatMapGroupsWithState": "state=slackwater.update(...)",
-    "FlatMapGroupsInPandasWithState": "state=slackwater.update(...)",
-    "TransformWithState": "state=slackwater.update(...)",
-    "TransformWithStateInPySpark": "state=slackwater.update(...)",
-    "GlobalLimit": "state=slackwater.update(...)",
-    "Window": "state=slackwater.update(..., order_by=...)",
+    "Aggregate": "aggregate(...)",
+    **dict.fromkeys(("Deduplicate", "DeduplicateWithinWatermark", "Distinct"), "upsert(by=...)"),
+    **dict.fromkeys(("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"), "update(...)"),
+    **dict.fromkeys(("TransformWithState", "TransformWithStateInPySpark", "GlobalLimit"), "update(...)"),
+    "Window": "update(..., order_by=...)",
 }
+_WATERMARK, _DELAY = "EventTimeWatermark", "spark.watermarkDelayMs"
+"""Spark's operator of `withWatermark`, and what it marks the column with."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredWatermark:
+    """A watermark on the rows of one DataFrame: the column that is their event time, and the delay."""
+
+    column: str
+    delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a stage's function makes of its inputs.
-
-    Attributes:
-        frames: As returned: one DataFrame, or one for each input (with state) or output (without). Those for outputs
-            read each stream once between them.
-        sources: The inputs' names in the order in which Spark numbers the sources of the query.
-        declared: Of each DataFrame, its watermark.
-    """
+    """What a stage's function makes of its inputs, and of each DataFrame the watermark that it declared."""
 
     frames: tuple[DataFrame, ...]
+    """One, or one for each input (with state) or output (without). Those for outputs read each stream once."""
     sources: tuple[str, ...]
-    declared: tuple[Declared | None, ...] = ()
-
-    def rows(self, key: Sequence[str]) -> DataFrame:
-        """All rows in one DataFrame, for a micro-batch is one job. `key` are columns that all frames have."""
-        return tag(self.frames, key)
+    """The inputs' names in the order in which Spark numbers the sources of the query."""
+    declared: tuple[DeclaredWatermark | None, ...] = ()
 
 
 @contextmanager
@@ -88,8 +78,8 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
             )
         _refuse_state(stage, plan_of(frame))
     sources = _sources(stage, inputs, frames)
-    times = declared(stage.name, frames)
-    return Applied(once(frames) if each_output(stage, frames) else frames, sources, times)
+    declared = tuple(_declared(stage.name, plan_of(frame), frame.schema) for frame in frames)
+    return Applied(once(frames) if each_output(stage, frames) else frames, sources, declared)
 
 
 def over(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
@@ -123,24 +113,21 @@ def _check_frames(stage: Stage, frames: tuple[object, ...]) -> None:
         )
     if len(frames) != len(stage.reads):
         expected = "one" if stage.state is None else f"one, or one for each of its {len(stage.reads)} inputs"
-        emits = (
-            f"{outputs} get what the state emits: state=slackwater.update(..., emits=(…, …)) gives each rows of its own"
-        )
+        each = "state=slackwater.update(..., emits=(…, …)) gives each rows of its own"
         raise Refused(
             f"stage {stage.name!r} returned {len(frames)} DataFrames; expected {expected}",
-            hint=emits if len(stage.writes) > 1 else "",
+            hint=f"{outputs} get what the state emits: {each}" if len(stage.writes) > 1 else "",
         )
 
 
 def _refuse_state(stage: Stage, plan: Any) -> None:
     for node in nodes(plan):
-        name = node.getClass().getSimpleName()
         if not node.isStreaming():
             continue
-        if name in _STATEFUL:
+        if (name := kind(node)) in _STATEFUL:
             raise Refused(
                 f"stage {stage.name!r} uses a streaming {name}, whose state no snapshot would see",
-                hint=f"say it as {_STATEFUL[name]} on the stage, or do it on the rows of one event",
+                hint=f"say it as state=slackwater.{_STATEFUL[name]} on the stage, or do it on the rows of one event",
             )
         if name != "Union" and sum(child.isStreaming() for child in children(node)) > 1:
             raise Refused(
@@ -154,7 +141,7 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
     """The inputs' names in the order of the streams in the plan. Raises `Refused` unless each is there once."""
     names = {first_column(plan_of(frame)): name for name, frame in inputs.items()}
     # A stream that is used again gets new column ids the second time.
-    each = [[names.get(first_column(leaf)) for leaf in _streams(plan_of(frame))] for frame in frames]
+    each = [[names.get(first_column(stream)) for stream, *_ in paths(plan_of(frame))] for frame in frames]
     found = [name for used in each for name in used]
     for name in inputs:
         if name not in found:
@@ -171,10 +158,6 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
             hint="write it as one pass: a union of selects becomes one select with explode(array(...))",
         )
     return tuple(name for name in found if name is not None)
-
-
-def _streams(plan: Any) -> list[Any]:
-    return [node for node in nodes(plan) if not children(node) and node.isStreaming()]
 
 
 def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
@@ -201,48 +184,26 @@ def for_state(
     return rows.select(*(F.col(f"`{name}`") for name in names), F.xxhash64(*key).alias("_hash"))
 
 
-_DELAY = "spark.watermarkDelayMs"
-_NODE = "EventTimeWatermark"
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A watermark on the rows of one DataFrame: the column that is their event time, and the delay."""
-
-    column: str
-    delay_ms: int
-
-
-def declared(stage: str, frames: Sequence[DataFrame]) -> tuple[Declared | None, ...]:
-    """Of each DataFrame that a stage's function returned, its watermark. Raises `Refused` where it cannot be kept."""
-    return tuple(_declared(stage, plan_of(frame), frame.schema) for frame in frames)
-
-
-def _declared(stage: str, plan: Any, schema: StructType) -> Declared | None:
-    count = sum(map(_is_watermark, nodes(plan)))
-    if not count:
+def _declared(stage: str, plan: Any, schema: StructType) -> DeclaredWatermark | None:
+    """The watermark of a DataFrame that a stage's function returned. Raises `Refused` where it cannot be kept."""
+    watermarks = [node for node in nodes(plan) if kind(node) == _WATERMARK]
+    if not watermarks:
         return None
     for node in nodes(plan):
-        if node.getClass().getSimpleName() == "Union" and any(map(_is_watermark, nodes(node))):
+        if kind(node) == "Union" and any(kind(below) == _WATERMARK for below in nodes(node)):
             raise Refused(
                 f"stage {stage!r} unites DataFrames that have watermarks of their own, whose rows nobody could tell "
                 "apart any more",
                 hint="say withWatermark of the union; or return a tuple of the DataFrames, for state=update(...)",
             )
-    if count > 1:
-        raise Refused(
-            f"stage {stage!r} says withWatermark {count} times of the same rows", hint="leave all but one out"
-        )
+    if len(watermarks) > 1:
+        what = f"stage {stage!r} says withWatermark {len(watermarks)} times of the same rows"
+        raise Refused(what, hint="leave all but one out")
     for field in schema:
         if _DELAY in field.metadata and field.dataType.typeName() in ("timestamp", "timestamp_ntz"):
-            return Declared(field.name, int(field.metadata[_DELAY]))
-    node = next(filter(_is_watermark, nodes(plan)))
-    column = node.eventTime().name()
+            return DeclaredWatermark(field.name, int(field.metadata[_DELAY]))
+    column = watermarks[0].eventTime().name()
     raise Refused(
         f"stage {stage!r} has a watermark on column {column!r}, which the rows that it returns do not have",
         hint=f"select {column!r} too: the watermark follows from the rows that the function returns",
     )
-
-
-def _is_watermark(node: Any) -> bool:
-    return str(node.getClass().getSimpleName()) == _NODE

@@ -1,7 +1,5 @@
 """What a runner reports of each committed batch: on the terminal, as JSON and to Prometheus."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,8 +9,8 @@ from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
 from ...store.versions.aside import rejected_of
-from ...store.versions.manifest import Manifest
-from .head import Committed
+from ...store.versions.manifest import EventTime
+from .committer import Committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +33,6 @@ class StateFigures:
     flushed_bytes: int
     compacted_bytes: int
     snapshots_under_way: int
-
-    @classmethod
-    def of(cls, before: Manifest, manifest: Manifest, results: tuple[Result, ...], due: tuple[Compaction, ...]) -> Self:
-        """From the versions before and after a batch, its tasks' reports, and what compaction is due."""
-        flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
-        known = flushed.keys() | {sst.object for sst in before.ssts}
-        return cls(
-            files=len(manifest.ssts),
-            bytes=sum(sst.bytes for sst in manifest.ssts),
-            l0_files=l0_files(manifest.ssts, manifest.table.partitions if manifest.table else 1),
-            debt_bytes=sum(one.input_bytes for one in due),
-            flushed_bytes=sum(flushed.values()),
-            # A compaction cuts one SST into two entries of one object.
-            compacted_bytes=sum({sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}.values()),
-            snapshots_under_way=len(manifest.recorded),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +84,23 @@ class BatchReport:
 
     @classmethod
     def of(
-        cls,
-        committed: Committed,
-        results: tuple[Result, ...],
-        due: tuple[Compaction, ...] = (),
-        stall_seconds: float = 0.0,
+        cls, committed: Committed, results: tuple[Result, ...], due: tuple[Compaction, ...] = (), stall_s: float = 0.0
     ) -> Self:
         """From what was committed, its tasks' reports, and what compaction is due after it."""
         before, manifest = committed.before, committed.manifest
-        rejects = rejected_of(manifest)
+        rejects, times = rejected_of(manifest), manifest.event_time or EventTime()
+        flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
+        known = flushed.keys() | {sst.object for sst in before.ssts}
+        state = StateFigures(
+            files=len(manifest.ssts),
+            bytes=sum(sst.bytes for sst in manifest.ssts),
+            l0_files=l0_files(manifest.ssts, manifest.table.partitions if manifest.table else 1),
+            debt_bytes=sum(one.input_bytes for one in due),
+            flushed_bytes=sum(flushed.values()),
+            # A compaction cuts one SST into two entries of one object.
+            compacted_bytes=sum({sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}.values()),
+            snapshots_under_way=len(manifest.recorded),
+        )
         return cls(
             app=manifest.app,
             stage=manifest.stage,
@@ -129,13 +119,13 @@ class BatchReport:
             commit_seconds=committed.commit_seconds,
             time_ms=manifest.time_ms,
             epoch=manifest.epoch,
-            state=StateFigures.of(before, manifest, results, due),
+            state=state,
             stats=manifest.stats or Stats(),
-            stall_seconds=stall_seconds,
+            stall_seconds=stall_s,
             unflushed=committed.unflushed,
             rejected=rejects.rows,
             rejected_waiting=rejects.waiting,
             watermark_ms=manifest.watermark_ms,
-            ahead=manifest.event_time.ahead if manifest.event_time is not None else 0,
-            late=manifest.event_time.late if manifest.event_time is not None else 0,
+            ahead=times.ahead,
+            late=times.late,
         )

@@ -1,36 +1,81 @@
-"""A stage's versions on their way to durability, one after the other.
+"""A stage's versions on their way to durability, one after the other, each behind the newest that is committed.
 
 As a rule a batch ends with its commit. With `max_unflushed` it ends when its SSTs are durable on this machine: a thread
 uploads them and commits, version after version, while the next batches run, as RocksDB flushes memtables while others
-are written. What counts for everybody else, and for whoever goes on after a crash, is what is committed; a version that
-never was is computed again.
+are written. They wait in a folder for each runner. What a runner that died has left there, the next one removes: a
+version that never was committed is computed again.
 
-SSTs of unflushed versions wait on this machine in a folder for each runner, gone with it. What a runner that died has
-left there is of no use, and the next one on this machine removes it.
+The head that a version is built on may not be the newest when it is committed: a compaction of another process is a
+version, too. It changes no row, so the change follows it under the next number (`store.compaction.rebase`). So it does
+where columns were backfilled meanwhile, once its own rows are, too. Whatever else took the number ends this writer.
 """
-
-from __future__ import annotations
 
 import fcntl
 import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from ...errors import Refused
+from ...store.compaction.plan import Done, rebase
 from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
-from ...store.versions.manifest import Manifest
+from ...store.objects.stats import Stats
+from ...store.versions import commit, history
+from ...store.versions.amend import Amendment, amend, newest
+from ...store.versions.aside import all_ssts
+from ...store.versions.manifest import Backfill, Manifest, Sst
 from ..dev.process import locked
 from ..upkeep.meter import StageMeter
-from .head import Change, Committed, Fill, Head
 
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""
+_BY_OTHERS = ("compaction", "backfill")
+"""Kinds of versions that others commit beside the batches, under the writer's epoch."""
+
+Fill = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of a change: the version `before` it, and its own."""
+
+    before: Manifest
+    manifest: Manifest
+    seconds: float
+    """From the batch's start until the next one could start."""
+    commit_seconds: float
+    """What the put of the manifest took."""
+    unflushed: int
+    """Versions behind it that are not committed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingVersion:
+    """A version to commit, and the one `before` it, which the batch was built on."""
+
+    before: Manifest
+    manifest: Manifest
+    merges: tuple[Done, ...]
+    """Those that `manifest` has in the place of their inputs."""
+    started: float
+    """When the batch did, on the monotonic clock."""
+    on_commit: Callable[[Committed], None]
+    taken: Stats = field(default_factory=Stats)
+    """What its tasks took of the store."""
+
+    @property
+    def added(self) -> frozenset[str]:
+        """The SSTs that the version before did not have, by object."""
+        before = {sst.object for sst in all_ssts(self.before)}
+        return frozenset(sst.object for sst in all_ssts(self.manifest) if sst.object not in before)
 
 
 class Committer:
@@ -57,24 +102,20 @@ class Committer:
         failed: Callable[[BaseException], None] = lambda _error: None,
         fill: Fill | None = None,
     ) -> None:
-        self._spool = spool
-        self._max_unflushed = max_unflushed
-        self._failed = failed
-        self._head = Head(store, claimed, upload=self._upload, meter=meter, fill=fill)
+        self.head = self._claimed = claimed
+        """The newest committed version."""
+        self._store, self._meter, self._spool, self._fill = store, meter, spool, fill
+        self._max_unflushed, self._failed = max_unflushed, failed
+        self._committing = threading.Lock()
+        self._uploaded: set[str] = set()
         self._moved = threading.Condition()
         """Guards what follows."""
-        self._unflushed: deque[tuple[Change, float]] = deque()
+        self._unflushed: deque[tuple[PendingVersion, float]] = deque()
         """Changes, and the seconds until each was acknowledged."""
         self._failure: BaseException | None = None
         self._closed = False
-        self._uploaded: set[str] = set()
-        if self._max_unflushed:
+        if max_unflushed:
             threading.Thread(target=self._flush, name=f"flush-{claimed.stage}", daemon=True).start()
-
-    @property
-    def head(self) -> Manifest:
-        """The newest committed version."""
-        return self._head.manifest
 
     @property
     def tip(self) -> Manifest:
@@ -82,21 +123,16 @@ class Committer:
         with self._moved:
             return self._unflushed[-1][0].manifest if self._unflushed else self.head
 
-    def submit(self, change: Change) -> None:
+    def submit(self, change: PendingVersion) -> None:
         """Make a version durable: one request, unless its number is taken.
 
         With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way.
 
-        Raises:
-            Fenced: A writer with a newer epoch took the stage over.
-            CommitConflict: Somebody else, who is no compaction, committed.
-            Unavailable: Storage did not answer.
-            Refused: This was closed.
+        Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else, who
+        is no compaction, committed, `Unavailable` where storage did not answer, `Refused` where this was closed.
         """
         if not self._max_unflushed:
-            change, commit_seconds = self._head.commit(change)
-            seconds = time.monotonic() - change.started
-            change.on_commit(Committed(change.before, change.manifest, seconds, commit_seconds, 0))
+            self._commit(change)
             return
         with self._moved:
             self._moved.wait_for(lambda: self._over or len(self._unflushed) < self._max_unflushed)
@@ -121,7 +157,16 @@ class Committer:
 
     def refresh(self) -> None:
         """Adopt compactions that others committed, and see whether somebody took the stage over. Raises `Fenced`."""
-        self._head.refresh()
+        # A commit under way finds out for itself, and may wait for storage.
+        if not self._committing.acquire(blocking=False):
+            return
+        try:
+            head = newest(self._store, self._claimed.app, self._claimed.stage, self.head) or self.head
+            commit.check_epoch(head, self._claimed.epoch)
+            if self._in_the_way(head) is None:
+                self.head = head
+        finally:
+            self._committing.release()
 
     @property
     def _over(self) -> bool:
@@ -136,10 +181,7 @@ class Committer:
                     return
                 change, seconds = self._unflushed[0]
             try:
-                change, commit_seconds = self._head.commit(change)
-                self._forget()
-                behind = len(self._unflushed) - 1
-                change.on_commit(Committed(change.before, change.manifest, seconds, commit_seconds, behind))
+                self._commit(change, seconds)
             except BaseException as error:
                 # First: whoever waits for the last version looks for errors once this is over.
                 self._failed(error)
@@ -152,7 +194,71 @@ class Committer:
                 self._unflushed.popleft()
                 self._moved.notify_all()
 
-    def _upload(self, change: Change) -> None:
+    def _commit(self, change: PendingVersion, acknowledged_s: float | None = None) -> None:
+        """Commit a change behind the head. Raises as `submit` without `max_unflushed`."""
+        claimed, moved, began = self._claimed, change, 0.0
+
+        def follows(head: Manifest) -> bool:
+            nonlocal moved
+            commit.check_epoch(head, claimed.epoch)
+            if (other := self._in_the_way(head)) is not None:
+                raise commit.lost_to(other, claimed.epoch)
+            moved = self._onto(moved, head)
+            self._upload(moved)
+            return True
+
+        def update(draft: Manifest) -> Manifest:
+            nonlocal began
+            began = time.monotonic()
+            # The batch may be built on a version of somebody else's, such as a compaction.
+            return structs.replace(moved.manifest, writer=draft.writer, by=draft.by)
+
+        with self._committing:
+            made = amend(
+                self._store,
+                self.head,
+                Amendment(change.manifest.kind, update, follows, claimed.epoch, change.taken),
+                by=claimed.by,
+                now_ms=change.manifest.time_ms,
+                writer=claimed.writer,
+                taken=self._meter.take if self._meter is not None else None,
+            ).manifest
+            ended = time.monotonic()
+            if self._meter is not None:
+                self._meter.put(ended - began)
+            self.head = made
+        # The store has it. What a dropped merge left stays until the end: a batch under way may look into it.
+        while self._spool is not None and self._uploaded:
+            self._spool.forget(self._uploaded.pop())
+        seconds = time.monotonic() - change.started if acknowledged_s is None else acknowledged_s
+        change.on_commit(Committed(moved.before, made, seconds, ended - began, max(0, len(self._unflushed) - 1)))
+
+    def _in_the_way(self, head: Manifest) -> Manifest | None:
+        """The first version since the newest known, up to `head`, that no batch of this writer can follow, if any.
+
+        Compactions change no row, and what a backfill changes is made up for (`_onto`).
+        """
+        since = (
+            history.read(self._store, head.app, head.stage, version)
+            for version in range(self.head.version + 1, head.version + 1)
+        )
+        return next((each for each in since if each.kind not in _BY_OTHERS or each.epoch != head.epoch), None)
+
+    def _onto(self, change: PendingVersion, head: Manifest) -> PendingVersion:
+        """The change built on this head. Its rows get the values of backfills that they were computed without."""
+        moved = replace(change, before=head)
+        # Where there is no other version, at most what the head took has been written up since.
+        if head.version != change.before.version:
+            moved = replace(moved, manifest=rebase(change.before, change.manifest, head, change.merges))
+        due = [each for each in head.backfills if each not in change.before.backfills]
+        added = [sst for sst in moved.manifest.ssts if sst.object in moved.added] if due else []
+        if not added or self._fill is None:
+            return moved
+        filled = dict(zip(added, self._fill(head, added, due), strict=True))
+        ssts = tuple(filled.get(sst, sst) for sst in moved.manifest.ssts)
+        return replace(moved, manifest=structs.replace(moved.manifest, ssts=ssts))
+
+    def _upload(self, change: PendingVersion) -> None:
         """Bring what the version adds into the store, unless it is there."""
         if self._spool is None or not (waiting := sorted(change.added - self._uploaded)):
             return
@@ -160,13 +266,6 @@ class Committer:
             for _ in threads.map(self._spool.upload, waiting):
                 pass
         self._uploaded.update(waiting)
-
-    def _forget(self) -> None:
-        """The store has it. What a dropped merge left stays until the end: a batch under way may look into it."""
-        if self._spool is not None:
-            for key in self._uploaded:
-                self._spool.forget(key)
-        self._uploaded.clear()
 
 
 def spools_beside(cache_folder: Path) -> Path:
@@ -191,19 +290,12 @@ def spool_folder(parent: Path, writer: str) -> Iterator[Path]:
 
 def sweep_spools(parent: Path) -> None:
     """Remove what runners have left that died. Those that live are let be."""
-    for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
+    for folder in [each for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else ():
         lock = folder.with_name(f"{folder.name}.lock")
-        if folder.is_dir() and not _is_held(lock):
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        with lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+        try:
+            with suppress(FileNotFoundError), lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.unlink(missing_ok=True)

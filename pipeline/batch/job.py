@@ -1,156 +1,221 @@
-"""The Spark job of one micro-batch: from the stage's rows to what its tasks report, also where records are left out."""
+"""What one stage's batches compute: the Spark job of each, from the stage's rows to what its tasks report.
 
-from __future__ import annotations
+Also where records are left out; and what is known of a stage before its first batch.
+"""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from ... import instants
+from ...fold.event_time import BatchTimes, Lateness, Times, due_after
 from ...fold.failing import StateFailed
 from ...fold.multi_input import TAG, name_of
-from ...fold.next_version import Result
+from ...fold.next_version import Result, Written
 from ...fold.records import Position
+from ...fold.step import Step
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.s3.settings import S3Access
 from ...store.read.cache import SstCache
-from ...store.sst import sorted_runs
-from ...store.versions.manifest import Aside, Manifest, Sst
-from ..api.topic import Repartition
+from ...store.sst import sorted_runs, ttl
+from ...store.versions.manifest import Manifest
+from ..api.stage import Stage
+from ..source.checkpoint import Checkpoint
+from ..source.wake import PlannerFiles
 from ..spark.homes import Homes
+from ..spark.places import Places
+from ..spark.session import with_settings
+from ..upkeep.write_stall import Triggers
 from .applied import for_state
-from .pre_aggregation import Expected, added_up, can_add_up, settings
-from .task import MARK, RESULT_SCHEMA, StateTask, Task, ToSink, WriteTask
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+from .pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
+from .schemas import Shape
+from .task import MARK, RESULT_SCHEMA, OutputTopic, StateTask, Task, WriteTask, output_topic_of
 
 _LONG_MIN = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch that is to be computed, all of it or in part.
+class Limits:
+    """How large and how frequent a stage's batches are, and how far they may run ahead of the store.
 
-    Attributes:
-        base: The version that it is built on.
-        after: Where it ends on each input, by declared name.
-        begin: Its job over its own rows, added up before the shuffle where that is worth it: what the tasks report.
-        compute: Its job over rows of the stage's function, none of them added up before.
-        check: The same, but nothing is written; raises what computing raises.
-        store, cache: Where its SSTs are, on the driver.
-        stopping: Whether the stage is to stop, so that nothing more need be tried.
+    `until` is where users' topics end for it, by name: of the others it reads whatever comes.
     """
 
-    base: Manifest
-    after: Mapping[str, Position]
-    begin: Callable[[DataFrame], tuple[Result, ...]]
-    compute: Callable[[DataFrame], tuple[Result, ...]]
-    check: Callable[[DataFrame], object]
-    store: ObjectStore
-    cache: SstCache
-    stopping: Callable[[], bool]
+    max_records: int | None
+    trigger_ms: int
+    stall: Triggers = field(default_factory=Triggers)
+    max_unflushed: int = 0
+    until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """What a batch's tasks report, and the tables beside the stage's own that it changed."""
+class StageConfig:
+    """What a runner knows of one stage before it starts. With `max_unflushed`, `places` has a spool."""
 
-    results: tuple[Result, ...] = ()
-    aside: Mapping[str, Aside] = field(default_factory=dict)
+    stage: Stage
+    shape: Shape
+    places: Places
+    limits: Limits
+    checkpoint: Checkpoint
+    planners: PlannerFiles
+    compaction_threads: int = 1
+    """Merges that go on at once beside the batches; 0 for none, when another process merges."""
+    prefetch: bool = False
+    """Whether SSTs are fetched beside the batches; for tasks that run on this machine."""
+    rescue: Callable[["Batch", Exception], Written] | None = None
+    """Computes a batch that failed without the records to blame, or raises its error; None where none are rejected."""
+    retry: Callable[["Batch"], Written] | None = None
+    """Puts the rejected records that wait through, as a batch of their own."""
 
 
-class Rejecter(Protocol):
-    """Computes a batch that failed without the records that are to blame."""
+@dataclass(slots=True)
+class StageJob:
+    """Computes the batches of one stage, whose SSTs are in the `store`."""
 
-    def rescue(self, batch: Batch, error: Exception) -> Computed:
-        """The batch without the records for which it fails, which are in the table of those that were rejected.
+    config: StageConfig
+    store: ObjectStore
+    cache: SstCache
+    homes: Homes | None
+    """Where state partitions are, if there are several machines."""
+    access: Callable[[], S3Access | None]
+    """How workers get to the store, asked before each batch: credentials may be temporary."""
+    stopping: Callable[[], bool]
+    _forecast: Forecast = field(default_factory=Forecast)
 
-        Raises:
-            Refused: More are rejected than may be, or their topic does not take them.
-            Exception: `error` itself, where no record is to blame; or as computing and reading the batch does.
-        """
-        ...
+    def times(self, base: Manifest) -> BatchTimes:
+        """Those of the batch after a version, now."""
+        now_ms, by = instants.now_ms(), self.config.shape.due_by
+        due = due_after(base.event_time, by, now_ms) if by is not None else None
+        return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self.config.stage.event_time.ahead_ms, due)
 
-    def retry(self, batch: Batch) -> Computed:
-        """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.
+    def computed(self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Written:
+        """What that batch gives; where it fails and the stage rejects, without the records that are to blame."""
+        try:
+            results = self._compute(rows, base, times, few_keys=self._forecast.few_keys)
+        except Exception as error:
+            if self.config.rescue is None or self.stopping():
+                raise
+            return self.config.rescue(Batch(self, base, after, times), error)
+        self._forecast.learn(results)
+        return Written(results)
 
-        Raises:
-            Refused: The program does not read what they are of. Others as computing does.
-        """
-        ...
+    def _compute(
+        self,
+        rows: DataFrame,
+        base: Manifest,
+        times: BatchTimes,
+        *,
+        only_checks: bool = False,
+        few_keys: bool | None = None,
+    ) -> tuple[Result, ...]:
+        config, shape, stage = self.config, self.config.shape, self.config.stage
+        targets = tuple(output_topic_of(one, base) for one in stage.emits_to)
+        writer, version = base.writer, base.version + 1
+        rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", stage.name)
+        seen = Times(shape.watermarks, times.bound_ms)
+        if shape.bound is None or base.table is None:
+            return run_write(rows, WriteTask(config.places, writer, version, targets, shape.rows, times=seen))
+        late_by, late = shape.late_by, stage.late
+        task = StateTask(
+            dataclasses.replace(config.places, s3=self.access()),
+            writer,
+            version,
+            targets,
+            Step(
+                base.table,
+                shape.bound,
+                version,
+                times.clock_ms,
+                Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
+                times.due,
+                tells=stage.max_rejected if config.rescue is not None else None,
+            ),
+            base.ssts,
+            only_checks,
+            late_to=(output_topic_of(late, base), shape.late) if late and not only_checks else None,
+            times=seen,
+        )
+        # What is only checked need not be where its SSTs are.
+        return run_state(rows, task, None if only_checks else self.homes, few_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch on the version `base`, to be computed whole or in part."""
+
+    job: StageJob
+    base: Manifest
+    after: Mapping[str, Position]
+    """Where it ends on each input, by declared name."""
+    times: BatchTimes
+
+    def compute(self, rows: DataFrame) -> tuple[Result, ...]:
+        """Its job over rows of the stage's function, none of them added up before: what the tasks report."""
+        return self.job._compute(rows, self.base, self.times)
+
+    def check(self, rows: DataFrame) -> None:
+        """The same, but nothing is written; raises what computing raises."""
+        due = dataclasses.replace(self.times.due, pending=False) if self.times.due is not None else None
+        self.job._compute(rows, self.base, dataclasses.replace(self.times, due=due), only_checks=True)
 
 
 def run_write(rows: DataFrame, task: WriteTask) -> tuple[Result, ...]:
     """Write the rows of a stage without state to its channels, without a shuffle."""
+    outputs = tuple(enumerate(task.outputs))
     if task.rows:
-        return _run(rows.select("*", _target(task).alias("_to")), task)
-    targets = [
-        _to(channel, lambda column: F.col(f"`{column}`"), count).alias(f"_to_{n}")
-        for n, (channel, _, count) in enumerate(task.outputs)
-    ]
-    return _run(rows.select("*", *targets), task)
+        tagged = (F.when(F.col(TAG) == n, _kafka_partition(one, n)) for n, one in outputs)
+        return _run(rows.select("*", F.coalesce(*tagged).alias("_to")), task)
+    return _run(rows.select("*", *(_kafka_partition(one).alias(f"_to_{n}") for n, one in outputs)), task)
 
 
-def _target(task: WriteTask) -> Column:
-    """Where each row goes in the channel that its tag names."""
-    columns = []
-    for n, (channel, _, count) in enumerate(task.outputs):
-        place = _to(channel, lambda column, n=n: F.col(f"`{name_of(n, column)}`"), count)  # type: ignore[misc]
-        columns.append(F.when(F.col(TAG) == n, place))
-    return F.coalesce(*columns)
-
-
-def _to(channel: Repartition | ToSink, column: Callable[[str], Column], count: int) -> Column:
-    """The Kafka partition of a row. Sinks have one."""
-    if isinstance(channel, ToSink):
+def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
+    """That of a row; of the rows that have a tag, if there is one. Sinks have one partition."""
+    if not target.key:
         return F.lit(0)
-    return _partition(F.xxhash64(*map(column, channel.key)), count)
+    names = target.key if tag is None else (name_of(tag, column) for column in target.key)
+    return _partition(F.xxhash64(*(F.col(f"`{name}`") for name in names)), target.partitions)
 
 
 def run_state(
-    rows: DataFrame, task: StateTask, homes: Homes | None = None, expected: Expected | None = None
+    rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[Result, ...]:
     """Bring the rows to their state partitions and merge them there, at their `homes` if there are several machines.
 
     Where rows of the table may fall due, each state partition that has any gets a row that is only a mark. Where it is
-    `expected` that it is worth it and the task allows it, rows are added up before they are brought anywhere.
+    worth it (`Forecast.few_keys`) and the task allows it, rows are added up before.
     """
-    if expected is not None and can_add_up(task, rows.schema):
-        count = 1 if expected.few_keys and homes is None else task.table.partitions
-        with settings(rows.sparkSession, count):
+    table = task.step.table
+    if few_keys is not None and can_add_up(task, rows.schema):
+        count = 1 if few_keys and homes is None else table.partitions
+        with with_settings(rows.sparkSession, {SHUFFLE_TASKS: str(count)}):
             parts, task = added_up(rows, task)
             return _run(_placed(parts, task, homes, alone=count == 1), task)
-    key = [column.name for column in task.table.key]
     late = task.late_to[1] if task.late_to is not None else ()
-    hashed = for_state(rows, key, task.step.state.needs, task.times, late)
+    hashed = for_state(rows, [column.name for column in table.key], task.step.state.needs, task.times, late)
     return _run(_placed(hashed, task, homes), task)
 
 
 def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
     """The rows and the marks, each state partition in one task; `alone`, all in one, in which the rows are already."""
-    count = task.table.partitions
+    count = task.step.table.partitions
     if task.step.due is not None and task.step.due.pending and task.ssts:
-        hashed = _marked(hashed, task.ssts, count)
+        there = sorted_runs.by_partition(task.ssts, count)
+        hashes = ", ".join(f"({sorted_runs.bounds(each, count)[1]}L)" for each in there)
+        marks = hashed.sparkSession.sql(f"SELECT * FROM VALUES {hashes} AS marks(_hash)")
+        columns = [
+            F.col("_hash") if field.name == "_hash" else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in hashed.schema
+        ]
+        hashed = hashed.withColumn(MARK, F.lit(False)).union(marks.select(*columns, F.lit(True)))
     if alone:
         return hashed.coalesce(1)
     partition = _partition(F.col("_hash"), count)
     return homes.place(hashed, partition, count) if homes else hashed.repartitionById(count, partition)
-
-
-def _marked(rows: DataFrame, ssts: Sequence[Sst], partitions: int) -> DataFrame:
-    """The rows, and a mark for each state partition in which there are others already."""
-    places = ", ".join(
-        f"({sorted_runs.bounds(each, partitions)[1]}L)" for each in sorted_runs.by_partition(ssts, partitions)
-    )
-    marks = rows.sparkSession.sql(f"SELECT * FROM VALUES {places} AS marks(_hash)")
-    columns = [
-        F.col("_hash") if field.name == "_hash" else F.lit(None).cast(field.dataType).alias(field.name)
-        for field in rows.schema
-    ]
-    return rows.withColumn(MARK, F.lit(False)).union(marks.select(*columns, F.lit(True)))
 
 
 def _partition(hashed: Column, partitions: int) -> Column:

@@ -1,44 +1,20 @@
 """Rows added up by Spark before they cross its shuffle, where a batch has many of each key.
 
 What an aggregate keeps of several rows merges with what it keeps of others, so it makes no difference to the table,
-but for the last bits of sums of floats, which depend on the order of rows anyway. It saves the shuffle, the way to
-Python and the merging of each row, and costs a hash table: not worth it where most keys come once. So whether it is
-done follows from what the batch before showed.
+but for the last bits of sums of floats, which depend on the order of rows anyway. It saves the shuffle and the merging
+of each row, and costs a hash table: not worth it where most keys come once, as the batch before shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import DataFrame
+from pyspark.sql import types as t
 
 from ...fold.event_time import AHEAD, AT
 from ...fold.kinds.aggregate import MOST_TASKS, ROWS, TASKS, Aggregate, part
 from ...fold.next_version import Result
-from ..spark.session import with_settings
 from .task import StateTask
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _LEAST_ROWS = 50_000
 """In a batch with fewer there is nothing to save."""
@@ -50,37 +26,18 @@ _REMEMBERED = 0.95
 """With each batch that is not added up, so much is left of what was seen of how widely keys are spread."""
 _MOST_DIGITS = 28
 """Of decimals whose sums, ten digits longer, Spark has room for."""
-_IN_PLACE = (
-    BooleanType,
-    ByteType,
-    ShortType,
-    IntegerType,
-    LongType,
-    FloatType,
-    DoubleType,
-    DateType,
-    TimestampType,
-    TimestampNTZType,
-    DecimalType,
-)
-"""Types whose values Spark's hash table replaces where they are."""
-_NUMBERED = (ByteType, ShortType, IntegerType, LongType, DateType, TimestampType, TimestampNTZType)
+_TIMES = (t.TimestampType, t.TimestampNTZType)
+_FRACTIONS = (t.FloatType, t.DoubleType)
+_NUMBERED = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DateType, *_TIMES)
 """Types whose order an integer has."""
-_BYTES = (StringType, BinaryType)
+_IN_PLACE = (t.BooleanType, t.DecimalType, *_FRACTIONS, *_NUMBERED)
+"""Types whose values Spark's hash table replaces where they are."""
+_KEPT = (t.StringType, t.BinaryType, *_IN_PLACE)
+"""Types of which a smallest, largest, first or last value is kept."""
 _BOUND = "_slackwater_bound"
 """A column with the time from which on rows are too far ahead of the clock, in microseconds since 1970."""
-_TASKS = "spark.sql.shuffle.partitions"
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a batch is expected to hold, that is added up before the shuffle.
-
-    Attributes:
-        few_keys: Whether one task may merge all of them.
-    """
-
-    few_keys: bool
+SHUFFLE_TASKS = "spark.sql.shuffle.partitions"
+"""Spark's setting of the tasks behind the shuffle of rows that are added up."""
 
 
 class Forecast:
@@ -89,8 +46,8 @@ class Forecast:
     def __init__(self) -> None:
         self._spread = 1.0
         """In how many of Spark's tasks each key has rows, as far as was seen."""
-        self.next: Expected | None = None
-        """None where rows are to cross the shuffle as they are."""
+        self.few_keys: bool | None = None
+        """Whether one task may merge all keys of the next batch; None where its rows cross the shuffle as they are."""
 
     def learn(self, results: Sequence[Result]) -> None:
         """Take notice of what the tasks of a batch report."""
@@ -103,13 +60,13 @@ class Forecast:
             # What one odd batch showed is forgotten after some tens of others.
             self._spread = 1 + (self._spread - 1) * _REMEMBERED
         worth_it = rows >= _LEAST_ROWS and self._spread * keys <= _WORTH_IT * rows
-        self.next = Expected(keys <= _FEW_KEYS) if worth_it else None
+        self.few_keys = keys <= _FEW_KEYS if worth_it else None
 
 
-def can_add_up(task: StateTask, schema: StructType) -> bool:
+def can_add_up(task: StateTask, schema: t.StructType) -> bool:
     """Whether rows of this schema may come to a task added up."""
     aggregates = task.step.state.added_up
-    key = [column.name for column in task.table.key]
+    key = [column.name for column in task.step.table.key]
     if not aggregates or task.late_to is not None or len(task.times.watermarks) > 1:
         # Late rows go on as they are.
         return False
@@ -120,29 +77,28 @@ def can_add_up(task: StateTask, schema: StructType) -> bool:
     return all(_can_add_up(made, schema) for _, made in aggregates)
 
 
-def _can_add_up(made: Aggregate, schema: StructType) -> bool:
+def _can_add_up(made: Aggregate, schema: t.StructType) -> bool:
     kind = schema[made.column].dataType if made.column else None
     match made.function:
         case "count":
             return True
         case "sum" | "mean":
-            return not isinstance(kind, DecimalType) or kind.precision <= _MOST_DIGITS
+            return not isinstance(kind, t.DecimalType) or kind.precision <= _MOST_DIGITS
         case "min" | "max":
-            return isinstance(kind, (*_IN_PLACE, *_BYTES))
-    by = schema[str(made.by)].dataType
-    return isinstance(kind, (*_IN_PLACE, *_BYTES)) and isinstance(by, _NUMBERED)
+            return isinstance(kind, _KEPT)
+    return isinstance(kind, _KEPT) and isinstance(schema[str(made.by)].dataType, _NUMBERED)
 
 
-def _has_collation(kind: DataType) -> bool:
+def _has_collation(kind: t.DataType) -> bool:
     """Whether Spark takes strings for equal that are not the same."""
-    if isinstance(kind, StructType):
+    if isinstance(kind, t.StructType):
         return any(_has_collation(field.dataType) for field in kind)
-    return isinstance(kind, StringType) and not kind.isUTF8BinaryCollation()
+    return isinstance(kind, t.StringType) and not kind.isUTF8BinaryCollation()
 
 
 def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
-    """One row for each key of these rows, with its `_hash`, and the task for such rows. To be asked of what can be."""
-    schema, key = rows.schema, [column.name for column in task.table.key]
+    """One row for each key of these rows, with its `_hash`, and the task for such rows. To be inner of what can be."""
+    schema, key = rows.schema, [column.name for column in task.step.table.key]
     aggregates = task.step.state.added_up
     made = {ROWS: "count(1)", TASKS: f"bit_or({TASKS})"}
     picked: dict[str, str] = {}
@@ -152,14 +108,14 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
             picked |= {part(what, name): f"{_name(part('picked', name))}.{what}" for what in ("value", "by")}
         else:
             made |= {part(what, name): column for what, column in _parts(one, schema).items()}
-    # Which task a row is in, may only be asked outside of aggregates.
-    asked = {TASKS: f"shiftleft(1L, spark_partition_id() % {MOST_TASKS})"}
+    # Which task a row is in, may only be inner outside of aggregates.
+    inner = {TASKS: f"shiftleft(1L, spark_partition_id() % {MOST_TASKS})"}
     times = task.times
     if times.watermarks:
         (watermark,) = times.watermarks
         at = f"unix_micros(CAST({_name(watermark.columns[0])} AS timestamp))"
         # A number that is another one in each batch, plainly written, would have Spark compile each batch's code.
-        asked[_BOUND] = f"get(array({(times.bound_ms + 1) * 1000}L), shiftright(spark_partition_id(), 31))"
+        inner[_BOUND] = f"get(array({(times.bound_ms + 1) * 1000}L), shiftright(spark_partition_id(), 31))"
         in_time = f"{at} < {_BOUND}"
         made |= {AT: f"max(CASE WHEN {in_time} THEN {at} END)", AHEAD: f"count_if(NOT ({in_time}))"}
         times = replace(times, watermarks=(replace(watermark, columns=(AT,)),))
@@ -170,12 +126,11 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     parts = rows.sparkSession.sql(
         f"SELECT {keys}, {_listed({name: _name(name) for name in columns} | picked)}, xxhash64({keys}) AS _hash FROM ("
         f"SELECT {keys}, {_listed(made)} FROM ("
-        f"SELECT {needed}, {_listed(asked)} FROM {{rows}}) GROUP BY {keys})",
+        f"SELECT {needed}, {_listed(inner)} FROM {{rows}}) GROUP BY {keys})",
         rows=rows,
     )
-    return parts, replace(
-        task, step=replace(task.step, state=task.step.state.over_partials((*columns, *picked))), times=times
-    )
+    step = replace(task.step, state=task.step.state.over_partials((*columns, *picked)))
+    return parts, replace(task, step=step, times=times)
 
 
 def _name(column: str) -> str:
@@ -187,7 +142,7 @@ def _listed(columns: Mapping[str, str]) -> str:
     return ", ".join(f"{column} AS {_name(name)}" for name, column in columns.items())
 
 
-def _parts(made: Aggregate, schema: StructType) -> dict[str, str]:
+def _parts(made: Aggregate, schema: t.StructType) -> dict[str, str]:
     """What is kept of several rows by an aggregate that needs no order, by what it is, as SQL."""
     if made.column is None:
         return {"count": "count(1)"}
@@ -197,31 +152,23 @@ def _parts(made: Aggregate, schema: StructType) -> dict[str, str]:
     if made.function in ("sum", "mean"):
         # Sums of halves have room in 64 bits, whatever becomes of the whole.
         halves = {"sum": f"sum(shiftright({column}, 32))", "low": f"sum({column} & {0xFFFFFFFF}L)"}
-        sums = halves if isinstance(kind, LongType) else {"sum": f"sum({column})"}
+        sums = halves if isinstance(kind, t.LongType) else {"sum": f"sum({column})"}
         return sums | ({"count": f"count({column})"} if made.function == "mean" else {})
-    if isinstance(kind, FloatType | DoubleType):
+    if isinstance(kind, _FRACTIONS):
         column = f"CASE WHEN NOT isnan({column}) THEN {column} END"
     if isinstance(kind, _IN_PLACE):
         return {"value": f"{made.function}({column})"}
     return {"value": f"get({made.function}_by({column}, {column}, 1), 0)"}
 
 
-def _picked(made: Aggregate, schema: StructType) -> str:
+def _picked(made: Aggregate, schema: t.StructType) -> str:
     """Value and `by` of the first or last of several rows; of equals, the largest value, and NaN before nothing."""
     value, by = _name(str(made.column)), _name(str(made.by))
     kind = schema[str(made.by)].dataType
-    if isinstance(kind, DateType):
+    number = f"unix_micros(CAST({by} AS timestamp))" if isinstance(kind, _TIMES) else f"CAST({by} AS bigint)"
+    if isinstance(kind, t.DateType):
         number = f"CAST(unix_date({by}) AS bigint)"
-    elif isinstance(kind, TimestampType | TimestampNTZType):
-        number = f"unix_micros(CAST({by} AS timestamp))"
-    else:
-        number = f"CAST({by} AS bigint)"
     order = number if made.function == "last" else f"~{number}"
-    known = f"NOT isnan({value})" if isinstance(schema[str(made.column)].dataType, FloatType | DoubleType) else "true"
+    known = f"NOT isnan({value})" if isinstance(schema[str(made.column)].dataType, _FRACTIONS) else "true"
     rank = f"CASE WHEN {by} IS NOT NULL THEN struct({order}, {value} IS NOT NULL, {known}, {value}) END"
     return f"get(max_by(struct({value} AS value, {by} AS by), {rank}, 1), 0)"
-
-
-def settings(spark: SparkSession, tasks: int) -> AbstractContextManager[None]:
-    """While a job runs that adds rows up and brings what is left of each key together in so many tasks."""
-    return with_settings(spark, {_TASKS: str(tasks)})

@@ -1,16 +1,15 @@
 """A stage's function over chosen records, outside of its query: for rejecting records, and for replaying history."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField
@@ -18,13 +17,9 @@ from pyspark.sql.types import LongType, StructField
 from ...fold.event_time import Times
 from ...fold.failing import RECORD
 from ..api.stage import Stage
-from ..spark.plans import frame_of, plan_of, rebuilt
-from ..spark.provenance import hidden, with_records
+from ..spark.plans import frame_of, hidden, plan_of, rebuilt, with_records
 from .applied import for_state, over, tag
 from .schemas import Shape
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 Numbers = npt.NDArray[np.int64]
 """Records by number."""
@@ -35,16 +30,15 @@ _BATCH_ROWS = 10_000
 class Rerun:
     """A stage's function over records that are at hand, and over some of these. Raises `Refused` where it fails.
 
-    Attributes:
-        inputs: Each input's records, with their numbers as `RECORD`, in the order in which the function gets them.
-        output: Of a stage without state, the output whose rows are wanted where each has its own; empty for all.
-        rows: What the function makes of all records, as a batch's own rows.
+    `rows` is what the function makes of all of them, as a batch's own rows, in the session `spark`.
     """
 
     stage: Stage
     shape: Shape
     inputs: Sequence[DataFrame]
+    """Each input's records, with their numbers as `RECORD`, in the order in which the function gets them."""
     output: str = ""
+    """Of a stage without state, the output whose rows are wanted where each has its own; empty for all."""
 
     def __post_init__(self) -> None:
         self._feeds = [plan_of(frame) for frame in self.inputs]
@@ -53,11 +47,7 @@ class Rerun:
         if self.output and self.shape.bound is None and len(self._frames) > 1:
             self._frames = (self._frames[[each.name for each in self.stage.writes].index(self.output)],)
         self.rows = tag(self._frames, self.shape.key)
-
-    @property
-    def spark(self) -> SparkSession:
-        """The session of the records."""
-        return self.rows.sparkSession
+        self.spark = self.rows.sparkSession
 
     @cached_property
     def numbered(self) -> DataFrame | None:
@@ -68,17 +58,11 @@ class Rerun:
 
     def needed(self, rows: DataFrame) -> DataFrame:
         """Of the function's rows, what a batch computes: `_hash`, the key and what the state and late rows need."""
-        shape = self.shape
-        if shape.bound is None:
-            return rows
-        return for_state(rows, shape.key, shape.bound.needs, Times(shape.watermarks), shape.late)
+        key, bound = self.shape.key, self.shape.bound
+        return for_state(rows, key, bound.needs, Times(self.shape.watermarks), self.shape.late) if bound else rows
 
     def table(self) -> tuple[pa.Table, bool]:
-        """What is needed of all rows, by one Spark job: if each comes of one record, with its number as `RECORD`.
-
-        Returns:
-            The rows, and whether they have the numbers.
-        """
+        """What is needed of all rows, by one Spark job; if each comes of one record (told, too), with `RECORD`."""
         return self.needed(self.rows if self.numbered is None else self.numbered).toArrow(), self.numbered is not None
 
     @cached_property
@@ -91,8 +75,8 @@ class Rerun:
         """`numbered`, the rows of these keys, by `_hash`."""
         if self.numbered is None:
             return None
-        wanted = ", ".join(f"{key}L" for key in keys)
-        of_key = F.expr(f"xxhash64({', '.join(f'`{name}`' for name in self.shape.key)}) IN ({wanted})")
+        hashes = ", ".join(f"{key}L" for key in keys)
+        of_key = F.expr(f"xxhash64({', '.join(f'`{name}`' for name in self.shape.key)}) IN ({hashes})")
         return self.without(self.numbered, without).where(of_key)
 
     def without(self, rows: DataFrame, left_out: Collection[int]) -> DataFrame:
@@ -106,10 +90,8 @@ class Rerun:
         places = np.searchsorted(self.numbers, chosen)
         begins = np.flatnonzero(np.append(True, np.diff(places) > 1))
         ends = np.append(begins[1:], len(places)) - 1
-        spans = (
-            f"`{RECORD}` BETWEEN {chosen[first]} AND {chosen[last]}" for first, last in zip(begins, ends, strict=True)
-        )
-        return self._where(rows, " OR ".join(spans))
+        spans = zip(chosen[begins], chosen[ends], strict=True)
+        return self._where(rows, " OR ".join(f"`{RECORD}` BETWEEN {first} AND {last}" for first, last in spans))
 
     def _where(self, rows: DataFrame, condition: str) -> DataFrame:
         def replace(before: Any, after: Any) -> Any:
@@ -121,20 +103,6 @@ class Rerun:
         return frame_of(rebuilt(plan_of(rows), self.spark, replace), self.spark)
 
 
-@dataclass(frozen=True, slots=True)
-class _Feed:
-    """Gives a task rows of a file, by the numbers of those that its batches begin with; for `mapInArrow`."""
-
-    path: str
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            with pa.memory_map(self.path) as file:
-                rows = pa.ipc.open_file(file).read_all()
-            for first in batch["id"].to_pylist():
-                yield from rows.slice(first, _BATCH_ROWS).to_batches()
-
-
 def records_of(spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path) -> DataFrame:
     """Records of an input with their numbers, which Spark reads from a file with as many tasks as it has cores."""
     rows = rows.append_column(RECORD, pa.array(numbers, pa.int64()))
@@ -143,4 +111,14 @@ def records_of(spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path
     tasks = max(1, min(spark.sparkContext.defaultParallelism, -(-rows.num_rows // _BATCH_ROWS)))
     schema = from_arrow_schema(rows.schema)
     schema.fields[-1] = StructField(RECORD, LongType(), nullable=False)
-    return spark.range(0, rows.num_rows, _BATCH_ROWS, tasks).mapInArrow(_Feed(str(path)), schema)
+    shown = str(path)
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows from the number on with which each of Spark's begins."""
+        for batch in batches:
+            with pa.memory_map(shown) as mapped:
+                every = pa.ipc.open_file(mapped).read_all()
+            for first in batch["id"].to_pylist():
+                yield from every.slice(first, _BATCH_ROWS).to_batches()
+
+    return spark.range(0, rows.num_rows, _BATCH_ROWS, tasks).mapInArrow(read, schema)

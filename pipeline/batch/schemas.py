@@ -1,17 +1,15 @@
 """What flows between stages: the schema of every stage's rows and of every repartition topic.
 
-A user's functions are applied to empty streams once, upstream first, so that one stage can also run alone. What cannot
-be kept or sent is refused, before anything is written.
+A user's functions are applied to empty streams once, upstream first. What cannot be kept or sent is refused.
 """
-
-from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from msgspec import structs
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -35,9 +33,6 @@ from ..messages import outgoing
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
 from .applied import Applied, apply, each_output
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _SESSION = "spark.sessionWindow"
 """Spark's mark on a column that is a session window."""
@@ -77,14 +72,10 @@ class Shape:
         return self.bound.due_by if self.bound is not None else None
 
     @property
-    def behind_ms(self) -> int:
-        """How much earlier than the watermark the times may be of what the stage still emits."""
-        return self.bound.behind_ms if self.bound is not None else 0
-
-    @property
     def time_rules(self) -> TimeRules:
         """How the stage keeps event time."""
-        return TimeRules(self.watermarks, self.timed, self.due_by, self.behind_ms)
+        behind_ms = self.bound.behind_ms if self.bound is not None else 0
+        return TimeRules(self.watermarks, self.timed, self.due_by, behind_ms)
 
     @property
     def own(self) -> frozenset[str]:
@@ -95,10 +86,8 @@ class Shape:
 def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     """Schemas of all stages of an app, by name, upstream first.
 
-    Raises:
-        NotFound: A key or a state names a column that the function does not give.
-        Refused: A function fails, gives no DataFrame, or keeps state of its own.
-        Usage: Inputs that come together have keys of different types.
+    Raises `NotFound` where a key or a state names a column that the function does not give, `Refused` where a function
+    fails, gives no DataFrame, or keeps state of its own, `Usage` where inputs have keys of different types.
     """
     known: dict[str, Shape] = {}
     forget_latest()
@@ -109,18 +98,18 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
                 for name, one in stage.inputs.items()
             }
             # A folder without files is the cheapest stream there is: no process of its own, and never started.
-            streams = {
-                name: spark.readStream.schema(schema).parquet(f"file:{empty}") for name, schema in inputs.items()
-            }
+            read = spark.readStream
+            streams = {name: read.schema(schema).parquet(f"file:{empty}") for name, schema in inputs.items()}
             applied = apply(stage, streams)
             key = app.key_of(stage) if stage.state is not None else ()
             watermarks = _watermarks(stage, key, applied)
-            passed_on = {name for name in stage.channels if known[app.writer_of(name).name].timed}
-            shape = _shape(stage, key, inputs, applied)
-            shape = replace(shape, watermarks=watermarks)
-            timed = shape.own | passed_on
-            closes = timed and stage.event_time.late != "keep"
-            shape = replace(shape, timed=timed, late_by=_late_by(shape) if closes else ())
+            shape = replace(_shape(stage, key, inputs, applied), watermarks=watermarks)
+            timed = shape.own | {name for name in stage.channels if known[app.writer_of(name).name].timed}
+            late_by: tuple[str, ...] = ()
+            if timed and stage.event_time.late != "keep" and shape.table is not None and shape.bound is not None:
+                columns = pa.schema([(each.name, to_arrow(each.type)) for each in shape.table.key])
+                late_by = shape.bound.late_by(window_of(columns))
+            shape = replace(shape, timed=timed, late_by=late_by)
             if shape.due_by == "watermark" and not timed:
                 raise Refused(
                     f"stage {stage.name!r} has rows that fall due and no watermark that would pass their time",
@@ -128,13 +117,6 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
                 )
             known[stage.name] = _with_late(stage, shape, applied)
     return known
-
-
-def _late_by(shape: Shape) -> tuple[str, ...]:
-    """The columns by which the kind of state says that rows are late."""
-    if shape.table is None or shape.bound is None:
-        return ()
-    return shape.bound.late_by(window_of(pa.schema([(each.name, to_arrow(each.type)) for each in shape.table.key])))
 
 
 def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
@@ -157,32 +139,27 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
         )
     rows = applied.frames[0].schema
     _check_output(stage.late, to_arrow_schema(rows, timezone="UTC"))
-    emits = shape.emits | {stage.late.name: _without_sessions(rows)}
-    return replace(shape, emits=emits, late={name: name for name in rows.names})
-
-
-def _without_sessions(rows: StructType) -> StructType:
-    """The rows' columns, with sessions as windows of their own: what is late makes no session any more."""
     columns = StructType()
     for one in rows:
+        # With sessions as windows of their own: what is late makes no session any more.
         marks = {name: value for name, value in one.metadata.items() if name != _SESSION}
         columns.add(one.name, one.dataType, one.nullable, marks)
-    return columns
+    emits = shape.emits | {stage.late.name: columns}
+    return replace(shape, emits=emits, late={name: name for name in rows.names})
 
 
 def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Watermark, ...]:
     """The watermarks that a stage's function says, by the columns of its batches."""
-    found = {at: one for at, one in enumerate(applied.declared) if one is not None}
-    single = len(applied.frames) == 1
-    columns = {at: one.column if single or one.column in key else name_of(at, one.column) for at, one in found.items()}
+    found = [(at, one.column, one.delay_ms) for at, one in enumerate(applied.declared) if one is not None]
+    names, single = tuple(stage.inputs), len(applied.frames) == 1
+    columns = {at: column if single or column in key else name_of(at, column) for at, column, _ in found}
     if found and (single or each_output(stage, applied.frames)):
         # The same rows, or parts of them: what each input brought is not told apart.
-        return (Watermark(tuple(columns.values()), max(one.delay_ms for one in found.values()), tuple(stage.inputs)),)
-    names = tuple(stage.inputs)
+        return (Watermark(tuple(columns.values()), max(delay_ms for *_, delay_ms in found), names),)
     # A key column is one for all DataFrames.
     return tuple(
-        Watermark((columns[at],), one.delay_ms, (names[at],), at if not single and one.column in key else None)
-        for at, one in found.items()
+        Watermark((columns[at],), delay_ms, (names[at],), at if not single and column in key else None)
+        for at, column, delay_ms in found
     )
 
 
@@ -194,22 +171,22 @@ def ddl_of(rows: StructType) -> str:
 def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], applied: Applied) -> Shape:
     rows = [frame.schema for frame in applied.frames]
     arrow = [to_arrow_schema(schema, timezone="UTC") for schema in rows]
+    apart = tuple(arrow) if len(rows) > 1 else ()
     if stage.state is None:
-        if len(rows) > 1 and not each_output(stage, rows):
+        if apart and not each_output(stage, rows):
             raise Refused(
                 f"stage {stage.name!r} returned {len(rows)} DataFrames, and has no state to bring them together",
                 hint="return their union: a.unionByName(b, allowMissingColumns=True)",
             )
-        sent = dict(zip(stage.writes, rows if len(rows) > 1 else rows * len(stage.writes), strict=True))
-        for output, schema in sent.items():
-            _check_output(output, to_arrow_schema(schema, timezone="UTC"))
-        emits = {output.name: schema for output, schema in sent.items()}
-        return Shape(inputs, emits, (), None, None, tuple(arrow) if len(rows) > 1 else ())
+        for output, schema in zip(stage.writes, apart or arrow * len(stage.writes), strict=True):
+            _check_output(output, schema)
+        sent = zip(stage.writes, rows if apart else rows * len(stage.writes), strict=True)
+        return Shape(inputs, {output.name: schema for output, schema in sent}, (), None, None, apart)
     for schema in arrow:
         _check_columns(f"stage {stage.name!r}", key, schema)
     read = {name: to_arrow_schema(inputs[name], timezone="UTC") for name in stage.channels}
     _check_same_types(stage, key, read if not stage.key else {})
-    _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
+    _check_same_types(stage, key, dict(zip(stage.inputs, apart, strict=True)) if apart else {})
     state = _state(stage, stage.state, key, rows)
     times = [one.column if one else None for one in applied.declared]
     marked = [of_input(*each) for each in zip(arrow, stage.inputs, times, strict=False)]
@@ -221,10 +198,9 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         why, instead = state.no_ttl
         raise Refused(f"stage {stage.name!r} has a ttl, and {why}", hint=f"leave ttl= out of its table(...): {instead}")
     check_ttl(stage.name, stage.table.ttl, bound.values)
-    _check_defaults(stage, bound.values)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
-        values=tuple(_value(stage, field) for field in bound.values),
+        values=_values(stage, bound.values),
         partitions=stage.table.partitions,
         state=state.stored,
         compaction=stage.table.compaction,
@@ -236,8 +212,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
 def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:
     """What a stage keeps, where its key has a session: that is no part of what identifies a row, for it grows.
 
-    Raises:
-        Refused: There are sessions that could not be kept, or not be final.
+    Raises `Refused` where there are sessions that could not be kept, or not be final.
     """
     found = list(dict.fromkeys(name for name in key for schema in rows if _SESSION in schema[name].metadata))
     if not found:
@@ -256,19 +231,19 @@ def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructT
     return by_session
 
 
-def _check_defaults(stage: Stage, values: pa.Schema) -> None:
-    visible = [name for name in values.names if not name.startswith("_")]
-    for name in stage.table.defaults:
+def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
+    """The table's value columns, with their defaults."""
+    defaults, visible = stage.table.defaults, [name for name in values.names if not name.startswith("_")]
+    for name in defaults:
         if name not in visible:
             raise NotFound("value column", name, visible, hint=f"defaults= of stage {stage.name!r} names some of them")
-
-
-def _value(stage: Stage, field: pa.Field) -> Column:
-    default = stage.table.defaults.get(field.name)
-    kind = from_arrow(field.type)
-    if default is None:
-        return Column(field.name, kind)
-    return Column(field.name, kind, default=check_default(stage.name, field.name, default, to_arrow(kind)))
+    columns = [Column(field.name, from_arrow(field.type)) for field in values]
+    return tuple(
+        structs.replace(one, default=check_default(stage.name, one.name, default, to_arrow(one.type)))
+        if (default := defaults.get(one.name)) is not None
+        else one
+        for one in columns
+    )
 
 
 def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
@@ -280,9 +255,10 @@ def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
             hint="emits= has one for each of writes=, in that order, or one for all of them",
         )
     each = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.emits_to)
-    for output, rows in zip(stage.emits_to, each, strict=True):
+    emitted = list(zip(stage.emits_to, each, strict=True))
+    for output, rows in emitted:
         _check_output(output, rows)
-    return {output.name: from_arrow_schema(rows) for output, rows in zip(stage.emits_to, each, strict=True)}
+    return {output.name: from_arrow_schema(rows) for output, rows in emitted}
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:

@@ -1,15 +1,15 @@
 """One stage at work: a streaming query whose every batch ends in one commit."""
 
-from __future__ import annotations
-
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from ... import instants
 from ...fold.event_time import BatchTimes
@@ -17,13 +17,14 @@ from ...fold.next_version import Outcome, Written, has_rows, next_version
 from ...fold.records import Position
 from ...keep.backfill.fill import fill_changes
 from ...store.compaction import plan
+from ...store.compaction.plan import Done
 from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.versions.aside import rejected_of
-from ...store.versions.manifest import Input, Manifest, Output
+from ...store.versions.manifest import Manifest
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
 from ..spark.homes import Homes
@@ -32,15 +33,9 @@ from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep
 from . import query
 from .batch_report import BatchReport
-from .committer import Committer
-from .head import Change, Committed
-from .job import Computed
-from .snapshot_events import arrive, unchanged
-from .stage_job import StageConfig, StageJob
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+from .committer import Committed, Committer, PendingVersion
+from .job import Batch, StageConfig, StageJob
+from .snapshot_events import arrive
 
 
 class StageRunner:
@@ -65,12 +60,8 @@ class StageRunner:
         on_move: Callable[[Manifest, Manifest], None] = lambda _head, _tip: None,
     ) -> None:
         self.stage = config.stage
-        self._config = config
-        self._shape = config.shape
-        self._limits = config.limits
-        self._meter = meter
-        self._on_commit = on_commit
-        self._on_move = on_move
+        self._config, self._meter = config, meter
+        self._on_commit, self._on_move = on_commit, on_move
         self._busy = threading.Lock()
         self._stopping = self._settled = False
         self.error: BaseException | None = None
@@ -78,36 +69,34 @@ class StageRunner:
         self._closed_snapshots: frozenset[str] = frozenset()
         self._batch_s = 0.0
         """What the batch before took."""
-        has_table, places = self._shape.table is not None, config.places
+        has_table, places, limits = config.shape.table is not None, config.places, config.limits
         # On this machine all tasks have one cache.
         self._homes = Homes() if places.elsewhere else None
         spool = SpooledStore(store, Path(places.spool)) if places.spool else None
         cache = SstCache(*places.cache)
-        near: ObjectStore = spool or store
+        local: ObjectStore = spool or store
         self._committer = Committer(
             store,
             claimed,
             meter=meter,
             spool=spool,
-            max_unflushed=self._limits.max_unflushed,
+            max_unflushed=limits.max_unflushed,
             failed=self._fail,
-            fill=partial(fill_changes, near, cache) if has_table else None,
+            fill=partial(fill_changes, local, cache) if has_table else None,
         )
-        self._job = StageJob(config, near, cache, homes=self._homes, access=access, stopping=lambda: self._stopping)
-        self._upkeep = (
-            Upkeep(
-                near,
+        self._job = StageJob(config, local, cache, self._homes, access, stopping=lambda: self._stopping)
+        self._upkeep: Upkeep | None = None
+        if has_table:
+            self._upkeep = Upkeep(
+                local,
                 cache,
                 claimed,
                 threads=config.compaction_threads,
-                triggers=self._limits.stall,
-                prefetch=config.prefetch,
                 deliver=Delivery(self._homes, places, access) if self._homes else None,
+                prefetch=config.prefetch,
+                triggers=limits.stall,
                 tip=lambda: self.tip,
             )
-            if has_table
-            else None
-        )
 
     @property
     def head(self) -> Manifest:
@@ -118,11 +107,6 @@ class StageRunner:
     def tip(self) -> Manifest:
         """The newest acknowledged version: with `max_unflushed`, it may not be committed yet."""
         return self._committer.tip
-
-    @property
-    def positions(self) -> dict[str, Input]:
-        """How far it has read, by the input's declared name."""
-        return {name: self.head.inputs[name] for name in self.stage.inputs}
 
     def forget(self, snapshots: frozenset[str]) -> None:
         """Have the next version forget these recorded snapshots, as nobody asks for them any more."""
@@ -191,7 +175,7 @@ class StageRunner:
         with_rows = any(has_rows(tip.inputs[name], end) for name, end in after.items())
         stall_seconds = 0.0
         if self._upkeep is not None and (with_rows or self._job.times(tip).pending):
-            stall_seconds = self._upkeep.wait(self._batch_s, lambda: self._stopping)
+            stall_seconds = self._upkeep.stall.wait(self._batch_s, lambda: self._stopping)
         if self._stopping:
             return
         started = time.monotonic()
@@ -202,11 +186,11 @@ class StageRunner:
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed and not times.pending:
             return
-        computed = Computed()
+        written = Written()
         if with_rows or times.pending:
-            computed = self._job.computed(rows, self._job.batch(self._merged(base), after, times))
-        markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
-        self._submit(base, after, outcome, computed, markers, times, started, stall_seconds, with_rows=with_rows)
+            merged = replace(base, ssts=plan.apply(base.ssts, self._finished))
+            written = self._job.computed(rows, merged, after, times)
+        self._submit(base, after, outcome, written, times, started, stall_seconds, with_rows=with_rows)
 
     def retry(self) -> None:
         """Put the rejected records that wait through the program: a batch of its own, between two others.
@@ -215,13 +199,14 @@ class StageRunner:
         raises, which ends the stage.
         """
         with self._busy:
-            base, rejecter = self.tip, self._config.rejecter
-            if self._stopping or rejecter is None or not rejected_of(base).waiting:
+            base, retry = self.tip, self._config.retry
+            if self._stopping or retry is None or not rejected_of(base).waiting:
                 return
             started, times = time.monotonic(), self._job.times(base)
             try:
-                computed = rejecter.retry(self._job.batch(self._merged(base), {}, times))
-                self._submit(base, {}, unchanged(base), computed, {}, times, started)
+                merged = replace(base, ssts=plan.apply(base.ssts, self._finished))
+                written = retry(Batch(self._job, merged, {}, times))
+                self._submit(base, {}, arrive(base, {}, {}, ()), written, times, started)
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -231,23 +216,27 @@ class StageRunner:
         base: Manifest,
         after: Mapping[str, Position],
         outcome: Outcome,
-        computed: Computed,
-        markers: Mapping[tuple[str, str], tuple[int, ...]],
+        written: Written,
         times: BatchTimes,
         started: float,
         stall_seconds: float = 0.0,
         *,
         with_rows: bool = True,
     ) -> None:
-        """Hand a computed batch over to be committed."""
-        results, merges = computed.results, self._upkeep.finished if self._upkeep else ()
+        """Write the markers behind a computed batch, and hand it over to be committed."""
+        results, merges, places = tuple(written.results), self._finished, self._config.places
+        markers = {}
+        for snapshot, channel in outcome.markers:
+            topic, partitions = base.outputs[channel].topic, len(base.outputs[channel].ends)
+            sent = write_markers(open_kafka(places.kafka), topic, partitions, snapshot, places.patience_s)
+            markers[snapshot, channel] = sent
         manifest = next_version(
             base,
             after,
             outcome,
-            Written(results, markers, computed.aside),
+            dataclasses.replace(written, markers=markers),
             merges,
-            self._shape.time_rules,
+            self._config.shape.time_rules,
             times,
             with_rows=with_rows,
             now_ms=instants.now_ms(),
@@ -262,25 +251,22 @@ class StageRunner:
             self._on_commit(BatchReport.of(committed, results, due, stall_seconds))
 
         taken = sum((result.stats for result in results), Stats())
-        self._committer.submit(Change(base, manifest, merges, started, on_commit, taken))
+        self._committer.submit(PendingVersion(base, manifest, merges, started, on_commit, taken))
         self._wake_for(manifest)
         self._batch_s = time.monotonic() - started
-        if self._limits.max_unflushed:
+        if self._config.limits.max_unflushed:
             self._on_move(self.head, self.tip)
 
     def _wake_for(self, tip: Manifest) -> None:
         """Have a batch start when a row falls due, or at once where one has."""
-        if self._shape.due_by is None:
+        if self._config.shape.due_by is None:
             return
         times, at_ms = tip.event_time, None
         if times is not None and times.next_due_ms is not None and (times.by_clock or times.owed):
             at_ms = times.next_due_ms if times.by_clock else 0
-        self._config.told.wake(tip.stage, tip.version, at_ms)
+        self._config.planners.wake(tip.stage, tip.version, at_ms)
 
-    def _merged(self, base: Manifest) -> Manifest:
-        """A version as it is once finished merges are adopted."""
-        return replace(base, ssts=plan.apply(base.ssts, self._upkeep.finished if self._upkeep else ()))
-
-    def _write_markers(self, snapshot: str, output: Output) -> tuple[int, ...]:
-        places = self._config.places
-        return write_markers(open_kafka(places.kafka), output.topic, len(output.ends), snapshot, places.patience_s)
+    @property
+    def _finished(self) -> tuple[Done, ...]:
+        """Merges that the next version may adopt."""
+        return self._upkeep.finished if self._upkeep is not None else ()

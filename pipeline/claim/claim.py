@@ -1,7 +1,5 @@
 """Taking a stage over: what the stored head must agree with, and what a new stage begins with."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,18 +37,6 @@ _log = logging.getLogger("slackwater")
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What a check found of one stage."""
-
-    head: Manifest | None
-    """None for a new stage."""
-    starts: Mapping[str, StartPosition]
-    """By the input's declared name."""
-    offsets: Mapping[str, Bounds]
-    """By topic, of those that it reads."""
-
-
-@dataclass(frozen=True, slots=True)
 class Claimer:
     """Claims stages of one app for one writer."""
 
@@ -78,37 +64,28 @@ class Claimer:
         self.kafka.create_topics(self._channels(stages), only_ask=only_ask)
         sinks.create_internal(self.kafka, self.app.name, stages, self.publishes, only_ask=only_ask)
 
-    def check(self, stage: Stage) -> Checked:
+    def check(self, stage: Stage) -> tuple[Manifest | None, dict[str, StartPosition]]:
         """Refuse what does not fit whatever the stage's columns are: nothing is written, and Spark is not needed.
 
-        Raises `Refused` where the names of the key, the kind of state or an input changed, or input offsets are gone
-        (`Gone`), `NotFound` where an input topic does not exist.
+        Returns its head, None for a new stage, and where it begins, by the input's declared name. Raises `Refused`
+        where the names of the key, the kind of state or an input changed, or input offsets are gone (`Gone`),
+        `NotFound` where an input topic does not exist.
         """
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and head.called:
             raise is_retired(head)
         if head is not None:
             _check_declared(self.app, stage, head.table)
-        offsets: dict[str, Bounds] = {}
-        return Checked(head, self._starts(stage, head, offsets), offsets)
-
-    def check_new(self, stage: Stage) -> Mapping[str, StartPosition]:
-        """Where a stage without versions begins, by the input's declared name. Raises as `check`.
-
-        Also `Refused` where one of its channels may not be made.
-        """
-        self.create_channels((stage,), only_ask=True)
-        return self._starts(stage, None)
+        return head, self.starts(stage, head)
 
     def start_of(self, name: str) -> tuple[int, ...]:
         """Where a topic begins for stages without versions. Raises as `check`."""
         stage = next(stage for stage in self.app.stages.values() if name in stage.inputs)
         return self._start(stage, stage.inputs[name], None).at.offsets
 
-    def check_shape(self, stage: Stage, shape: Shape, checked: Checked) -> None:
+    def check_shape(self, stage: Stage, shape: Shape, head: Manifest | None, starts: dict[str, StartPosition]) -> None:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
-        _agreed(self.app, stage, shape.table, checked.head)
-        head = checked.head
+        _agreed(self.app, stage, shape.table, head)
         if shape.late_by and head is not None and head.ssts and head.event_time is None:
             _log.warning(
                 "stage %s/%s knew no event time, and closes windows now: rows whose window had ended before the "
@@ -118,7 +95,7 @@ class Claimer:
                 stage.name,
             )
         sinks.prepare(stage, shape.emits, self.publishes)
-        log_unseen(stage.name, checked.starts)
+        log_unseen(stage.name, starts)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
         """Commit a claim of the stage and return it. Raises as `check` and `check_shape` do.
@@ -132,7 +109,7 @@ class Claimer:
             known = draft if draft.version > 1 else None
             table = _agreed(self.app, stage, shape.table, known)
             return replace(
-                start_at(self.store, draft, self._starts(stage, known), self.by),
+                start_at(self.store, draft, self.starts(stage, known), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.outputs(stage, draft, shape),
@@ -150,12 +127,11 @@ class Claimer:
         """The channels that a stage writes, as its next version begins with them; `known` is its newest, or a first."""
         found = {}
         for channel in stage.repartitions:
-            ddl, output = ddl_of(shape.emits[channel.name]), known.outputs.get(channel.name)
+            output = known.outputs.get(channel.name)
             if output is None:
-                topic = self._topic_of(channel)
-                ends = self.kafka.offsets(topic)[1]
+                ends = self.kafka.offsets(topic := self._topic_of(channel))[1]
                 output = Output(topic, ends, (0,) * len(ends))
-            found[channel.name] = replace(output, schema=ddl)
+            found[channel.name] = replace(output, schema=ddl_of(shape.emits[channel.name]))
         return found
 
     def begin(self, stage: Stage, name: str) -> Input:
@@ -172,7 +148,7 @@ class Claimer:
             upstream, channel = self.app.writer_of(name).name, self.app.channel(name)
             sender = history.head(self.store, self.app.name, upstream)
             if sender is not None and name not in sender.outputs:
-                none = (0,) * len(self._bounds(stage, {}, self._topic_of(channel))[0])
+                none = (0,) * len(self._bounds(stage, self._topic_of(channel))[0])
                 return Input(self._topic_of(channel), none, upstream, sender.version, consumed=none)
         return self._start(stage, one, None).at
 
@@ -184,46 +160,44 @@ class Claimer:
     def _topic_of(self, channel: Repartition) -> str:
         return self.others.get(channel.name) or channel_topic(self.app.name, channel.name)
 
-    def _starts(
-        self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds] | None = None
-    ) -> dict[str, StartPosition]:
-        """Where reading begins, by the input's declared name. What Kafka says is added to `asked`."""
-        inputs = fit_inputs(head, self.app.writers(stage)) if head is not None else None
-        if head is not None and inputs is not None and (inputs.new or inputs.gone):
+    def starts(self, stage: Stage, head: Manifest | None) -> dict[str, StartPosition]:
+        """Where a stage begins to read, by the input's declared name; a new one has no `head`. Raises as `check`."""
+        left: dict[str, Input | None] = {}
+        if head is not None:
+            self._check_inputs(stage, head)
+        elif self.migration:
+            # A stage that is put between two others begins where these stopped reading the channels that it reads from
+            # now on, so no row is read twice and none is lost.
+            heads = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name)).values()
+            left = {name: left_at(heads, name, self.app.writer_of(name).name) for name in stage.channels}
+        return {
+            name: StartPosition(self._kept(at)) if (at := left.get(name)) else self._start(stage, one, head)
+            for name, one in stage.inputs.items()
+        }
+
+    def _check_inputs(self, stage: Stage, head: Manifest) -> None:
+        """Refuse inputs that are not those that are stored."""
+        inputs = fit_inputs(head, self.app.writers(stage))
+        if inputs.new or inputs.gone:
             declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
             raise Refused(
                 f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
                 hint=_keep(self.app),
             )
-        for name, (was, writer) in inputs.writers.items() if inputs is not None else ():
-            if was and not writer:
+        for name, (was, writer) in inputs.writers.items():
+            rename = f"{migrate_command(self.app)} --rename-stage {was}={writer}"
+            if was and writer:
+                raise Refused(
+                    f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by {was!r}",
+                    hint=f"where that is the same stage under another name: {rename}",
+                )
+            if was:
                 raise Refused(
                     f"stage {stage.name!r}: its input {name!r} is a topic from outside the app now, and was written by "
                     f"its stage {was!r}",
                     hint="give the topic, or the repartition topic, another name: then it is another input, read from "
                     "its beginning",
                 )
-            if was:
-                raise Refused(
-                    f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by {was!r}",
-                    hint=f"where that is the same stage under another name: {migrate_command(self.app)} "
-                    f"--rename-stage {was}={writer}",
-                )
-        left = self._left(stage) if head is None and self.migration else {}
-        asked = {} if asked is None else asked
-        return {
-            name: StartPosition(left[name]) if name in left else self._start(stage, one, head, asked)
-            for name, one in stage.inputs.items()
-        }
-
-    def _left(self, stage: Stage) -> dict[str, Input]:
-        """Where stages of the app stopped reading repartition topics that this one, which is new, reads from now on.
-
-        A stage that is put between two others begins there, so no row is read twice and none is lost.
-        """
-        found = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name))
-        left = {name: left_at(found.values(), name, self.app.writer_of(name).name) for name in stage.channels}
-        return {name: self._kept(at) for name, at in left.items() if at is not None}
 
     def _kept(self, left: Input) -> Input:
         """Where an input was left, if all that came since is still there. Raises `Refused`."""
@@ -236,10 +210,8 @@ class Claimer:
             )
         return left
 
-    def _start(
-        self, stage: Stage, one: Topic | str, head: Manifest | None, asked: dict[str, Bounds] | None = None
-    ) -> StartPosition:
-        bounds = partial(self._bounds, stage, {} if asked is None else asked)
+    def _start(self, stage: Stage, one: Topic | str, head: Manifest | None) -> StartPosition:
+        bounds = partial(self._bounds, stage)
         finder = StartFinder(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
@@ -248,14 +220,10 @@ class Claimer:
             return finder.topic(one.name, topic, begin)
         return finder.channel(one, self._topic_of(self.app.channel(one)), self.app.writer_of(one).name)
 
-    def _bounds(self, stage: Stage, asked: dict[str, Bounds], topic: str) -> Bounds:
-        """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be.
-
-        Kafka is asked for what `asked` has not, which gets it.
-        """
+    def _bounds(self, stage: Stage, topic: str) -> Bounds:
+        """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
         try:
-            if topic not in asked:
-                asked[topic] = self.kafka.offsets(topic)
+            return self.kafka.offsets(topic)
         except Refused:
             if topic in self._channels((stage,)):
                 # Kafka does not say whether there is one that may not be seen. Who may not make it lacks that first.
@@ -264,11 +232,8 @@ class Claimer:
         except NotFound as error:
             for channel in map(self.app.channel, stage.channels):
                 if topic == self._topic_of(channel):
-                    asked[topic] = ((0,) * channel.partitions,) * 2
-                    break
-            else:
-                raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
-        return asked[topic]
+                    return ((0,) * channel.partitions,) * 2
+            raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
 
 
 def program_of(app: App) -> Program | None:
@@ -285,15 +250,14 @@ def migrate_command(app: App) -> str:
 
 def _keep(app: App, changed: Iterable[str] = ()) -> str:
     """The way on from a program that does not fit what is stored, and what it would change."""
-    told = "; ".join(changed)
-    return f"keep what is stored: {migrate_command(app)} (--dry-run only looks){f' would do: {told}' if told else ''}"
+    done = "; ".join(changed)
+    return f"keep what is stored: {migrate_command(app)} (--dry-run only looks){f' would do: {done}' if done else ''}"
 
 
 def _agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
     """The declared table, with the stored number of state partitions: the code only says how many at first.
 
-    How it is compacted is a knob, which the code may turn at any time. So is its time to live; what stored rows say of
-    theirs stays true.
+    The code may change how it is compacted, and its time to live; what stored rows say of theirs stays true.
     """
     if head is None or (stored := head.table) == table:
         return table

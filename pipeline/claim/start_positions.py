@@ -1,10 +1,7 @@
 """Where a stage that is claimed reads its inputs on from, and what it does not get because Kafka has lost it.
 
-Offsets only go forward. What is lost is refused, unless it is accepted: then the claim passes over all of it at once,
-and says so.
+Offsets only go forward. What is lost is refused, or, where that is accepted, passed over at once; the claim says so.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
@@ -41,6 +38,8 @@ class StartPosition:
     """Ids of snapshots that cannot complete then."""
     unseen: str = ""
     """What a new stage will not see though nobody lost it on its way, as half a sentence."""
+    ends: tuple[int, ...] = ()
+    """Where a user's topic ended then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +72,12 @@ class StartFinder:
                     "restore the topic with these records, or begin without them by --accept-loss",
                 )
             unseen = f"{missing}, gone from Kafka" if missing else ""
-            return StartPosition(Input(topic, tuple(map(max, at, earliest))), unseen=unseen)
+            return StartPosition(Input(topic, tuple(map(max, at, earliest))), unseen=unseen, ends=ends)
         known = self.head.inputs[name]
         at = self._within(topic, known.offsets, ends, "restore it, or start afresh under another app name (--app NAME)")
         offsets = tuple(map(max, at, earliest))
         if offsets == at:
-            return StartPosition(replace(known, offsets=at))
+            return StartPosition(replace(known, offsets=at), ends=ends)
         gone = windows(topic, at, earliest)
         self._refuse(
             f"would go on at offsets that are gone from Kafka: {', '.join(gone)}",
@@ -87,7 +86,7 @@ class StartFinder:
         )
         before = known.lost + (0,) * (len(at) - len(known.lost))
         total = tuple(had + until - start for had, start, until in zip(before, at, offsets, strict=True))
-        return StartPosition(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets))
+        return StartPosition(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
 
     def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
         """The start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
@@ -101,8 +100,14 @@ class StartFinder:
         if self.head is None:
             return self._new(name, topic, upstream, earliest)
         known = self.head.inputs[name]
-        if self.head.retired:
-            self._check_kept(known)
+        # What a stage that was retired has still to read may have been collected meanwhile.
+        first = history.first_version(self.store, self.app, known.upstream) if self.head.retired else 0
+        if known.version + 1 < first:
+            raise Refused(
+                f"stage {self.stage!r} was retired when it had read {known.upstream} up to v{known.version}, and the "
+                f"history of {known.upstream} begins at v{first} by now (slackwater gc): it cannot go on",
+                hint="give the stage a new name to start afresh",
+            )
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
         known = replace(known, offsets=self._within(topic, known.offsets, ends, way_out))
         if all(map(int.__ge__, known.offsets, earliest)):
@@ -141,32 +146,16 @@ class StartFinder:
         )
         return StartPosition(behind, lost, in_flight.broken(self.head, name, gap))
 
-    def _check_kept(self, known: Input) -> None:
-        """See that what a stage that was retired has still to read was not collected meanwhile."""
-        first = history.first_version(self.store, self.app, known.upstream)
-        if known.version + 1 < first:
-            raise Refused(
-                f"stage {self.stage!r} was retired when it had read {known.upstream} up to v{known.version}, and the "
-                f"history of {known.upstream} begins at v{first} by now (slackwater gc): it cannot go on",
-                hint="give the stage a new name to start afresh",
-            )
-
     def _within(self, topic: str, offsets: tuple[int, ...], ends: tuple[int, ...], way_out: str) -> tuple[int, ...]:
         """The offsets, with those of partitions that the topic got since. No option goes back behind them."""
+        at, what = offsets + (0,) * (len(ends) - len(offsets)), ""
         if len(ends) < len(offsets):
-            raise Refused(
-                f"topic {topic!r} has {len(ends)} partitions; stage {self.stage!r} has read {len(offsets)}: "
-                "it was deleted and made again",
-                hint=way_out,
-            )
-        at = offsets + (0,) * (len(ends) - len(offsets))
-        beyond = windows(topic, ends, at)
-        if beyond:
-            raise Refused(
-                f"stage {self.stage!r} has read further than the topic goes: {', '.join(beyond)} "
-                "(where it ends, and where the stage stands): it was deleted and made again",
-                hint=way_out,
-            )
+            what = f"topic {topic!r} has {len(ends)} partitions; stage {self.stage!r} has read {len(offsets)}"
+        elif beyond := ", ".join(windows(topic, ends, at)):
+            what = f"stage {self.stage!r} has read further than the topic goes: {beyond} (where it ends, and where the "
+            what += "stage stands)"
+        if what:
+            raise Refused(f"{what}: it was deleted and made again", hint=way_out)
         return at
 
     def _refuse(self, what: str, way_out: str) -> None:

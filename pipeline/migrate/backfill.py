@@ -39,7 +39,7 @@ from ..kafka.protocol import Kafka
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
-from ..spark.shipping import on_path
+from ..spark.conf import on_path
 from .program import migrate_app, spark_of, with_spark
 from .scratch import ScratchRun
 

@@ -99,7 +99,8 @@ def first_version_of(
     declared = program.stages[stage]
     renamed = info.origin.topics if info is not None and info.origin is not None else {}
     claimer = Claimer(store, kafka, program, renamed, writer=str(ULID()), by=by, accept_loss=False)
-    inputs = {each: start.at for each, start in claimer.check_new(declared).items()}
+    claimer.create_channels((declared,), only_ask=True)
+    inputs = {each: start.at for each, start in claimer.starts(declared, None).items()}
     starts = {topic: claimer.start_of(topic) for topic in sorted(begins)}
     if info is None:
         info = AppInfo(program.name, instants.now_ms(), starts=starts, initialised=stage)

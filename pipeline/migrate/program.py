@@ -27,8 +27,8 @@ from ..kafka.open import open_kafka, wait_for
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
+from ..spark.conf import on_path
 from ..spark.session import spark_session
-from ..spark.shipping import on_path
 
 
 def declared(app: App, known: Mapping[str, Shape]) -> Declared:

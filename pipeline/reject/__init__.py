@@ -1,5 +1,4 @@
 """Poison records: whose fault an error is, which records are to blame, and the batch without them.
 
-Which records to try next is decided without Spark, in `fold/culprit.py`. A stage runner knows this room by
-the Protocol `batch.job.Rejecter`.
+Which records to try next is decided without Spark, in `fold/culprit.py`.
 """

@@ -19,8 +19,7 @@ from pyspark.sql.types import StringType, StructType, _parse_datatype_string
 
 from ...fold.culprit import TooMany
 from ...fold.failing import Failure
-from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, plan_of, sequence
-from ..spark.provenance import number_of, numbered
+from ..spark.plans import children, frame_of, kind, listed, nodes, number_of, numbered, optimised, plan_of, sequence
 from .blame import blamed_of_java, raised
 from .functions import RECORDS, STANDS_IN
 

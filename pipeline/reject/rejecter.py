@@ -22,14 +22,14 @@ from ... import instants
 from ...errors import Refused, Unavailable
 from ...fold.culprit import Items, TooMany
 from ...fold.failing import RECORD, Failure, StateFailed, failing
-from ...fold.next_version import Result
+from ...fold.next_version import Result, Written
 from ...fold.records import sent
 from ...keep.rejected.retries import RETRIES
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
-from ..batch.job import Batch, Computed
+from ..batch.job import Batch
 from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
 from ..batch.stage_runner import StageRunner
@@ -56,7 +56,7 @@ _SAID_S = 5.0
 
 @dataclass(frozen=True)
 class BatchRejecter:
-    """Rejects records of one stage: see the Protocol `batch.job.Rejecter`."""
+    """Computes a batch that failed without the records that are to blame. Both raise as computing the batch does."""
 
     spark: SparkSession
     stage: Stage
@@ -65,25 +65,32 @@ class BatchRejecter:
     topic: str = ""
     """Where rejected records are sent as well; empty for nowhere."""
 
-    def rescue(self, batch: Batch, error: Exception) -> Computed:
-        """See the Protocol."""
+    def rescue(self, batch: Batch, error: Exception) -> Written:
+        """The batch without the records for which it fails, which are in the table of those that were rejected.
+
+        Raises `Refused` where more are rejected than may be, or their topic does not take them; `error` itself, where
+        no record is to blame.
+        """
         if blamed(error) is None:
             raise error
         numbering = numbering_of(batch.base.inputs, batch.after)
         messages = Messages(open_kafka(self.where.kafka), self._sources(batch), numbering, self.where.patience_s)
         results, found = self._without_culprits(batch, self._read(messages), error)
         if not found:
-            return Computed(results)
+            return Written(results)
         rejected = messages.rejected(found)
         now_ms, version = instants.now_ms(), batch.base.version + 1
         if self.topic:
             send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
         rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
         table = self._written(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
-        return Computed(results, {REJECTED: table})
+        return Written(results, aside={REJECTED: table})
 
-    def retry(self, batch: Batch) -> Computed:
-        """See the Protocol."""
+    def retry(self, batch: Batch) -> Written:
+        """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.
+
+        Raises `Refused` where the program does not read what they are of.
+        """
         rows = self._written(batch).rows(batch.base)
         left = rows.filter(pc.is_null(rows["retried"]))
         schemas = {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
@@ -103,7 +110,7 @@ class BatchRejecter:
                 row |= {"error": why.kind, "message": why.message, "stack": why.stack}
         taken = len(ordered) - len(found)
         table = self._written(batch).put(batch.base, ordered, version, added=0, waiting=-taken)
-        return Computed(results, {REJECTED: table})
+        return Written(results, aside={REJECTED: table})
 
     def _without_culprits(
         self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
@@ -128,7 +135,7 @@ class BatchRejecter:
                 frame.unpersist()
 
     def _written(self, batch: Batch) -> RejectedTable:
-        return RejectedTable(batch.store, batch.cache, batch.base.app, batch.base.stage)
+        return RejectedTable(batch.job.store, batch.job.cache, batch.base.app, batch.base.stage)
 
     def _sources(self, batch: Batch) -> dict[str, InputTopic]:
         found = {}
@@ -136,7 +143,7 @@ class BatchRejecter:
             attempts = None
             if at.upstream:
                 versions = range(at.version + 1, batch.after[name].version + 1)
-                senders = (history.read(batch.store, batch.base.app, at.upstream, version) for version in versions)
+                senders = (history.read(batch.job.store, batch.base.app, at.upstream, version) for version in versions)
                 attempts = frozenset(sent(name, senders).attempts)
             found[name] = InputTopic(at.topic, attempts)
         return found
@@ -197,7 +204,7 @@ class _Culprits:
                 self._log_progress(len(self.found))
                 if len(self.found) > self.most:
                     raise TooMany(tuple(self.found))
-            if self.batch.stopping():
+            if self.batch.job.stopping():
                 raise error or Refused("the stage is to stop")
             try:
                 return self.batch.compute(self.records.without(self.records.rows, self.found))
@@ -218,7 +225,7 @@ class _Culprits:
             )
 
     def _check_going_on(self) -> None:
-        if self.batch.stopping():
+        if self.batch.job.stopping():
             raise Refused("the stage is to stop")
 
     def _of_operators(self, needed: DataFrame) -> Failures:

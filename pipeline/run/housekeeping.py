@@ -1,7 +1,5 @@
 """What a runner does beside its batches: it says how far stages are and that it lives, and collects garbage."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -33,13 +31,13 @@ _END_S = 2.0
 _REPORT_S = 5.0
 _OTHERS_S = 60.0
 _KAFKA_S = 2.0
-_LOOK_S = 300.0
-_AGAIN_MS = 600_000
+_POLL_S = 300.0
+_RETRY_MS = 600_000
 """After a collection that did not end: it broke off, unless it is still under way."""
 
 
 @contextmanager
-def beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Inside, this goes on, on a thread of its own, until it is told to end; what takes long is left."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
@@ -70,9 +68,8 @@ class LagReporter:
     def work(self, over: threading.Event) -> None:
         """Report and write heartbeats, of which the last one goes when it is `over`."""
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
-        beat = lag.Beat(self.claimer.writer, self.claimer.by, epochs)
+        beat, swept = lag.Beat(self.claimer.writer, self.claimer.by, epochs), False
         beat_due = others_due = 0.0
-        swept = False
         while not over.is_set():
             if time.monotonic() >= beat_due:
                 beat_due = time.monotonic() + lag.BEAT_S
@@ -108,20 +105,15 @@ class LagReporter:
         own = {runner.stage.name: runner.head for runner in self.runners}
         heads = self._others | own
         ends_of = EndOffsets(self.claimer.kafka, timeout_s=_KAFKA_S)
-
-        def runs(head: Manifest) -> bool | None:
-            return None if self._alive is None else bool(lag.runner_of(head, self._alive))
-
-        return tuple(
-            StageLag(
-                app,
-                stage,
-                tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
-                True if stage in own else runs(head),
-                sink_lags(head, self.places(stage)) if stage in own else (),
-            )
-            for stage, head in sorted(heads.items())
-        )
+        found = []
+        for stage, head in sorted(heads.items()):
+            inputs = tuple(input_lag(name, head, heads, ends_of) for name in head.inputs)
+            if stage in own:
+                found.append(StageLag(app, stage, inputs, True, sink_lags(head, self.places(stage))))
+            else:
+                runs = None if self._alive is None else bool(lag.runner_of(head, self._alive))
+                found.append(StageLag(app, stage, inputs, runs, ()))
+        return tuple(found)
 
 
 @dataclass(slots=True)
@@ -149,27 +141,25 @@ class Collector:
 
         A collection under way when it is `over` is left where it is, and the next one goes on from there.
         """
-        while not over.wait(min(_LOOK_S, self.every_ms / 4_000)):
+        while not over.wait(min(_POLL_S, self.every_ms / 4_000)):
+            # Whatever fails, ends neither the run nor the collections to come.
             try:
                 done = self.look(instants.now_ms())
             except (Refused, Unavailable):
-                # Somebody else is at it, or the next look finds it due.
-                continue
+                pass  # somebody else is at it, or the next look finds it due
             except SlackwaterError as error:
                 _log.warning("gc of %s: nothing was deleted: %s", self.app, error.message)
-                continue
             except Exception:
-                # Whatever it is, it ends neither the run nor the collections to come.
                 _log.exception("gc of %s broke off; the next one goes on from there", self.app)
-                continue
-            if done is not None:
-                self.news.collected(done)
+            else:
+                if done is not None:
+                    self.news.collected(done)
 
     def look(self, now_ms: int) -> Collected | None:
         """Collect, if it is due and this runner's to do. A listing where it is not due. Raises as `collect`."""
         self._since_ms = self._since_ms or now_ms
         last_ms, ended = last_collection(self.store, self.app)
-        wait_ms = self.every_ms if ended else min(self.every_ms, _AGAIN_MS)
+        wait_ms = self.every_ms if ended else min(self.every_ms, _RETRY_MS)
         # Whose turn it is may not collect: it was told so, or has no rules.
         passed = now_ms - max(last_ms, self._since_ms) >= 2 * self.every_ms
         if now_ms - last_ms < wait_ms or not (passed or self._leads(now_ms)):
@@ -181,6 +171,5 @@ class Collector:
         heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
         alive = lag.beats(self.store, self.app, now_ms)
         mine = {runner.stage.name: runner.head.epoch for runner in self.runners}
-        running = (name for name in order(heads) if name in mine or lag.runner_of(heads[name], alive))
-        first = next(running, None)
+        first = next((name for name in order(heads) if name in mine or lag.runner_of(heads[name], alive)), None)
         return first is not None and mine.get(first) == heads[first].epoch

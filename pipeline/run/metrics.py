@@ -4,9 +4,8 @@ Names follow Prometheus' conventions (base units, `_total` for counters) and, fo
 users know: L0, compaction, write amplification (bytes written by batches and by compactions, to be divided).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
@@ -16,14 +15,14 @@ from ..batch.batch_report import BatchReport
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
-_INPUT = (*_STAGE, "topic")
-_SINK = (*_STAGE, "sink")
+_OfBatch = dict[str, tuple[str, Callable[[BatchReport], float]]]
+"""By a metric's name, what it says, and what it is of a batch."""
 
-_HISTOGRAMS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
+_HISTOGRAMS: _OfBatch = {
     "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
     "commit_seconds": ("The put of a version's manifest.", lambda b: b.commit_seconds),
 }
-_COUNTERS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
+_COUNTERS: _OfBatch = {
     "write_stall_seconds": ("Waited by batches because compaction had fallen behind.", lambda b: b.stall_seconds),
     "rows_read": ("Records read from topics and channels.", lambda b: b.rows_in),
     "rows_written": ("Rows written to channels.", lambda b: b.rows_out),
@@ -45,7 +44,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
         lambda b: b.stats.row_groups,
     ),
 }
-_GAUGES: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
+_GAUGES: _OfBatch = {
     "rejected_waiting": ("Rejected records that were not retried.", lambda b: b.rejected_waiting),
     "unflushed_versions": ("Versions acknowledged and not yet committed.", lambda b: b.unflushed),
     "version": ("Newest committed version.", lambda b: b.version),
@@ -67,23 +66,24 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._histograms = {
-            name: Histogram(f"slackwater_{name}", text, _STAGE, registry=self.registry, buckets=_SECONDS)
-            for name, (text, _) in _HISTOGRAMS.items()
-        }
-        self._counters = {name: self._counter(name, text) for name, (text, _) in _COUNTERS.items()}
-        self._gauges = {name: self._gauge(name, text) for name, (text, _) in _GAUGES.items()}
-        self._requests = self._counter("store_requests", "Requests to the store, of all processes.", (*_STAGE, "verb"))
-        self._running = self._gauge("stage_running", "1 when a runner has the stage, here or elsewhere, else 0.")
-        self._watermark = self._gauge("watermark_timestamp_seconds", "Watermark of the newest version, if it has one.")
+        counter = partial(Counter, namespace="slackwater", registry=self.registry)
+        gauge = partial(Gauge, namespace="slackwater", registry=self.registry)
+        histogram = partial(Histogram, namespace="slackwater", registry=self.registry, buckets=_SECONDS)
+        self._histograms = {name: histogram(name, text, _STAGE) for name, (text, _) in _HISTOGRAMS.items()}
+        self._counters = {name: counter(name, text, _STAGE) for name, (text, _) in _COUNTERS.items()}
+        self._gauges = {name: gauge(name, text, _STAGE) for name, (text, _) in _GAUGES.items()}
+        self._requests = counter("store_requests", "Requests to the store, of all processes.", (*_STAGE, "verb"))
+        self._running = gauge("stage_running", "1 when a runner has the stage, here or elsewhere, else 0.", _STAGE)
+        text = "Watermark of the newest version, if it has one."
+        self._watermark = gauge("watermark_timestamp_seconds", text, _STAGE)
+        of_input, of_sink = (*_STAGE, "topic"), (*_STAGE, "sink")
         self._lag = {
-            "records": self._gauge("lag_records", "Records of a topic, rows of a channel, not read yet.", _INPUT),
-            "versions": self._gauge("lag_versions", "Versions of a channel's writer that are not read yet.", _INPUT),
+            "records": gauge("lag_records", "Records of a topic, rows of a channel, not read yet.", of_input),
+            "versions": gauge("lag_versions", "Versions of a channel's writer that are not read yet.", of_input),
         }
-
         self._sinks = {
-            "rows": self._gauge("sink_lag_rows", "Rows committed for a sink and not published yet.", _SINK),
-            "versions": self._gauge("sink_lag_versions", "Versions since the newest that is published.", _SINK),
+            "rows": gauge("sink_lag_rows", "Rows committed for a sink and not published yet.", of_sink),
+            "versions": gauge("sink_lag_versions", "Versions since the newest that is published.", of_sink),
         }
 
     def observe(self, batch: BatchReport) -> None:
@@ -128,9 +128,3 @@ class Metrics:
                 hint="give --metrics another port; 0 takes one that is free",
             ) from error
         return int(server.server_port)
-
-    def _counter(self, name: str, text: str, labels: tuple[str, ...] = _STAGE) -> Counter:
-        return Counter(f"slackwater_{name}", text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = _STAGE) -> Gauge:
-        return Gauge(f"slackwater_{name}", text, labels, registry=self.registry)

@@ -1,7 +1,5 @@
 """What a run tells of itself besides its commits: what it is doing, and how far its stages are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,8 +22,8 @@ class News:
     def batches(self) -> None:
         """From now on batches run, and to stop is to let them end."""
 
-    def lags(self, stages: tuple[StageLag, ...]) -> None:
+    def lags(self, stages: "tuple[StageLag, ...]") -> None:
         """How far every stage of the app is, every few seconds."""
 
-    def collected(self, done: Collected) -> None:
+    def collected(self, done: "Collected") -> None:
         """Garbage of the app was collected, beside the batches."""

@@ -1,7 +1,5 @@
 """How to run an app. Values only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is checked of a run before Spark starts and before anything is written."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket
@@ -30,8 +28,9 @@ from ...store.versions.manifest import Manifest
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
-from ..batch.stage_job import Limits
-from ..claim.claim import Checked, Claimer, migrate_command
+from ..batch.job import Limits
+from ..claim.claim import Claimer, migrate_command
+from ..claim.start_positions import StartPosition
 from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka
 from ..publish.claimed import check_targets
@@ -48,30 +47,25 @@ _HEARTBEAT_PATIENCE_S = 3.0
 class Start:
     """What is known of a run before Spark starts: nothing is written yet."""
 
-    app: App
-    options: Options
     stages: tuple[Stage, ...]
     """Those of this run, upstream first."""
     limits: Mapping[str, Limits]
     stores: Mapping[str, CountingStore]
     """By stage one of its own over the same store, so that it is counted by itself."""
-    checked: Mapping[str, Checked]
+    checked: Mapping[str, tuple[Manifest | None, dict[str, StartPosition]]]
+    """By stage what a `Claimer` found: its head, and where it begins."""
     store: CountingStore
     """For what belongs to no stage."""
     heartbeats: CountingStore
     """The same, of little patience."""
     claimer: Claimer
+    """Claims for the app, whose topics begin where it began."""
     access: Callable[[], S3Access | None]
     """How workers get to the store."""
     new: bool
     """Whether the app is not in the store yet."""
     clone: bool
     """Whether it is a clone, which sends nothing to topics that its source writes for others."""
-
-    @property
-    def ends(self) -> dict[str, tuple[int, ...]]:
-        """Where the topics that are read ended when they were checked."""
-        return {topic: ends for checked in self.checked.values() for topic, (_, ends) in checked.offsets.items()}
 
     def claimer_of(self, stage: Stage) -> Claimer:
         """Claims one stage, whose store counts what that takes."""
@@ -123,27 +117,14 @@ def preflight(app: App, options: Options, news: News) -> Start:
     clone = info is not None and info.origin is not None
     if not clone:
         _check_rejects(kafka, app, stages)
-    return Start(
-        app,
-        options,
-        stages,
-        limits,
-        stores,
-        checked,
-        store,
-        heartbeats=CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3)),
-        claimer=claimer,
-        access=partial(access_to, opened),
-        new=info is None,
-        clone=clone,
-    )
+    beats = CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3))
+    access = partial(access_to, opened)
+    return Start(stages, limits, stores, checked, store, beats, claimer, access, new=info is None, clone=clone)
 
 
 def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:
     """See that the topics for rejected records are there, and are not the app's own. Raises `NotFound` or `Refused`."""
-    for stage in stages:
-        if not stage.rejects:
-            continue
+    for stage in [each for each in stages if each.rejects]:
         if stage.rejects in {channel_topic(app.name, one.name) for each in app.stages.values() for one in each.writes}:
             raise Refused(
                 f"stage {stage.name!r}: {stage.rejects!r} is a repartition topic of the app, which its stages read",
@@ -173,30 +154,28 @@ def _check_absent(store: ObjectStore, app: App) -> None:
 
     Raises `Refused` where one of them seems to have another name in the program, under which it would begin empty.
     """
-    if names := absent(store, app.name, app.stages.keys()):
-        there = history.list_stages(store, app.name)
-        new = [stage for name, stage in app.stages.items() if name not in there]
-        pairs = []
-        for head in heads_of(store, app.name, names).values():
-            likely = [stage.name for stage in new if _is_like(app, stage, head)]
-            pairs += [(head.stage, likely[0])] if len(likely) == 1 else []
-        if pairs:
-            old, now = pairs[0]
-            said = " ".join(f"--rename-stage {one}={other}" for one, other in pairs)
-            raise Refused(
-                f"{app.name} has the stage {old!r}, which this program has not; {now!r}, which it has instead, reads "
-                "the same and has the same key",
-                hint=f"if it is called so from now on: {migrate_command(app)} {said}; if that is another one, which "
-                f"begins empty: slackwater retire {app.name}/{old}",
-            )
-        verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
-        _log.warning(
-            "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s",
-            app.name,
-            " and ".join(names),
-            "it" if len(names) == 1 else "them",
-            verbs,
+    names = absent(store, app.name, app.stages.keys())
+    if not names:
+        return
+    there = history.list_stages(store, app.name)
+    new = [stage for name, stage in app.stages.items() if name not in there]
+    pairs = []
+    for head in heads_of(store, app.name, names).values():
+        likely = [stage.name for stage in new if _is_like(app, stage, head)]
+        pairs += [(head.stage, likely[0])] if len(likely) == 1 else []
+    if pairs:
+        old, now = pairs[0]
+        renames = " ".join(f"--rename-stage {one}={other}" for one, other in pairs)
+        raise Refused(
+            f"{app.name} has the stage {old!r}, which this program has not; {now!r}, which it has instead, reads the "
+            "same and has the same key",
+            hint=f"if it is called so from now on: {migrate_command(app)} {renames}; if that is another one, which "
+            f"begins empty: slackwater retire {app.name}/{old}",
         )
+    gone, them = " and ".join(names), "it" if len(names) == 1 else "them"
+    verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
+    what = "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s"
+    _log.warning(what, app.name, gone, them, verbs)
 
 
 def _is_like(app: App, stage: Stage, head: Manifest) -> bool:

@@ -1,7 +1,5 @@
 """From a user's program, in a file or in this process, to a running app."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -10,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from pyspark import cloudpickle
+
 from ...errors import NotFound, Usage
 from ..api.app import App
 from ..batch.batch_report import BatchReport
-from ..spark.conf import check_py_files, check_settings
-from ..spark.shipping import on_path
+from ..spark.conf import check_py_files, check_settings, on_path
 from ..spark.user_errors import as_user_error
 from .news import News
 from .options import Options
@@ -38,13 +37,12 @@ def load_app(path: str, *, name: str | None = None) -> App:
     if not file.is_file():
         siblings = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise NotFound("Python file", path, siblings)
-    module_name = file.stem.replace("-", "_")
-    spec = importlib.util.spec_from_file_location(module_name, file)
+    spec = importlib.util.spec_from_file_location(file.stem.replace("-", "_"), file)
     if spec is None or spec.loader is None:
         raise Usage(f"{path} is not a Python file; expected one that declares a slackwater.App")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
-    sys.modules[module_name] = module
+    sys.modules[spec.name] = module
     with as_user_error("the program"):
         spec.loader.exec_module(module)
     _send_by_value(module)
@@ -58,23 +56,17 @@ def load_app(path: str, *, name: str | None = None) -> App:
 
 def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]) -> None:
     """Run an app that this process declares. Raises as `runner.run` does, and `Usage` for what is said to Spark."""
-    options = replace(
-        options,
-        spark_conf=check_settings(options.spark_conf, "spark_conf"),
-        py_files=check_py_files(options.py_files, "py_files"),
-    )
-    on_path(options.py_files)
+    conf, files = check_settings(options.spark_conf, "spark_conf"), check_py_files(options.py_files, "py_files")
+    on_path(files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
         # A module that was loaded by hand need not be known by its name.
         if (module := sys.modules.get(name)) is not None:
             _send_by_value(module)
-    run(app, options, on_commit)
+    run(app, replace(options, spark_conf=conf, py_files=files), on_commit)
 
 
 def _send_by_value(module: ModuleType) -> None:
     """Have a program's functions travel to workers by value: they do not have its file."""
-    from pyspark import cloudpickle
-
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 

@@ -1,7 +1,5 @@
 """Running an app: check its program, claim its stages, build a runner for each, and have them supervised."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,11 +15,10 @@ from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.migrations import MIGRATIONS
 from ..api.app import App
-from ..api.stage import Stage
 from ..batch.batch_report import BatchReport
 from ..batch.committer import spool_folder, spools_beside, sweep_spools
+from ..batch.job import StageConfig
 from ..batch.schemas import Shape, shapes
-from ..batch.stage_job import StageConfig
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer, KafkaChannels
 from ..publish.publishers import Publishers
@@ -31,12 +28,11 @@ from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
 from ..spark.session import spark_session, warm_up
 from ..upkeep.meter import StageMeter
-from .backpressure import Backpressure
-from .catch_up import CatchUp
-from .housekeeping import Collector, LagReporter, beside
+from .housekeeping import Collector, LagReporter, in_background
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
+from .progress import Backpressure, CatchUp
 from .snapshot_completer import Completer, snapshot_names
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
@@ -79,12 +75,12 @@ def run(
             warm_up(spark)
             known = shapes(app, spark)
         with stop.at_once():
-            claimed = _claim(start, known, news)
+            claimed, claimer, store = _claim(start, known, news), start.claimer, start.store
             has_sinks = any(one.sinks for one in claimed.values())
             publishers = Publishers(
-                start.store,
-                apps.read_app(start.store, app.name) if has_sinks else None,
-                start.claimer.kafka,
+                store,
+                apps.read_app(store, app.name) if has_sinks else None,
+                claimer.kafka,
                 start.stages,
                 claimed,
                 accept_loss=options.accept_loss,
@@ -93,24 +89,33 @@ def run(
             stack.callback(publishers.close)
             folder = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
             scratch = Path(stack.enter_context(folder))
-            told = PlannerFiles(scratch / "told")
-            runners = _build(start, known, claimed, spark, on_commit, stack, publishers, scratch, told)
+            planners = PlannerFiles(scratch / "told")
+            limits = start.limits.items()
+            bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
+            backpressure = Backpressure(planners, bounded)
+
+            def move(head: Manifest, tip: Manifest) -> None:
+                backpressure.move(head, tip)
+                publishers.move(head)
+                planners.commit(head.stage, head.version)
+
+            runners = _build(start, options, known, claimed, spark, on_commit, move, stack, scratch, planners)
             publishers.start()
-        claimer = start.claimer
         reporter = LagReporter(start.heartbeats, claimer, runners, news, publishers.places)
-        stack.enter_context(beside("lag-reporter", reporter.work))
+        stack.enter_context(in_background("lag-reporter", reporter.work))
         retention = options.retention(app.name)
         if options.gc_every_ms is not None and not retention.keeps_everything:
-            collector = Collector(start.store, app.name, retention, options.gc_every_ms, claimer.by, runners, news)
-            stack.enter_context(beside("collector", collector.work))
-        own = {runner.stage.name: known[runner.stage.name].own for runner in runners}
-        catch_up = (
-            CatchUp(start.store, app.name, {**start.ends, **options.until}, own) if options.until_caught_up else None
-        )
+            collector = Collector(store, app.name, retention, options.gc_every_ms, claimer.by, runners, news)
+            stack.enter_context(in_background("collector", collector.work))
+        catch_up = None
+        if options.until_caught_up:
+            ends = {each.at.topic: each.ends for _, starts in start.checked.values() for each in starts.values()}
+            own = {runner.stage.name: known[runner.stage.name].own for runner in runners}
+            catch_up = CatchUp(store, app.name, {**ends, **options.until}, own)
         channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)
-        completer = Completer(start.store, app.name, channels, claimer.by)
-        retrier, announcer = Retrier(start.store, app.name), Announcer(claimer.kafka, app.name)
-        watch = RequestWatch(start.store, app.name, told)
+        completer = Completer(store, app.name, channels, claimer.by)
+        retrier, announcer = Retrier(store, app.name), Announcer(claimer.kafka, app.name)
+        watch = RequestWatch(store, app.name, planners)
         supervisor = Supervisor(spark, runners, watch, completer, retrier, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
@@ -118,69 +123,63 @@ def run(
 
 def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Manifest]:
     """Check the columns, make what is missing in the store and in Kafka, and claim the stages; their claims."""
+    store, app = start.store, start.claimer.app.name
     news.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
     for stage in start.stages:
-        start.claimer_of(stage).check_shape(stage, known[stage.name], start.checked[stage.name])
+        start.claimer_of(stage).check_shape(stage, known[stage.name], *start.checked[stage.name])
     if start.new:
         # From its identity on an app is there for everybody.
-        found = apps.ensure_app(start.store, AppInfo(start.app.name, instants.now_ms()))
+        found = apps.ensure_app(store, AppInfo(app, instants.now_ms()))
         if found.starts or found.initialised or found.origin:
             raise Refused(
-                f"app {start.app.name!r} was begun by somebody else while this run started, with offsets of its own",
+                f"app {app!r} was begun by somebody else while this run started, with offsets of its own",
                 hint="run it again: it goes on from there",
             )
-    last = MIGRATIONS.newest(start.store, start.app.name)
+    last = MIGRATIONS.newest(store, app)
     if last is not None and last.number > start.claimer.migration:
         raise Refused(
-            f"app {start.app.name!r} was migrated by {last.by} while this run started",
+            f"app {app!r} was migrated by {last.by} while this run started",
             hint="run it again, with the program that it was migrated to",
         )
     start.claimer.create_channels(start.stages)
-    claimed = {
-        stage.name: start.claimer_of(stage).claim(stage, known[stage.name], instants.now_ms()) for stage in start.stages
-    }
+    claimed = {}
+    for stage in start.stages:
+        claimed[stage.name] = start.claimer_of(stage).claim(stage, known[stage.name], instants.now_ms())
     # Whoever had them sees that it has to end.
-    notify(start.store, start.app.name)
+    notify(store, app)
     return claimed
 
 
 def _build(
     start: Start,
+    options: Options,
     known: Mapping[str, Shape],
     claimed: Mapping[str, Manifest],
     spark: SparkSession,
     on_commit: Callable[[BatchReport], None],
+    on_move: Callable[[Manifest, Manifest], None],
     stack: ExitStack,
-    publishers: Publishers,
     scratch: Path,
-    told: PlannerFiles,
+    planners: PlannerFiles,
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
-    options, stages = start.options, start.stages
-    spools = spools_beside(options.cache_folder)
+    spools, app = spools_beside(options.cache_folder), start.claimer.app.name
     sweep_spools(spools)
     runs_ahead = any(limits.max_unflushed for limits in start.limits.values())
     spool = stack.enter_context(spool_folder(spools, start.claimer.writer)) if runs_ahead else None
     local = (spark.sparkContext.master or "").startswith("local")
-    bounded = {name: limits.max_records for name, limits in start.limits.items() if limits.max_records is not None}
-    backpressure = Backpressure(told, bounded)
-
     names: dict[str, str] = {}
 
     def report(batch: BatchReport) -> None:
-        on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots, names)))
+        on_commit(replace(batch, snapshots=snapshot_names(start.store, app, batch.snapshots, names)))
 
-    def move(head: Manifest, tip: Manifest) -> None:
-        backpressure.move(head, tip)
-        publishers.move(head)
-        told.commit(head.stage, head.version)
-
-    def build(stage: Stage) -> StageRunner:
-        limits, store = start.limits[stage.name], start.stores[stage.name]
+    runners: list[StageRunner] = []
+    for stage in start.stages:
+        limits, store, shape = start.limits[stage.name], start.stores[stage.name], known[stage.name]
         # What is asked for the whole app belongs to no stage: the first one is charged with it.
-        shared = (start.store, start.heartbeats) if stage is stages[0] else ()
+        shared = () if runners else (start.store, start.heartbeats)
         places = Places(
-            start.app.name,
+            app,
             stage.name,
             options.store,
             dict(options.kafka),
@@ -190,18 +189,20 @@ def _build(
             elsewhere=not local,
             s3_settings=options.s3,
         )
+        rejecter = None
+        if stage.on_error == "reject":
+            rejecter = BatchRejecter(spark, stage, shape, places, "" if start.clone else stage.rejects)
         config = StageConfig(
             stage,
-            known[stage.name],
+            shape,
             places,
             limits,
             Checkpoint(scratch / "checkpoints" / stage.name),
-            told=told,
+            planners=planners,
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,
-            rejecter=BatchRejecter(spark, stage, known[stage.name], places, "" if start.clone else stage.rejects)
-            if stage.on_error == "reject"
-            else None,
+            rescue=rejecter.rescue if rejecter else None,
+            retry=rejecter.retry if rejecter else None,
         )
         runner = StageRunner(
             config,
@@ -210,10 +211,9 @@ def _build(
             meter=StageMeter(scratch / "counts" / stage.name, store, *shared),
             access=start.access,
             on_commit=report,
-            on_move=move,
+            on_move=on_move,
         )
         stack.callback(runner.close)
-        move(runner.head, runner.tip)
-        return runner
-
-    return tuple(build(stage) for stage in stages)
+        on_move(runner.head, runner.tip)
+        runners.append(runner)
+    return tuple(runners)

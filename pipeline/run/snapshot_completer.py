@@ -1,7 +1,5 @@
 """Completing snapshots beside the batches: records in flight are copied while the queries go on. And their names."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,17 +38,17 @@ class Completer:
         recorded = {snapshot for head in heads for snapshot in head.recorded}
         if not recorded:
             return frozenset()
-        asked = {request.id: request for request in stored.open_requests(self.store, self.app)}
+        requests = {request.id: request for request in stored.open_requests(self.store, self.app)}
         if self._under_way is None or self._under_way.done():
             # None of these stages is still at it. Others may be, in other runners.
             finished = [
-                asked[each]
-                for each in recorded & asked.keys()
+                requests[each]
+                for each in recorded & requests.keys()
                 if all(each in head.recorded and not head.awaited.get(each) for head in heads)
             ]
             if finished:
                 self._under_way = self._thread.submit(self._complete, finished)
-        return frozenset(recorded - asked.keys())
+        return frozenset(recorded - requests.keys())
 
     def close(self) -> None:
         """Let what is under way end."""

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM as an event, for what ends in order. Light: the command line imports it, too."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import threading
@@ -23,8 +21,7 @@ class Stop(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self.now = threading.Event()
-        self._raises = False
-        self._asked = False
+        self._raises = self._asked = False
 
     def is_set(self) -> bool:
         """Whether somebody asked."""
@@ -80,7 +77,21 @@ def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterato
     # lock of the very event. The byte that it writes for each signal is there at once.
     hears, tells = socket.socketpair()
     tells.setblocking(False)
-    listener = threading.Thread(target=_listen, args=(hears, stop, on_ask), name="stop-signals", daemon=True)
+
+    def listen() -> None:
+        while numbers := hears.recv(64):
+            for number in numbers:
+                if number not in (signal.SIGINT, signal.SIGTERM):
+                    continue
+                if not threading.Event.is_set(stop):
+                    stop.set()
+                    on_ask(stop)
+                elif number == signal.SIGINT and not stop.now.is_set():
+                    # Service managers and wrappers send SIGTERM several times to mean it once.
+                    stop.now.set()
+                    on_ask(stop)
+
+    listener = threading.Thread(target=listen, name="stop-signals", daemon=True)
     listener.start()
     wakes = signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
     before = {number: signal.signal(number, stop._ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -99,17 +110,3 @@ def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterato
             # The signal came to another thread: this one heard of it and was done before that one wrote its byte.
             stop.set()
             on_ask(stop)
-
-
-def _listen(hears: socket.socket, stop: Stop, on_ask: Callable[[Stop], None]) -> None:
-    while numbers := hears.recv(64):
-        for number in numbers:
-            if number not in (signal.SIGINT, signal.SIGTERM):
-                continue
-            if not threading.Event.is_set(stop):
-                stop.set()
-                on_ask(stop)
-            elif number == signal.SIGINT and not stop.now.is_set():
-                # Service managers and wrappers send SIGTERM several times to mean it once.
-                stop.now.set()
-                on_ask(stop)

@@ -1,13 +1,13 @@
 """Looking after an app's running queries: start them, see what fails, complete snapshots, notice a take-over, stop."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from ...errors import SlackwaterError, Unavailable
 from ..batch.stage_runner import StageRunner
@@ -15,18 +15,14 @@ from ..kafka.channels import Announcer
 from ..publish.publishers import Publishers
 from ..reject.rejecter import Retrier
 from ..source.wake import RequestWatch
-from ..spark.session import end_beside
+from ..spark.session import end_all
 from ..spark.user_errors import translate
-from .catch_up import CatchUp
 from .news import News
+from .progress import CatchUp
 from .snapshot_completer import Completer
 from .stopping import Stop
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _HOUSEKEEPING_S = 0.5
 _EPOCH_S = 5.0
 """A runner that takes a stage over notifies the others as well."""
@@ -81,31 +77,29 @@ class Supervisor:
         a large app would take longer than that on a small machine.
         """
         at_once = os.cpu_count() or 1
-        self.news.doing(f"starting {_stages(runner.stage.name for runner in self.runners)}")
+        self.news.doing(f"starting {_stages([runner.stage.name for runner in self.runners])}")
         self.news.batches()
         for number, runner in enumerate(self.runners):
             if number >= at_once:
-                self._await_sources(self._queries[number - at_once])
+                # Until its sources have answered for the first time.
+                query, deadline = self._queries[number - at_once], time.monotonic() + _START_S
+                while query.isActive and str(query.status["message"]).startswith(_STARTING):
+                    if time.monotonic() > deadline or self.stop.wait(_POLL_S / 2):
+                        break
             if self.stop.is_set():
                 return
             self._queries.append(runner.start(self.spark))
 
-    def _await_sources(self, query: StreamingQuery) -> None:
-        """Wait until a query's sources have answered for the first time."""
-        deadline = time.monotonic() + _START_S
-        while query.isActive and str(query.status["message"]).startswith(_STARTING):
-            if time.monotonic() > deadline or self.stop.wait(_LOOK_S / 2):
-                return
-
     def _look_after(self) -> None:
         housekeeping = epochs = 0.0
-        heads = self._versions()
+        versions = [runner.head.version for runner in self.runners]
         self.news.doing("")
-        while not self.stop.wait(_LOOK_S):
+        while not self.stop.wait(_POLL_S):
             self._raise_failures()
-            now, before, heads = time.monotonic(), heads, self._versions()
-            asked = self.watch.look(busy=heads != before)
-            if asked or self._to_retry:
+            now, before = time.monotonic(), versions
+            versions = [runner.head.version for runner in self.runners]
+            requested = self.watch.look(busy=versions != before)
+            if requested or self._to_retry:
                 try:
                     self._to_retry = not self.retrier.check(self.runners)
                 except Exception:
@@ -118,20 +112,15 @@ class Supervisor:
                 if self._caught_up():
                     break
                 housekeeping = now + _HOUSEKEEPING_S
-            if asked or now >= epochs:
+            if requested or now >= epochs:
                 for runner in self.runners:
                     runner.check_epoch()
                 epochs = now + _EPOCH_S
 
-    def _versions(self) -> tuple[int, ...]:
-        return tuple(runner.head.version for runner in self.runners)
-
     def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """The offsets that each stage has read up to, by topic."""
-        return {
-            runner.stage.name: {read.topic: read.offsets for read in runner.positions.values()}
-            for runner in self.runners
-        }
+        heads = ((runner.stage.name, runner.head.inputs.values()) for runner in self.runners)
+        return {stage: {read.topic: read.offsets for read in inputs} for stage, inputs in heads}
 
     def _halt(self) -> None:
         """Let batches under way end and be committed for a while, then drop them whole."""
@@ -140,18 +129,15 @@ class Supervisor:
         deadline = time.monotonic() + _STOP_S
         while busy := [runner.stage.name for runner in self.runners if runner.busy]:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or self.stop.now.wait(_LOOK_S / 2):
+            if left_s <= 0 or self.stop.now.wait(_POLL_S / 2):
                 break
             self.news.doing(f"waiting for {_stages(busy)} to end {'a batch' if len(busy) == 1 else 'batches'}")
         for runner in self.runners:
             runner.settle(0.0 if self.stop.now.is_set() else max(0.0, deadline - time.monotonic()))
         self.news.doing("waiting for Spark to stop the queries")
-        self._stop_queries()
-
-    def _stop_queries(self) -> None:
-        """Stop them side by side: each may take seconds. Who does not wait leaves that to the end of Spark."""
+        # Side by side: each may take seconds. Who does not wait leaves that to the end of Spark.
         ends = [query.stop for query in self._queries]
-        end_beside(ends, lambda: _NOW_S if self.stop.now.is_set() else _SPARK_STOP_S)
+        end_all(ends, lambda: _NOW_S if self.stop.now.is_set() else _SPARK_STOP_S)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
         """Raise what has stopped a stage or a sink; of queries that were halted, only what their runners say."""
@@ -163,9 +149,8 @@ class Supervisor:
                 continue
             if isinstance(runner.error, SlackwaterError):
                 raise runner.error
-            text = "\n".join(
-                f"{type(error).__name__}: {error}" for error in (failed, runner.error) if error is not None
-            )
+            known = [error for error in (failed, runner.error) if error is not None]
+            text = "\n".join(f"{type(error).__name__}: {error}" for error in known)
             raise translate(runner.stage.name, text) from (runner.error or failed)
 
     def _complete_snapshots(self) -> None:
@@ -183,6 +168,5 @@ class Supervisor:
             return False
 
 
-def _stages(names: Iterable[str]) -> str:
-    known = tuple(names)
-    return f"stage{'' if len(known) == 1 else 's'} {', '.join(known)}"
+def _stages(names: Sequence[str]) -> str:
+    return f"stage{'' if len(names) == 1 else 's'} {', '.join(names)}"

@@ -2,12 +2,8 @@
 
 Spark starts it by its setting `spark.python.daemon.module`. Without it, each worker imports the same: half a second of
 a core before its first batch, and memory of its own. The threads that these imports start (OpenBLAS, jemalloc) belong
-to libraries that look after forks.
-
-A worker whose task is given up, as are those beside one that failed, ends without a word: Spark hangs up on it.
-
-It and its workers do not hear SIGTERM, which a service manager sends to every process of a run (`configure_worker`):
-Spark ends them by closing the daemon's standard input.
+to libraries that look after forks. It and its workers do not hear SIGTERM, which a service manager sends to every
+process of a run (`configure_worker`): Spark ends them by closing the daemon's standard input.
 """
 
 import gc
@@ -26,10 +22,9 @@ _AT_ONCE = getattr(socket, "TCP_QUICKACK", None)
 
 
 def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
-    """Pyspark's worker, which raises nothing where Spark has hung up: its daemon would print a traceback of that.
+    """Pyspark's worker, which raises nothing where Spark has hung up, as on those beside a task that failed.
 
-    It acknowledges what Spark sends at once. Else Spark, which sends a small task in several pieces, would wait for 40
-    ms after the first of them.
+    It acknowledges at once what Spark sends, which would wait for 40 ms after the first of a small task's pieces, else.
     """
 
     def quiet(connection: socket.socket, *given: object) -> int:

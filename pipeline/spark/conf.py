@@ -1,13 +1,23 @@
-"""What whoever runs an app says to Spark: settings, and Python files for its tasks. Checked before Spark starts."""
+"""What whoever runs an app says to Spark: settings, and Python files for its tasks. Checked before Spark starts.
 
-from __future__ import annotations
+And slackwater itself, sent to other machines: what pickles in a task's closure are values of this version's classes. So
+the driver's goes with the job, as `spark-submit --py-files` would send it, and comes before what is installed there.
+What it needs is not sent: pyarrow, librdkafka and numpy are compiled for a machine.
+"""
 
+import hashlib
+import io
 import re
+import sys
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import NotFound, Usage
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas"
 """Settings whose values nobody may see have such names; Spark's UI and event log redact them."""
@@ -20,6 +30,8 @@ _OTHERWISE = {
 _DRIVER_HERE = "spark.submit.deployMode"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _KINDS = (".py", ".zip", ".egg")
+_NOT_SENT = frozenset({"bench", "cli", "client", "results"})
+"""Folders of slackwater that no task needs."""
 
 
 def settings_of(words: Iterable[str]) -> dict[str, str]:
@@ -38,11 +50,11 @@ def settings_of(words: Iterable[str]) -> dict[str, str]:
     return check_settings(settings, "--conf")
 
 
-def check_settings(said: Mapping[str, str], by: str) -> dict[str, str]:
+def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
     """Settings of Spark, as `by` says them: `--conf`, or `spark_conf` in Python. Raises `Usage` as `settings_of`."""
     settings: dict[str, str] = {}
     in_python = not by.startswith("-")
-    for key, value in said.items():
+    for key, value in chosen.items():
         if not _KEY.fullmatch(key):
             wrote = '{"spark.executor.memory": "2g"}' if in_python else "spark.executor.memory=2g"
             raise Usage(
@@ -99,8 +111,47 @@ def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, .
         if file.suffix != ".py" and not zipfile.is_zipfile(file):
             raise Usage(f"{by} {path} is not a zip, whatever its name says")
         if files.setdefault(file.name, file) != file:
-            raise Usage(
-                f"{by} has {files[file.name]} and {file}: Spark hands files on by their names",
-                hint="rename one of them",
-            )
+            both = f"{by} has {files[file.name]} and {file}"
+            raise Usage(f"{both}: Spark hands files on by their names", hint="rename one of them")
     return tuple(map(str, files.values()))
+
+
+def on_path(files: Iterable[str]) -> None:
+    """Let the program, which is read here, import what its tasks will import."""
+    for file in files:
+        entry = str(Path(file).parent) if file.endswith(".py") else file
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+
+
+def ship_slackwater(spark: "SparkContext") -> None:
+    """Send this slackwater to every worker, once a session; not where it came as a zip itself."""
+    home = Path(__file__).parents[2]
+    if not home.is_dir():
+        return
+    data = _zipped(home)
+    name = f"slackwater-{hashlib.sha256(data).hexdigest()[:12]}.zip"
+    if name in (spark._python_includes or ()):
+        return
+    # Spark's own folder: an executor that starts in an hour asks for the file then, and it goes when Spark ends.
+    file = Path(spark._temp_dir) / name
+    file.write_bytes(data)
+    spark.addPyFile(str(file))
+
+
+def _zipped(home: Path) -> bytes:
+    """The modules as a zip; the same modules give the same bytes, as Spark takes no other file of a name it knows."""
+    modules = sorted(home.glob("*.py"))
+    modules += (
+        module
+        for package in sorted(home.glob("*/__init__.py"))
+        if package.parent.name not in _NOT_SENT
+        for module in sorted(package.parent.rglob("*.py"))
+    )
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as packed:
+        for module in modules:
+            # A ZipInfo has no time of day in it.
+            entry = zipfile.ZipInfo(f"slackwater/{module.relative_to(home).as_posix()}")
+            packed.writestr(entry, module.read_bytes(), zipfile.ZIP_DEFLATED)
+    return data.getvalue()

@@ -2,22 +2,17 @@
 
 Spark schedules a task to where a cached partition is that it reads. So each state partition has a home: one cached row,
 on the executor that first computed it. A batch's rows are joined with the homes, partition by partition and without
-moving, and their tasks prefer the homes' executors. Where one is lost, Spark computes its homes anew on others, and
-that is where their partitions are from then on.
+moving. Where an executor is lost, Spark computes its homes anew on others.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count as count_from
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 _PARTITION = "_home"
 _firsts = count_from(0, 1 << 20)
@@ -45,9 +40,16 @@ class Homes:
         `partition` is the number of a row's partition, an int that is never null.
         """
         numbered = rows.withColumn(_PARTITION, partition).repartitionById(count, F.col(_PARTITION))
-        homes = self._of(rows.sparkSession, count)
+        context: Any = rows.sparkSession.sparkContext._jsc.sc()
+        executors = len(context.statusTracker().getExecutorInfos()) - 1  # the driver is among them
+        # An executor that has come has no homes: they are spread anew.
+        if self._homes is None or count != self._partitions or executors > self._executors:
+            if self._homes is not None:
+                self._homes.unpersist()
+            self._homes = _spread(rows.sparkSession, count, executors)
+        self._partitions, self._executors = count, executors
         # Both sides are partitioned alike, so nothing moves; the hint keeps Spark from broadcasting the smaller one.
-        return numbered.join(homes.hint("shuffle_hash"), _PARTITION).drop(_PARTITION)
+        return numbered.join(self._homes.hint("shuffle_hash"), _PARTITION).drop(_PARTITION)
 
     def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
         """Run something at each partition's home, beside the batches and from any thread; nothing before the first.
@@ -73,16 +75,6 @@ class Homes:
             self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
             self._homes.unpersist()
             self._homes = None
-
-    def _of(self, spark: SparkSession, count: int) -> DataFrame:
-        executors = _executors(spark)
-        # An executor that has come has no homes: they are spread anew.
-        if self._homes is None or count != self._partitions or executors > self._executors:
-            if self._homes is not None:
-                self._homes.unpersist()
-            self._homes = _spread(spark, count, executors)
-        self._partitions, self._executors = count, executors
-        return self._homes
 
 
 def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
@@ -119,9 +111,3 @@ def _located(cached: DataFrame) -> Counter[str]:
     rdd = cached._jdf.queryExecution().toRdd()
     places = (context.getPreferredLocs(rdd, part) for part in range(rdd.getNumPartitions()))
     return Counter(seq.head().toString() for seq in places if not seq.isEmpty())
-
-
-def _executors(spark: SparkSession) -> int:
-    """How many there are, the driver not among them."""
-    context: Any = spark.sparkContext._jsc.sc()
-    return len(context.statusTracker().getExecutorInfos()) - 1

@@ -1,21 +1,18 @@
 """What Spark starts on this machine: its JVM, out of the reach of signals that are meant for us, and its Python.
 
-What these and pyspark write to the terminal of a run is filtered, so that it shows our lines and real errors.
-
 A terminal sends Ctrl-C to every process of the group, a service manager SIGTERM to every process of its control group.
 A JVM that gets one begins to end, amidst the batch that shall end first. So it runs in a session of its own, and is
 started with SIGTERM ignored: a JVM leaves alone what was ignored when it began, and what it starts inherits that.
 It reads the pipe that is its standard input, and ends when that breaks, because this process ended in whatever way.
 
-Its Python processes import pyspark from where it is installed. Spark puts its own `pyspark.zip` and a jar before
-everything else on their path. Nothing in a zip is kept compiled, and Spark has the zips' directories read anew in each
-process: half a second of a core for each, and the first batch of every source takes four of them, one after the other.
+Its Python processes import pyspark from where it is installed. Spark puts its own `pyspark.zip` and a jar before all
+else on their path; nothing in a zip is kept compiled: half a second of a core for each process, and the first batch of
+every source takes four, one after the other. What all of these write to a run's terminal is filtered.
 """
-
-from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 import tempfile
 import threading
@@ -23,71 +20,34 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyspark
+from py4j import java_gateway
+from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 
 from ...printable import printable
 
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-
+_NOISE = (
+    b"WARNING: Using incubator modules",
+    b"WARNING: A terminally deprecated method",
+    b"WARNING: sun.misc.Unsafe",
+    b"WARNING: Please consider reporting this",
+    b"WARNING: Use --enable-native-access",
+    b"WARNING: A restricted method in java.lang.System",
+    b"WARNING: java.lang.System::",
+    b"WARNING: Restricted methods will be blocked",
+    b"Using Spark's default log4j profile",
+    b"Picked up JAVA_TOOL_OPTIONS",
+    b"NOTE: Picked up JDK_JAVA_OPTIONS",
+)
 _SUBMIT_SCRIPT = """\
 #!/bin/sh
 trap '' TERM
 exec {submit} "$@"
 """
-_REAP_S = 1.0
-
-
-def start(settings: dict[str, str]) -> SparkContext:
-    """A Spark context, in a new JVM unless there is one.
-
-    Made beside the main thread, in which pyspark would handle Ctrl-C itself, and break off whatever goes on. To be
-    interrupted while it waits leaves a JVM behind that ends as soon as this process has.
-    """
-    from pyspark import SparkConf, SparkContext
-
-    made: Future[SparkContext] = Future()
-
-    def make() -> None:
-        try:
-            conf = SparkConf().setAll(list(settings.items()))
-            if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-                made.set_result(SparkContext(conf=conf, gateway=_launched(conf)))
-            else:
-                made.set_result(SparkContext.getOrCreate(conf))
-        except BaseException as error:
-            made.set_exception(error)
-
-    threading.Thread(target=make, name="spark", daemon=True).start()
-    return made.result()
-
-
-def ended(context: SparkContext) -> str:
-    """How the context's JVM ended, in words; empty while it runs, or when it is not ours."""
-    from subprocess import Popen, TimeoutExpired
-
-    process = getattr(context._gateway, "proc", None)
-    if not isinstance(process, Popen):
-        return ""
-    try:
-        code = process.wait(_REAP_S)
-    except TimeoutExpired:
-        return ""
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _launched(conf: object) -> object:
-    from pyspark.find_spark_home import _find_spark_home
-    from pyspark.java_gateway import launch_gateway
-
-    submit = Path(_find_spark_home()) / "bin" / "spark-submit"
-    with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
-        script = Path(folder) / "spark-submit"
-        script.write_text(_SUBMIT_SCRIPT.format(submit=shlex.quote(str(submit))))
-        script.chmod(0o700)
-        return launch_gateway(conf, {"executable": str(script), "start_new_session": True})  # type: ignore[no-untyped-call]
-
-
 _PYTHON_SCRIPT = """\
 #!/bin/sh
 set -f
@@ -101,6 +61,52 @@ for entry in $PYTHONPATH; do
 done
 PYTHONPATH=$path exec {python} "$@"
 """
+_REAP_S = 1.0
+
+
+def start(settings: dict[str, str]) -> SparkContext:
+    """A Spark context, in a new JVM unless there is one.
+
+    Made beside the main thread, in which pyspark would handle Ctrl-C itself, and break off whatever goes on. To be
+    interrupted while it waits leaves a JVM behind that ends as soon as this process has.
+    """
+    made: Future[SparkContext] = Future()
+
+    def make() -> None:
+        try:
+            conf = SparkConf().setAll(list(settings.items()))
+            if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+                submit = Path(_find_spark_home()) / "bin" / "spark-submit"
+                with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
+                    text = _SUBMIT_SCRIPT.format(submit=shlex.quote(str(submit)))
+                    how = {"executable": _executable(Path(folder) / "spark-submit", text), "start_new_session": True}
+                    gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
+                made.set_result(SparkContext(conf=conf, gateway=gateway))
+            else:
+                made.set_result(SparkContext.getOrCreate(conf))
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=make, name="spark", daemon=True).start()
+    return made.result()
+
+
+def ended(context: SparkContext) -> str:
+    """How the context's JVM ended, in words; empty while it runs, or when it is not ours."""
+    process = getattr(context._gateway, "proc", None)
+    if not isinstance(process, subprocess.Popen):
+        return ""
+    try:
+        code = process.wait(_REAP_S)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _executable(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o700)
+    return str(path)
 
 
 @contextmanager
@@ -122,50 +128,26 @@ def interpreter(*, on_this_machine: bool, said: str = "") -> Iterator[None]:
 
 
 def _script(folder: Path) -> str:
-    import pyspark
-
     home = str(Path(pyspark.__file__).parent)
     # The pyspark of a Spark from elsewhere may be another version.
     if os.environ.get("SPARK_HOME", home) != home:
         return sys.executable
-    path = folder / "python"
-    path.write_text(_PYTHON_SCRIPT.format(home=shlex.quote(home), python=shlex.quote(sys.executable)))
-    path.chmod(0o700)
-    return str(path)
-
-
-_NOISE = (
-    b"WARNING: Using incubator modules",
-    b"WARNING: A terminally deprecated method",
-    b"WARNING: sun.misc.Unsafe",
-    b"WARNING: Please consider reporting this",
-    b"WARNING: Use --enable-native-access",
-    b"WARNING: A restricted method in java.lang.System",
-    b"WARNING: java.lang.System::",
-    b"WARNING: Restricted methods will be blocked",
-    b"Using Spark's default log4j profile",
-    b"Picked up JAVA_TOOL_OPTIONS",
-    b"NOTE: Picked up JDK_JAVA_OPTIONS",
-)
-
-
-_ERROR_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+    script = _PYTHON_SCRIPT.format(home=shlex.quote(home), python=shlex.quote(sys.executable))
+    return _executable(folder / "python", script)
 
 
 @contextmanager
 def quiet_errors() -> Iterator[None]:
     """Inside, pyspark raises what Spark refuses without logging it as kilobytes of JSON before."""
-    from pyspark.logger import PySparkLogger
-
     # Made by pyspark's own class: its calls are not those that a logger of the standard library takes.
-    loggers = [PySparkLogger.getLogger(name) for name in _ERROR_LOGGERS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
+    loggers = map(PySparkLogger.getLogger, ("SQLQueryContextLogger", "DataFrameQueryContextLogger"))
+    before = [(logger, logger.disabled) for logger in loggers]
+    for logger, _ in before:
         logger.disabled = True
     try:
         yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
+        for logger, disabled in before:
             logger.disabled = disabled
 
 
@@ -175,8 +157,6 @@ def quiet_loss(context: SparkContext) -> None:
     The server to which it reports its accumulators would, and py4j, which logs each call that then fails with the root
     logger's functions: these install a handler where there is none. Its own logger has one that is silent.
     """
-    from py4j import java_gateway
-
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     java_gateway.logging = java_gateway.logger
 
@@ -192,19 +172,20 @@ def quiet_start() -> Iterator[None]:
     stderr = os.dup(2)
     os.dup2(write, 2)
     os.close(write)
-    threading.Thread(target=_relay, args=(read, os.dup(stderr)), name="stderr", daemon=True).start()
+    to = os.dup(stderr)
+
+    def relay() -> None:
+        with os.fdopen(read, "rb") as lines, os.fdopen(to, "wb", buffering=0) as terminal:
+            for line in lines:
+                if not line.startswith(_NOISE):
+                    terminal.write(_shown(line))
+
+    threading.Thread(target=relay, name="stderr", daemon=True).start()
     try:
         yield
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
-
-
-def _relay(read: int, to: int) -> None:
-    with os.fdopen(read, "rb") as lines, os.fdopen(to, "wb", buffering=0) as terminal:
-        for line in lines:
-            if not line.startswith(_NOISE):
-                terminal.write(_shown(line))
 
 
 def _shown(line: bytes) -> bytes:

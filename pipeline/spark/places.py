@@ -1,7 +1,5 @@
 """Where tasks find things, and what a worker keeps open of them from batch to batch."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Spark's plans, walked and rebuilt from Python; and several DataFrames of one stream, made by one pass over it.
+"""Spark's plans, walked and rebuilt from Python: which columns they need, several outputs by one pass, records' rows.
 
 Spark reads a source again for each branch of a plan that leads to it: two DataFrames of one stream are two reads of
 every record, and all that is computed before they part is computed twice. So where they part an exchange is put, of
@@ -6,20 +6,22 @@ which Spark makes one where two are the same. Then both branches read what the e
 
 Two exchanges are the same only while Spark's optimiser has not moved one branch's filter or choice of columns below
 its own. Metrics over all columns keep it from that: no filter passes them, and no column is superfluous to them.
-"""
 
-from __future__ import annotations
+Which record of a stage's input each row of its function comes from, the plan tells, too. A feed has a number for each
+record, in a column that a projection hides from the function. In the plan of what the function returns, that projection
+is taken away and each one above it passes the number on. So one job gives the rows of all records apart. It is right
+where a row comes of one record alone: projections, filters, explode, unions, Python's functions of one row, and joins
+with tables that do not stream. Any other operator may mix records, and then there is no such plan.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructField
+from ...fold.failing import RECORD
 
 
 def plan_of(frame: DataFrame) -> Any:
@@ -66,21 +68,17 @@ def nodes(plan: Any) -> Iterator[Any]:
         yield from nodes(child)
 
 
-def ways(plan: Any) -> list[list[Any]]:
+def paths(plan: Any) -> list[list[Any]]:
     """The nodes from each stream of a plan up to its root."""
     below = children(plan)
     if not below:
         return [[plan]] if plan.isStreaming() else []
-    return [[*way, plan] for child in below for way in ways(child)]
+    return [[*path, plan] for child in below for path in paths(child)]
 
 
 def first_column(plan: Any) -> int:
     """The id of a node's first column, by which a stream is known."""
     return int(plan.output().head().exprId().id())
-
-
-_PASSING = ("Filter", "EventTimeWatermark")
-"""Nodes that give the columns they get."""
 
 
 def needed_columns(frame: DataFrame) -> dict[int, frozenset[str]]:
@@ -90,7 +88,7 @@ def needed_columns(frame: DataFrame) -> dict[int, frozenset[str]]:
     """
     optimiser = frame.sparkSession._jsparkSession.sessionState().optimizer()
     found: dict[int, set[str] | None] = {}
-    for stream, *above in ways(optimiser.execute(plan_of(frame))):
+    for stream, *above in paths(optimiser.execute(plan_of(frame))):
         # One that is used twice needs what either use does.
         known, more = found.setdefault(first_column(stream), set()), _needed(above)
         found[first_column(stream)] = None if known is None or more is None else known | more
@@ -104,7 +102,8 @@ def _needed(above: Sequence[Any]) -> set[str] | None:
         names |= {column.name() for column in listed(node.references().toSeq())}
         if kind(node) == "Project":
             return names
-        if kind(node) not in _PASSING:
+        # Others do not give the columns they get.
+        if kind(node) not in ("Filter", "EventTimeWatermark"):
             break
     return None
 
@@ -127,13 +126,12 @@ def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
     parting = _partings(plans)
     if not parting:
         return tuple(frames)
-    spark = frames[0].sparkSession
-    made: list[Any] = [None] * len(parting)
+    spark, made = frames[0].sparkSession, dict[int, Any]()
 
     def replace(before: Any, after: Any) -> Any:
         for number, node in enumerate(parting):
             if before.fastEquals(node):
-                if made[number] is None:
+                if number not in made:
                     made[number] = plan_of(_exchanged(frame_of(after, spark), number))
                 return made[number]
         return after
@@ -144,9 +142,8 @@ def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
 def _partings(plans: Sequence[Any]) -> list[Any]:
     """For each stream that several plans use, the last node on the way up from it that all of these have."""
     by_stream: dict[int, list[list[Any]]] = {}
-    for plan in plans:
-        for way in ways(plan):
-            by_stream.setdefault(first_column(way[0]), []).append(way)
+    for path in (path for plan in plans for path in paths(plan)):
+        by_stream.setdefault(first_column(path[0]), []).append(path)
     found: list[Any] = []
     for used in by_stream.values():
         if len(used) > 1:
@@ -162,11 +159,75 @@ def _exchanged(frame: DataFrame, number: int) -> DataFrame:
     """The same rows behind an exchange that several branches can share."""
     tasks = frame.sparkSession.sparkContext.defaultParallelism
     # A number that says nothing, but names every column, and that no rule of the optimiser simplifies.
-    named = F.max(F.hash(*(_hashable(field) for field in frame.schema))).alias("_")
+    columns = [(F.col(f"`{field.name}`"), field.dataType.simpleString()) for field in frame.schema]
+    # Spark hashes whatever holds no map.
+    hashable = [column.cast("string") if "map<" in ddl else column for column, ddl in columns]
+    named = F.max(F.hash(*hashable)).alias("_")
     return frame.repartitionById(tasks, F.spark_partition_id()).observe(f"_once_{number}", named)
 
 
-def _hashable(field: StructField) -> Column:
-    column = F.col(f"`{field.name}`")
-    # Spark hashes whatever holds no map.
-    return column.cast("string") if "map<" in field.dataType.simpleString() else column
+_ROW_BY_ROW = frozenset(
+    {"Filter", "Generate", "SubqueryAlias", "Union", "Join", "ResolvedHint", "ArrowEvalPython", "BatchEvalPython"}
+)
+"""Operators that pass on all columns of what is below them, and make each row of one row of it."""
+
+
+def hidden(feed: DataFrame) -> DataFrame:
+    """The feed as a stage's function gets it: without the records' numbers."""
+    return feed.select(*(name for name in feed.columns if name != RECORD))
+
+
+def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | None:
+    """The rows of a function's DataFrame, each with the number of its record: the same columns, and `RECORD` behind.
+
+    `feeds` are what `hidden` gave the function. None where the plan mixes records, or what it does is not known.
+    """
+    shown = [plan_of(feed) for feed in feeds]
+    plan = numbered(
+        plan_of(frame),
+        frame.sparkSession,
+        lambda node: any(node.fastEquals(feed) for feed in shown),
+        lambda feed: children(feed)[0],
+    )
+    if plan is None:
+        return None
+    return frame_of(plan, frame.sparkSession).select(*(f"`{name}`" for name in (*frame.columns, RECORD)))
+
+
+def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], shown: Callable[[Any], Any]) -> Any:
+    """A plan over feeds with `RECORD` among its columns; None where it mixes records, or what it does is not known.
+
+    `is_feed` says whether a node is a feed, `shown` gives the feed with its records' numbers.
+    """
+
+    def passes_on(node: Any) -> bool:
+        """Whether a record's number comes through this node, if it comes up to it."""
+        if is_feed(node):
+            return True
+        with_feed = sum(any(is_feed(below) for below in nodes(child)) for child in children(node))
+        found = kind(node)
+        # Two feeds in a join would be two records in a row.
+        return not with_feed or found == "Project" or (found in _ROW_BY_ROW and (found != "Join" or with_feed == 1))
+
+    def replace(before: Any, after: Any) -> Any:
+        if is_feed(before):
+            return shown(after)
+        if (
+            kind(after) != "Project"
+            or number_of(after) is not None
+            or (number := number_of(children(after)[0])) is None
+        ):
+            return after
+        jvm: Any = spark._jvm
+        columns = sequence(spark, [*listed(after.projectList()), number])
+        return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(columns, children(after)[0])
+
+    if not all(map(passes_on, nodes(plan))):
+        return None
+    found = rebuilt(plan, spark, replace)
+    return found if number_of(found) is not None else None
+
+
+def number_of(node: Any) -> Any:
+    """The attribute with the record's number among those that a node gives, None where it is not."""
+    return next((each for each in listed(node.output()) if each.name() == RECORD), None)

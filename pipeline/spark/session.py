@@ -1,11 +1,4 @@
-"""The Spark session of a run: quiet, in UTC, with our sources registered; and warmed up.
-
-A first batch takes seconds in which hardly any data moves: Python processes start, the JVM loads and compiles what a
-source in Python, a shuffle and an exchange with Python take. A source that is never started and a job of the same
-making over one row have that done meanwhile, while the runner checks and claims its stages.
-"""
-
-from __future__ import annotations
+"""The Spark session of a run: quiet, in UTC, with our sources registered; and warmed up."""
 
 import os
 import threading
@@ -23,12 +16,11 @@ from pyspark.sql import functions as F
 from ...errors import Refused
 from ..source.data_source import InputSource
 from . import jvm
-from .conf import SECRETS
+from .conf import SECRETS, ship_slackwater
 from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
-from .shipping import ship_slackwater
 
 _STOP_S = 10.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _START_SOONER = (
     # Spark fills the metaspace that a JVM begins with some ten times while it starts, and collects each time.
@@ -53,9 +45,8 @@ def spark_session(
 
     `master` is Spark's master URL; None for what spark-defaults says, else all cores of this machine. `conf` are more
     Spark settings, which win over ours; `py_files` are paths of Python files and zips that its tasks can import. Once
-    `hurry` is set, nobody waits any more for Spark to stop: it ends with this process.
-
-    Raises `Refused` where Spark does not start, most often for want of Java, or its JVM ended while it was used.
+    `hurry` is set, nobody waits any more for Spark to stop: it ends with this process. Raises `Refused` where Spark
+    does not start, most often for want of Java, or its JVM ended while it was used.
     """
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
@@ -88,13 +79,13 @@ def spark_session(
     if here := master is not None and _is_local(master):
         # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
         settings["spark.python.daemon.module"] = "slackwater.pipeline.run.worker_daemon"
-    said = conf or {}
-    if options := said.get(_JAVA_OPTIONS):
+    chosen = conf or {}
+    if options := chosen.get(_JAVA_OPTIONS):
         # Of an option that is given twice, the JVM takes the last.
-        said = {**said, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {options}"}
-    settings |= said
+        chosen = {**chosen, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {options}"}
+    settings |= chosen
     running = SparkSession.getActiveSession()
-    with interpreter(on_this_machine=here, said=said.get("spark.pyspark.python", "")), quiet_errors():
+    with interpreter(on_this_machine=here, said=chosen.get("spark.pyspark.python", "")), quiet_errors():
         try:
             with quiet_start():
                 if running is None:
@@ -105,9 +96,13 @@ def spark_session(
                 f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
             ) from error
         except Py4JJavaError as error:
-            where = settings.get("spark.master", "the master that Spark's configuration names")
+            where, java = (
+                settings.get("spark.master", "the master that Spark's configuration names"),
+                error.java_exception,
+            )
+            first_line = str(java.getMessage() or java.getClass().getName()).partition("\n")[0]
             raise Refused(
-                f"Spark does not start at {where}: {_first_line(error)}",
+                f"Spark does not start at {where}: {first_line}",
                 hint="is the master there, and are the settings (--conf) such as Spark takes?",
             ) from error
         if not _is_local(spark.sparkContext.master or ""):
@@ -127,7 +122,7 @@ def spark_session(
             ) from error
         finally:
             if running is None:
-                end_beside([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
+                end_all([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
 
 
 @contextmanager
@@ -139,14 +134,14 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
     try:
         yield
     finally:
-        for name, said in before.items():
-            if said is None:
+        for name, earlier in before.items():
+            if earlier is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, said)
+                spark.conf.set(name, earlier)
 
 
-def end_beside(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
+def end_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
     """End these side by side, for as long as there is patience; what takes longer ends with this process.
 
     What fails is no news: the JVM is gone, or does not end in time.
@@ -155,7 +150,7 @@ def end_beside(ends: Iterable[Callable[[], object]], patience_s: Callable[[], fl
     began = time.monotonic()
     for thread in threads:
         while thread.is_alive() and time.monotonic() - began < patience_s():
-            thread.join(_LOOK_S)
+            thread.join(_POLL_S)
 
 
 def _quietly(work: Callable[[], object]) -> threading.Thread:
@@ -168,31 +163,23 @@ def _quietly(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def _first_line(error: Py4JJavaError) -> str:
-    return str(error.java_exception.getMessage() or error.java_exception.getClass().getName()).partition("\n")[0]
-
-
 def _is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Start it in threads of their own. Nobody need wait for them.
+    """Have Python processes started, and what a first batch takes loaded and compiled, while stages are claimed.
 
+    That takes seconds: a source that is never started, and a job over one row, in threads that nobody need wait for.
     Whatever fails here fails again in the run, which says it better, unless the run has ended: then it is no news.
     """
-    _quietly(lambda: _source(spark))
-    _quietly(lambda: _job(spark))
 
+    def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
 
-def _source(spark: SparkSession) -> None:
-    spark.readStream.format(InputSource.name()).load()
+    def job() -> None:
+        rows = spark.range(0, 1, 1, 1).select("id", F.xxhash64("id").alias("_hash"))
+        rows.repartitionById(1, F.col("id").cast("int")).select("id").mapInArrow(same, "id long").collect()
 
-
-def _job(spark: SparkSession) -> None:
-    rows = spark.range(0, 1, 1, 1).select("id", F.xxhash64("id").alias("_hash"))
-    rows.repartitionById(1, F.col("id").cast("int")).select("id").mapInArrow(_same, "id long").collect()
-
-
-def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
+    _quietly(lambda: spark.readStream.format(InputSource.name()).load())
+    _quietly(job)

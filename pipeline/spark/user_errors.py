@@ -3,10 +3,7 @@
 Errors cross from Spark's workers as text, and Spark wraps them in its own.
 """
 
-from __future__ import annotations
-
 import importlib.util
-import os
 import re
 import sys
 import sysconfig
@@ -14,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import CodeType
 
 from pyspark.errors import AnalysisException
 
@@ -40,9 +37,15 @@ def as_user_error(what: str, function: object = None) -> Iterator[None]:
         place = _place(error)
         if place is None and isinstance(code := getattr(function, "__code__", None), CodeType):
             place = Path(code.co_filename), code.co_firstlineno
-        where = f"{_shown(place[0])}, line {place[1]}: " if place else ""
+        where, here = "", Path.cwd()
+        if place is not None:
+            file = place[0].resolve()
+            where = f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {place[1]}: "
         sentence, _, quoted = _described(error).partition("\n")
-        raise Refused(f"{what} does not run: {where}{sentence}", quoted=quoted, hint=_hint(error)) from error
+        hint, missing = _HINT, error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and importlib.util.find_spec(missing.partition(".")[0]) is None:
+            hint = f"install what has {missing!r} for {sys.executable}, or fix the import, and run again"
+        raise Refused(f"{what} does not run: {where}{sentence}", quoted=quoted, hint=hint) from error
 
 
 def _described(error: Exception) -> str:
@@ -55,16 +58,18 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _hint(error: Exception) -> str:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing and importlib.util.find_spec(missing.partition(".")[0]) is None:
-        return f"install what has {missing!r} for {sys.executable}, or fix the import, and run again"
-    return _HINT
-
-
 def _place(error: Exception) -> tuple[Path, int] | None:
-    """File and line: the last of the user's own; None if no line of the user's led to the error."""
-    own = list(_foreign(error.__traceback__))
+    """File and line: the last of the user's own; None if no line of the user's led to the error.
+
+    Lines are the user's that are neither slackwater's nor Python's nor of an installed library.
+    """
+    own = [
+        (file, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if (file := Path(frame.f_code.co_filename)).is_file()
+        and str(frame.f_globals.get("__name__", "")).partition(".")[0] != _OURS
+        and not _is_installed(file)
+    ]
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         # Raised by whoever imports the file; literal_eval and the like have no file to name.
         file = Path(error.filename)
@@ -77,25 +82,9 @@ def _place(error: Exception) -> tuple[Path, int] | None:
     return [at for at in own if at[0].is_relative_to(folder)][-1]
 
 
-def _foreign(trace: TracebackType | None) -> Iterator[tuple[Path, int]]:
-    """The lines of a traceback that are neither slackwater's nor Python's nor of an installed library."""
-    for frame, line in traceback.walk_tb(trace):
-        file = Path(frame.f_code.co_filename)
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] != _OURS and file.is_file() and not _is_installed(file):
-            yield file, line
-
-
 def _is_installed(file: Path) -> bool:
-    return bool({"site-packages", "dist-packages"}.intersection(file.parts)) or file.is_relative_to(
-        sysconfig.get_path("stdlib")
-    )
-
-
-def _shown(file: Path) -> str:
-    """The path as one would type it here."""
-    resolved, here = file.resolve(), Path.cwd()
-    return os.fspath(resolved.relative_to(here) if resolved.is_relative_to(here) else resolved)
+    stdlib = sysconfig.get_path("stdlib")
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or file.is_relative_to(stdlib)
 
 
 _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
@@ -112,8 +101,7 @@ _DROPPED = "the batch was dropped whole and nothing is lost"
 
 def translate(stage: str, text: str) -> SlackwaterError:
     """The error behind what Spark says of a stage's query; one of ours where it was one."""
-    ours = _OUR_ERROR.findall(text)
-    if ours:
+    if ours := _OUR_ERROR.findall(text):
         kind, message = ours[-1]
         known = getattr(errors, kind, None)
         error = known.__new__(known) if isinstance(known, type) and issubclass(known, SlackwaterError) else Refused("")
@@ -122,9 +110,7 @@ def translate(stage: str, text: str) -> SlackwaterError:
         return error
     if crashed := _CRASHED.search(text):
         return _crash(stage, crashed[1], _FAULT.search(text))
-    raised = _RAISED.findall(text)
-    ended = _ENDED.findall(text)
-    reason = (raised or ended or ["no reason given"])[-1].strip()
+    reason = (_RAISED.findall(text) or _ENDED.findall(text) or ["no reason given"])[-1].strip()
     return Refused(
         f"stage {stage!r} stopped: {reason}",
         hint=f"{_DROPPED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own words)",
@@ -134,17 +120,11 @@ def translate(stage: str, text: str) -> SlackwaterError:
 def _crash(stage: str, how: str, fault: re.Match[str] | None) -> Refused:
     """The error of a Python worker that went without a word of its own; `fault` is what Python said of it."""
     if how.startswith("failed"):
-        return Refused(
-            f"stage {stage!r} stopped: a Python process of Spark's did not come up in time",
-            hint=f"is the machine too busy, or short of memory? {_DROPPED}: run again",
-        )
-    if fault is None:
-        return Refused(
-            f"stage {stage!r} stopped: a Python worker of Spark's was killed in the middle of a batch",
-            hint="most often for want of memory: the kernel's log (dmesg) names the process then; "
-            f"{_DROPPED}: run again",
-        )
-    return Refused(
-        f"stage {stage!r} stopped: a Python worker of Spark's crashed: {fault[1].strip()}",
-        hint=f"SLACKWATER_DEBUG=1 shows where in Python that was; {_DROPPED}: run again",
-    )
+        what, hint = "process of Spark's did not come up in time", "is the machine too busy, or short of memory? "
+    elif fault is None:
+        what = "worker of Spark's was killed in the middle of a batch"
+        hint = "most often for want of memory: the kernel's log (dmesg) names the process then; "
+    else:
+        what = f"worker of Spark's crashed: {fault[1].strip()}"
+        hint = "SLACKWATER_DEBUG=1 shows where in Python that was; "
+    return Refused(f"stage {stage!r} stopped: a Python {what}", hint=f"{hint}{_DROPPED}: run again")

@@ -1,15 +1,9 @@
 """What one stage takes of the store, counted in all processes of a runner, until a version tells of it.
 
-The driver's share (claims, commits, compactions, the watch for a take-over) is in the counting stores that it uses for
-the stage; the planners of its sources are processes of their own and count into files in a folder of the runner's
-scratch; tasks report theirs with their results. What failed attempts took is in the report of the next task of the
-same worker, if there is one.
-
-What a runner asks for the whole app (is the app known, are snapshots asked for and can they be completed, has it caught
-up, who else is there, and its own sign of life) belongs to no stage; the first one that it runs is charged with it.
+The driver counts in the stores that it uses for the stage; its sources' planners, processes of their own, in files of a
+folder; tasks report theirs with their results. What failed attempts took is in the report of the next task of the same
+worker, if there is one. The first stage that a runner runs is charged with what it asks for the whole app.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Callable
@@ -26,12 +20,8 @@ class StageMeter:
     """
 
     def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self.folder = folder
-        self._stores = stores
-        self._clock = clock
-        self._since = clock()
-        self._planned = Stats()
-        self._puts = Stats()
+        self.folder, self._stores, self._clock = folder, stores, clock
+        self._since, self._planned, self._puts = clock(), Stats(), Stats()
 
     def put(self, seconds: float) -> None:
         """Note how long the put of a manifest took; the next version tells."""

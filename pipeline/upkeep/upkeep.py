@@ -4,8 +4,6 @@ A few merges at a time for each stage, in threads of the driver (Arrow works wit
 until the next version names it instead of its inputs; a result that no version ever names is an orphan.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -19,16 +17,21 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Manifest, Sst, Table
-from .prefetcher import Delivery, Prefetcher
+from .prefetcher import Prefetcher
 from .write_stall import Compacting, Stall, Triggers
 
 _log = logging.getLogger("slackwater")
 
 
-class Compactor:
-    """Compacts the table of one stage: so many `threads` merge at once, 0 when another process merges.
+class Upkeep:
+    """Merges a table's SSTs, fetches what batches will need, and holds batches back when merges fall behind.
 
-    `deliver` brings the results of a merge to other machines, before any batch looks into them; it raises nothing.
+    Args:
+        threads: So many merge at once; 0 when another process merges.
+        deliver: Brings the results of a merge to other machines, before any batch looks into them; raises nothing.
+        prefetch: Whether to fetch, for tasks that run on this machine.
+        triggers: From how many SSTs of level 0 on batches wait.
+        tip: Gives the newest acknowledged version, at any time; None where no batch waits.
     """
 
     def __init__(
@@ -39,9 +42,16 @@ class Compactor:
         *,
         threads: int = 1,
         deliver: Callable[[tuple[Sst, ...], Table], None] | None = None,
+        prefetch: bool = False,
+        triggers: Triggers | None = None,
+        tip: Callable[[], Manifest] | None = None,
     ) -> None:
         self._store, self._cache, self._deliver = store, cache, deliver
+        self._prefetcher = Prefetcher(store, cache, head) if prefetch else None
         self._head = head
+        self._tip = tip or (lambda: self._head)
+        name = f"stage {head.app}/{head.stage}"
+        self.stall = Stall(name, triggers or Triggers(), self._l0_files, lambda: self.doing, self._begin_if_idle)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._wanted: list[Compaction] = []
@@ -53,12 +63,15 @@ class Compactor:
         self._threads, self._working = threads, 0
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
-    def consider(self, head: Manifest, merges: Collection[Done] = ()) -> tuple[Compaction, ...]:
-        """Start what a version calls for that is about to be committed, and say what that is.
+    def consider(
+        self, head: Manifest, merges: Collection[Done] = (), missed: Iterable[str] | None = None
+    ) -> tuple[Compaction, ...]:
+        """Start the merges that a version calls for that is about to be committed, and say which these are.
 
         What was called for by a version before it and nobody has begun is forgotten. What shares an input with a merge
         that is under way, or waits to be committed, waits too. `merges` are those of `finished` that were to be in the
-        version: they are, or did not fit. The others wait for the next.
+        version: they are, or did not fit. The others wait for the next. Of the objects in `missed`, the version's batch
+        read byte ranges: they are fetched; None where there was no batch.
         """
         due = pick_for(head)
         with self._lock:
@@ -71,7 +84,17 @@ class Compactor:
                 for _ in range(min(len(due), self._threads - self._working)):
                     self._working += 1
                     self._executor.submit(self._work)
+        if self._prefetcher is not None and missed is not None:
+            self._prefetcher.consider(head, missed)
         return due
+
+    def close(self) -> None:
+        """Stop merges and fetches under way, and drop those not begun."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._closing.set()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
 
     @property
     def doing(self) -> Compacting:
@@ -81,27 +104,28 @@ class Compactor:
                 return "under way"
             return "finished" if self.finished else "nothing"
 
-    def close(self) -> None:
-        """Stop the merges under way, and drop those not begun."""
-        self._closing.set()
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+    def _l0_files(self) -> int:
+        tip = self._tip()
+        assert tip.table is not None  # noqa: S101  only a stage with a table has upkeep
+        return sorted_runs.l0_files(plan.apply(tip.ssts, self.finished), tip.table.partitions)
+
+    def _begin_if_idle(self) -> None:
+        if self.doing == "nothing":
+            self.consider(self._tip())
 
     def _work(self) -> None:
         """Carry out one compaction after the other, until none is left to begin."""
-        while (begun := self._begin()) is not None:
-            self._run(*begun)
-
-    def _begin(self) -> tuple[Manifest, Compaction] | None:
-        with self._lock:
-            taken = {sst for one in self._busy for sst in one.inputs}
-            for one in self._wanted:
-                if taken.isdisjoint(one.inputs) and not self._closing.is_set():
-                    self._busy.add(one)
-                    self._wanted.remove(one)
-                    return self._head, one
-            self._working -= 1
-            return None
+        while True:
+            with self._lock:
+                taken = {sst for one in self._busy for sst in one.inputs}
+                free = [one for one in self._wanted if taken.isdisjoint(one.inputs)]
+                if not free or self._closing.is_set():
+                    self._working -= 1
+                    return
+                self._busy.add(free[0])
+                self._wanted.remove(free[0])
+                head = self._head
+            self._run(head, free[0])
 
     def _run(self, head: Manifest, one: Compaction) -> None:
         assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
@@ -126,60 +150,3 @@ class Compactor:
                     self._busy.discard(one)
                 else:
                     self.finished += (made,)
-
-
-class Upkeep:
-    """Merges a table's SSTs, fetches what batches will need, and holds batches back when merges fall behind.
-
-    `threads` and `deliver` are those of `Compactor`; from so many SSTs of level 0 as the `triggers` say batches wait.
-    `prefetch` is for tasks that run on this machine. `tip` gives the newest acknowledged version.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: SstCache,
-        claimed: Manifest,
-        *,
-        threads: int,
-        triggers: Triggers,
-        prefetch: bool,
-        deliver: Delivery | None,
-        tip: Callable[[], Manifest],
-    ) -> None:
-        self._tip = tip
-        self._compactor = compactor = Compactor(store, cache, claimed, threads=threads, deliver=deliver)
-        self._prefetcher = Prefetcher(store, cache, claimed) if prefetch else None
-        name = f"stage {claimed.app}/{claimed.stage}"
-        self._stall = Stall(name, triggers, self._l0_files, lambda: compactor.doing, self._begin)
-
-    @property
-    def finished(self) -> tuple[Done, ...]:
-        """Merges that the next version may adopt."""
-        return self._compactor.finished
-
-    def wait(self, batch_s: float, stopping: Callable[[], bool]) -> float:
-        """Hold a batch back while merges are behind; seconds. `batch_s` is what the one before took."""
-        return self._stall.wait(batch_s, stopping)
-
-    def consider(self, tip: Manifest, adopted: tuple[Done, ...], missed: Iterable[str]) -> tuple[Compaction, ...]:
-        """Merge and fetch what a new version makes due: it `adopted` merges, and its batch `missed` SSTs. Those due."""
-        due = self._compactor.consider(tip, adopted)
-        if self._prefetcher is not None:
-            self._prefetcher.consider(tip, missed)
-        return due
-
-    def close(self) -> None:
-        """Stop merges and fetches under way."""
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-        self._compactor.close()
-
-    def _l0_files(self) -> int:
-        tip = self._tip()
-        assert tip.table is not None  # noqa: S101  only a stage with a table has upkeep
-        return sorted_runs.l0_files(plan.apply(tip.ssts, self._compactor.finished), tip.table.partitions)
-
-    def _begin(self) -> None:
-        if self._compactor.doing == "nothing":
-            self._compactor.consider(self._tip())

@@ -1,15 +1,12 @@
 """Write stalls: batches are held back before look-ups suffer from what compaction has not merged yet.
 
-RocksDB's rule (wiki page "Write Stalls"; `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger`): from so many
-L0 SSTs on writers are slowed down, from more on they are stopped. What counts here is the state partition that has most
-of them, with the merges that are finished in the place of their inputs: they come with the next batch.
+RocksDB's rule (wiki page "Write Stalls"): from so many L0 SSTs on writers are slowed down, from more on stopped. What
+counts here is the state partition that has most of them, with finished merges in the place of their inputs.
 
 - Slowed down, each batch starts later, by a part of a batch's time that grows up to the whole.
-- Stopped, no batch starts while this runner merges. Where nothing is being merged, because that is left to another
-  process, a batch waits a minute for it. When none comes, batches go on slowed down: reads get slower, the app lives.
+- Stopped, no batch starts while this runner merges. Where that is left to another process, a batch waits a minute for
+  it. When none comes, batches go on slowed down: reads get slower, the app lives.
 """
-
-from __future__ import annotations
 
 import logging
 import time
@@ -60,7 +57,7 @@ class Stall:
     """Has it begin, if it does nothing, as after a start or a merge that failed."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
-    _said: set[str] = field(default_factory=set)
+    _logged: set[str] = field(default_factory=set)
     _held_s: float = 0.0
 
     def wait(self, batch_s: float, stopping: Callable[[], bool]) -> float:
@@ -70,7 +67,7 @@ class Stall:
         while not stopping():
             l0 = self.l0()
             delay_s = self.triggers.delay_s(l0, batch_s)
-            self._tell(l0, delay_s)
+            self._log_state(l0, delay_s)
             if delay_s and not waited_s:
                 self.begin()
             if delay_s == inf:
@@ -84,32 +81,27 @@ class Stall:
 
     def _stopped_s(self, batch_s: float, waited_s: float) -> float:
         """How long a batch waits that is not to start."""
-        match self.compacting():
-            case "under way":
-                return inf
-            case "finished":
-                return 0.0
-            case "nothing" if "gave up" in self._said:
-                return batch_s
-            case "nothing":
-                if waited_s >= _GIVE_UP_S:
-                    self._say("gave up", f"nobody has compacted it for {waited_s:.0f} s; batches go on, slowed down")
-                return _GIVE_UP_S
+        if (compacting := self.compacting()) != "nothing":
+            return inf if compacting == "under way" else 0.0
+        if "gave up" in self._logged:
+            return batch_s
+        if waited_s >= _GIVE_UP_S:
+            self._log_once("gave up", f"nobody has compacted it for {waited_s:.0f} s; batches go on, slowed down")
+        return _GIVE_UP_S
 
-    def _tell(self, l0: int, delay_s: float) -> None:
-        ssts = f"{l0} L0 SSTs in one state partition"
+    def _log_state(self, l0: int, delay_s: float) -> None:
+        ssts, slowdown, stop = f"{l0} L0 SSTs in one state partition", self.triggers.slowdown, self.triggers.stop
         if delay_s == inf:
-            rule = f"(l0_stop is {self.triggers.stop}): no batch starts before compaction has merged them"
-            self._say("stopped", f"{ssts} {rule}")
+            self._log_once("stopped", f"{ssts} (l0_stop is {stop}): no batch starts before compaction has merged them")
         elif delay_s:
-            rule = f"(l0_slowdown is {self.triggers.slowdown}): batches start later until it has caught up"
-            self._say("slowed down", f"{ssts} {rule}")
-        elif self._said and l0 < self.triggers.slowdown:
-            self._say("", f"{ssts}; batches were held back for {self._held_s:.0f} s")
-            self._said.clear()
+            rule = f"(l0_slowdown is {slowdown}): batches start later until it has caught up"
+            self._log_once("slowed down", f"{ssts} {rule}")
+        elif self._logged and l0 < slowdown:
+            self._log_once("", f"{ssts}; batches were held back for {self._held_s:.0f} s")
+            self._logged.clear()
             self._held_s = 0.0
 
-    def _say(self, what: str, message: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+    def _log_once(self, what: str, message: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
             _log.warning("%s: %s", self.stage, message)

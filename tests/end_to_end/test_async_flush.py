@@ -15,9 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from slackwater.pipeline.batch.committer import Committer, spool_folder, spools_beside, sweep_spools
-from slackwater.pipeline.batch.head import Change, Committed
-from slackwater.pipeline.batch.stage_job import Limits
+from slackwater.pipeline.batch.committer import (
+    Committed,
+    Committer,
+    PendingVersion,
+    spool_folder,
+    spools_beside,
+    sweep_spools,
+)
+from slackwater.pipeline.batch.job import Limits
 from slackwater.pipeline.run.preflight import check_unflushed
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
@@ -115,7 +121,7 @@ class Runner:
         self.spool.put(made.object, str(record).encode())
         read = replace(base.inputs["t"], offsets=(record + 1,), rows=1)
         manifest = replace(following(base), inputs={"t": read}, ssts=(*base.ssts, made))
-        self.committer.submit(Change(base, manifest, (), time.monotonic(), self.hears))
+        self.committer.submit(PendingVersion(base, manifest, (), time.monotonic(), self.hears))
 
     def behind(self) -> int:
         """Records acknowledged and not committed."""
@@ -349,7 +355,7 @@ class Stateful(Runner):
         added = write_version(self.spool, None, ROUTES, changes, base.version + 1)
         ssts = apply((*base.ssts, *added), self.merges)
         manifest = replace(following(base), inputs={"t": read}, ssts=ssts, table=ROUTES)
-        self.committer.submit(Change(base, manifest, self.merges, time.monotonic(), self.hears))
+        self.committer.submit(PendingVersion(base, manifest, self.merges, time.monotonic(), self.hears))
         self.merges = ()
 
     def merge(self, cache: SstCache) -> None:

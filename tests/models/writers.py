@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 from slackwater.errors import Unavailable
 from slackwater.moments.cut.stored import open_requests
-from slackwater.pipeline.batch.committer import Change, Committer
+from slackwater.pipeline.batch.committer import Committer, PendingVersion
 from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -108,7 +108,7 @@ class Writer:
     def commit(self, manifest: Manifest) -> None:
         """Under its number, or behind the compactions of others that have it."""
         committer = Committer(self.view, self.head)
-        committer.submit(Change(self.head, manifest, tuple(self.merges), 0.0, lambda _done: None))
+        committer.submit(PendingVersion(self.head, manifest, tuple(self.merges), 0.0, lambda _done: None))
         self.head = committer.head
         self.merges.clear()
 

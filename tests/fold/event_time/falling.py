@@ -35,13 +35,13 @@ WATERMARK = Watermark(("at",), DELAY * MINUTE_MS, ("t",))
 
 
 @dataclass(frozen=True)
-class Noting(StateTask):
-    """A task that sends nothing, and notes what it would."""
+class Noting(Step):
+    """Notes what it emits."""
 
     noted: list[dict[str, object]] = field(default_factory=list)
 
-    def _merge(self, *args: object, **more: object) -> Made:
-        made_rows = super()._merge(*args, **more)  # type: ignore[arg-type]
+    def made(self, *args: object) -> Made:  # type: ignore[override]
+        made_rows = super().made(*args)  # type: ignore[arg-type]
         self.noted.extend(row for table in made_rows.emitted for row in table.to_pylist())
         return made_rows
 
@@ -101,12 +101,13 @@ class Stage(Committing):
             made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
         window = window_of(self.rows)
         late = Lateness((window,), self.head.watermark_ms, 1 << 50) if window else None
-        task = Noting(
+        step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling)
+        task = StateTask(
             dataclasses.replace(self.places, app=self.head.app),
             "w",
             self.head.version + 1,
             (),
-            Step(self.table, self.bound, self.head.version + 1, 0, late, falling),
+            step,
             self.head.ssts,
             times=Times((WATERMARK,), 1 << 50),
         )
@@ -116,7 +117,7 @@ class Stage(Committing):
             # As Spark has it, a state partition's rows are in one task; here one task has all of them.
             results = [replace(task._run(made, "w.1"), seen=task.times.seen(made))]
         self.batch_done(len(rows), results, WATERMARK, due_by=by, due=falling)
-        return task.noted
+        return step.noted
 
     @property
     def owed(self) -> bool:

@@ -20,8 +20,7 @@ from slackwater.fold.kinds.join import BoundJoin, How
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.multi_input import TAG
 from slackwater.fold.next_version import Result
-from slackwater.fold.step import Step
-from slackwater.pipeline.batch.task import MARK
+from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow
@@ -87,12 +86,13 @@ class Stage(Committing):
         lateness = None if self.keeps_late else Lateness(self.bound.late_by(None), self.head.watermark_ms, 1 << 50)
         times = Times(WATERMARKS, 1 << 50)
         version = self.head.version + 1
-        task = Noting(
+        step = Noting(self.table, self.bound, version, 0, lateness, falling)
+        task = StateTask(
             dataclasses.replace(self.places, app=self.head.app),
             "w",
             version,
             (),
-            Step(self.table, self.bound, version, 0, lateness, falling),
+            step,
             self.head.ssts,
             times=times,
         )
@@ -103,9 +103,9 @@ class Stage(Committing):
         self.batch_done(
             len(batch), results, *WATERMARKS, due_by=self.bound.due_by, due=falling, behind_ms=behind_ms, bound_ms=1
         )
-        assert all(one["number"] == self.of[number_of(one)][1] for one in task.noted)
-        assert all(one["lines"] in (None, [one["p"]]) for one in task.noted)
-        return [(number_of(one), one["p"]) for one in task.noted]  # type: ignore[misc]
+        assert all(one["number"] == self.of[number_of(one)][1] for one in step.noted)
+        assert all(one["lines"] in (None, [one["p"]]) for one in step.noted)
+        return [(number_of(one), one["p"]) for one in step.noted]  # type: ignore[misc]
 
     def _row(self, side: str, key: str | None, minute: int | None) -> dict[str, object]:
         self.sent += 1

@@ -63,7 +63,7 @@ def test_an_unknown_channel_is_refused_with_the_nearest() -> None:
     app = chain()
     app.stage(name="users", reads="by-users", state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(NotFound, match="the nearest: by-user"):
-        app.check()
+        app.in_order()
 
 
 def test_stages_come_upstream_first_however_they_are_declared() -> None:
@@ -92,7 +92,7 @@ def test_inputs_keyed_differently_are_refused_and_both_are_named() -> None:
     both = ("by-user", "by-page")
     app.stage(name="joined", reads=both, state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(Usage, match=r"'by-user' by \(user\), 'by-page' by \(page, user\)"):
-        app.check()
+        app.in_order()
     del app.stages["joined"]
     app.stage(name="joined", reads=both, key="user", state=sw.aggregate(n=sw.count()))(rows)
     assert app.key_of(app.stages["joined"]) == ("user",)
@@ -120,7 +120,7 @@ def test_state_without_a_key_is_refused() -> None:
     app = chain()
     app.stage(name="n", reads=sw.topic("orders"), state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(Usage, match="has no key"):
-        app.check()
+        app.in_order()
 
 
 def test_a_stage_that_does_nothing_is_refused() -> None:

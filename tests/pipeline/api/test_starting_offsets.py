@@ -119,7 +119,7 @@ def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(memory_kafka: M
         app = sw.App(f"a{uuid4().hex[:8]}")
         app.stage(reads=sw.topic(name, **start), key="n", state=sw.upsert(by="at"), name="s")(lambda rows: rows)  # type: ignore[arg-type]
         claimer = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
-        return claimer.check(app.stages["s"]).starts[name].at.offsets
+        return claimer.check(app.stages["s"])[1][name].at.offsets
 
     def by_partition(*values: int) -> str:
         return json.dumps({name: {str(partition): value for partition, value in enumerate(values)}})

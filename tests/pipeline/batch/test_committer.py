@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Unavailable
-from slackwater.pipeline.batch.committer import Committer
-from slackwater.pipeline.batch.head import Change, Committed
+from slackwater.pipeline.batch.committer import Committed, Committer, PendingVersion
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -62,11 +61,13 @@ class Runner:
     committer: Committer
     told: list[Committed] = field(default_factory=list)
 
-    def begin(self) -> Change:
+    def begin(self) -> PendingVersion:
         """What a batch makes of what it finds when it begins."""
         base = self.committer.tip
         read = replace(base.inputs["t"], offsets=(base.inputs["t"].offsets[0] + 1,), rows=1)
-        return Change(base, replace(following(base), inputs={"t": read}), (), time.monotonic(), self.told.append)
+        return PendingVersion(
+            base, replace(following(base), inputs={"t": read}), (), time.monotonic(), self.told.append
+        )
 
     def batch(self) -> None:
         self.committer.submit(self.begin())

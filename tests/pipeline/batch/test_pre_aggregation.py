@@ -22,13 +22,13 @@ from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.next_version import Result
 from slackwater.fold.step import Step, group
-from slackwater.pipeline.batch import pre_aggregation
 from slackwater.pipeline.batch.job import run_state
-from slackwater.pipeline.batch.pre_aggregation import Expected, Forecast, added_up, can_add_up
-from slackwater.pipeline.batch.query import planned_at_once
+from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
+from slackwater.pipeline.batch.query import PLANNED_AT_ONCE
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.plans import listed
+from slackwater.pipeline.spark.session import with_settings
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -126,7 +126,7 @@ def both(rows: list[dict[str, object]], state: Kind) -> tuple[object, object]:
     task, frame = task_of(bound, KEY, ROWS), frame_of(table)
     assert can_add_up(task, frame.schema)
     parts, over = added_up(frame, task)
-    with pre_aggregation.settings(spark(), 1):
+    with with_settings(spark(), {SHUFFLE_TASKS: "1"}):
         found = parts.toArrow()
     assert found.num_rows <= table.num_rows
     hashed = table.append_column("_hash", pa.array(hash_keys(table, KEY)))
@@ -169,7 +169,7 @@ def test_batches_at_different_times_run_the_same_code() -> None:
     codes = []
     for bound_ms in (ms(NOON), ms(NOON) + 12_345):
         times = Times((Watermark(("at",), 0, ("in",)),), bound_ms)
-        with planned_at_once(spark()):
+        with with_settings(spark(), PLANNED_AT_ONCE):
             parts, _ = added_up(frame_of(rows), task_of(bound, KEY, ROWS, times=times))
             stages = listed(parts._jdf.queryExecution().debug().codegenToSeq())
         codes.append([str(stage._2()) for stage in stages])
@@ -236,7 +236,7 @@ def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp
                 times=Times((Watermark(("at",), 0, ("r",)),), bound_ms),
                 due=Due(None, watermark_ms, pending=number > 0),
             )
-            results = run_state(rows, task, None, Expected(few_keys) if adds_up else None)
+            results = run_state(rows, task, None, few_keys if adds_up else None)
             made = sorted((sst for result in results for sst in result.ssts), key=lambda sst: sst.partition)
             ssts[adds_up] = (*made, *ssts[adds_up])
             told[adds_up].append(
@@ -280,29 +280,29 @@ def reported(rows: int, keys: int, partials: int = 0) -> tuple[Result, ...]:
 
 def test_a_batch_is_added_up_where_the_one_before_would_have_become_much_smaller() -> None:
     forecast = Forecast()
-    assert forecast.next is None, "of the first, nothing is known"
+    assert forecast.few_keys is None, "of the first, nothing is known"
     forecast.learn(reported(400_000, 100))
-    assert forecast.next == Expected(few_keys=True)
+    assert forecast.few_keys is True
     forecast.learn(reported(400_000, 100, 400))
-    assert forecast.next == Expected(few_keys=True)
+    assert forecast.few_keys is True
     # Half of the rows are of one key, and the others of many.
     forecast.learn(reported(400_000, 164_000, 190_000))
-    assert forecast.next == Expected(few_keys=False)
+    assert forecast.few_keys is False
     forecast.learn(reported(400_000, 273_000, 370_000))
-    assert forecast.next is None
+    assert forecast.few_keys is None
     forecast.learn(reported(400_000, 100))
-    assert forecast.next == Expected(few_keys=True), "few again"
+    assert forecast.few_keys is True, "few again"
     forecast.learn(reported(1_000, 100, 400))
-    assert forecast.next is None, "there is nothing to save"
+    assert forecast.few_keys is None, "there is nothing to save"
 
 
 def test_it_is_not_tried_again_and_again_where_each_task_has_a_row_of_each_key() -> None:
     forecast = Forecast()
     forecast.learn(reported(400_000, 100_000))
-    assert forecast.next is not None
+    assert forecast.few_keys is not None
     forecast.learn(reported(400_000, 100_000, 390_000))
     for _ in range(3):
-        assert forecast.next is None
+        assert forecast.few_keys is None
         forecast.learn(reported(400_000, 100_000))
     forecast.learn(reported(400_000, 1_000))
-    assert forecast.next is not None
+    assert forecast.few_keys is not None

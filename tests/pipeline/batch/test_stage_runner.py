@@ -19,8 +19,8 @@ from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
 from slackwater.pipeline.batch.batch_report import BatchReport
+from slackwater.pipeline.batch.job import Limits, StageConfig, StageJob
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.batch.stage_job import Limits, StageConfig, StageJob
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import header_of, send, split

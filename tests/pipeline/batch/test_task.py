@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.fold.step import group
-from slackwater.pipeline.api.topic import Repartition
-from slackwater.pipeline.batch.task import WriteTask
+from slackwater.pipeline.batch.task import OutputTopic, WriteTask
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
 from slackwater.pipeline.spark.places import Places
 
@@ -106,7 +105,7 @@ def test_rows_of_several_outputs_come_to_their_own_with_their_own_columns(rows: 
         pa.schema([("n", pa.int64()), ("s", pa.string())]),
         pa.schema([("s", pa.string())]),
     )
-    outputs = tuple((Repartition(name, ("n",), 4), name, 4) for name in "abc")
+    outputs = tuple(OutputTopic(name, name, 4, ("n",)) for name in "abc")
     places = Places("a", "s", "store", {}, (Path("cache"), 1), 1)
     parts = WriteTask(places, "w", 2, outputs, schemas)._parts(table)
     for tag, (schema, (part, targets)) in enumerate(zip(schemas, parts, strict=True)):

@@ -9,7 +9,7 @@ from slackwater.errors import Refused
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.claim.claim import Checked, Claimer, _agreed
+from slackwater.pipeline.claim.claim import Claimer, _agreed
 from slackwater.pipeline.migrate.first_version import check_takes_rows
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow
@@ -100,5 +100,5 @@ def test_a_stage_that_begins_to_close_windows_over_rows_that_it_has_says_so(
     app = sw.App("app")
     app.stage(reads=sw.topic("t"), key=["k"], state=sw.aggregate(n=sw.count()), name="stage")(same)
     shape = Shape({}, {}, ("k",), head.table, None, late_by=late_by)
-    claimer(app, stored.store).check_shape(app.stages["stage"], shape, Checked(head, {}, {}))
+    claimer(app, stored.store).check_shape(app.stages["stage"], shape, head, {})
     assert ("stage app/stage knew no event time, and closes windows now" in caplog.text) == told

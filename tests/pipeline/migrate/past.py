@@ -20,8 +20,7 @@ from slackwater.keep.backfill.fill import fill_changes, swap_in
 from slackwater.keep.backfill.targets import Target, backfillable
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.migrate.migration import applied
-from slackwater.pipeline.batch.committer import Committer
-from slackwater.pipeline.batch.head import Change
+from slackwater.pipeline.batch.committer import Committer, PendingVersion
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
@@ -93,7 +92,7 @@ class App:
 
     def __post_init__(self) -> None:
         self.cache = SstCache(self.folder, 1 << 30)
-        self.under_way: list[Change] = []
+        self.under_way: list[PendingVersion] = []
         self.claim(NAMES[0], table_of(self.state))
 
     def claim(self, app: str, table: Table | None = None) -> None:
@@ -140,7 +139,7 @@ class App:
         assert found is not None
         return found
 
-    def begin(self, count: int, state: Kind | None = None) -> Change:
+    def begin(self, count: int, state: Kind | None = None) -> PendingVersion:
         """What a batch of so many records makes of what it finds when it begins."""
         base = self.committer.tip
         (start,) = base.inputs["t"].offsets
@@ -149,7 +148,7 @@ class App:
         ssts = self._ssts(base, rows, state or self.state) if rows.num_rows else ()
         read = Input("t", (start + rows.num_rows,), rows=rows.num_rows)
         made = replace(draft, inputs={"t": read}, ssts=(*base.ssts, *ssts))
-        return Change(base, made, (), time.monotonic(), lambda _committed: None)
+        return PendingVersion(base, made, (), time.monotonic(), lambda _committed: None)
 
     def _ssts(self, base: Manifest, rows: pa.Table, state: Kind) -> tuple[Sst, ...]:
         assert base.table is not None

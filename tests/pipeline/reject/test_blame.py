@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import slackwater as sw
 from pyspark.errors import AnalysisException, NumberFormatException, PySparkException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -14,7 +13,7 @@ from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
 from slackwater.fold.failing import Failure, StateFailed, StateFailure
 from slackwater.fold.records import Range
 from slackwater.pipeline.batch.job import run_write
-from slackwater.pipeline.batch.task import WriteTask
+from slackwater.pipeline.batch.task import OutputTopic, WriteTask
 from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.reject.records import KafkaFeed
 from slackwater.pipeline.reject.table import DeadLetter
@@ -156,9 +155,8 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     assert "Unavailable" in str(error)
     assert blamed(error) is None
     places = Places("app", "stage", "memory:", nowhere, (tmp_path, 0), 1.0)
-    outputs = ((sw.repartition("c", key="id", partitions=1), "c", 1),)
     with pytest.raises(PySparkException) as caught:
-        run_write(spark.range(1), WriteTask(places, "writer", 1, outputs))
+        run_write(spark.range(1), WriteTask(places, "writer", 1, (OutputTopic("c", "c", 1, ("id",)),)))
     assert "did not take messages" in str(caught.value)
     assert blamed(caught.value) is None
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from slackwater.fold.culprit import TooMany
 from slackwater.fold.failing import RECORD, Failure
 from slackwater.pipeline.reject.operators import Operators
-from slackwater.pipeline.spark.provenance import hidden
+from slackwater.pipeline.spark.plans import hidden
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 

@@ -11,7 +11,7 @@ from slackwater.errors import Corruption, Usage
 from slackwater.keep.gc.collect import Collected
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.status import lag
-from slackwater.pipeline.run.housekeeping import Collector, beside
+from slackwater.pipeline.run.housekeeping import Collector, in_background
 from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import gc_every_ms
 from slackwater.store.versions import history, keys
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_told_and_ends_no_run(app: FlightsApp, caplog: py
     with pytest.raises(Corruption):
         broken.look(app.clock.now_ms)
     broken.every_ms = 4
-    with beside("collector", broken.work):
+    with in_background("collector", broken.work):
         eventually(lambda: "nothing was deleted" in caplog.text, "it says so")
     store.put(key, whole)
 
@@ -130,7 +130,7 @@ def test_what_nobody_thought_of_ends_neither_run_nor_collector(
 
     store_of(app).before = fails
     broken = collector(app, "legs", every_ms=4)
-    with beside("collector", broken.work):
+    with in_background("collector", broken.work):
         eventually(lambda: caplog.text.count("broke off") >= 2, "it looks again")
     store_of(app).before = lambda verb, key: None
 
@@ -144,7 +144,7 @@ def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) 
             heard.set()
 
     ours = collector(app, "legs", "aircraft", "carriers", news=Told(), every_ms=4)
-    with beside("collector", ours.work):
+    with in_background("collector", ours.work):
         assert heard.wait(30)
     assert "collector" not in {thread.name for thread in threads()}
     assert told[0].objects > 0

@@ -21,8 +21,7 @@ from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, InputSource, open_stream
 from slackwater.pipeline.source.options import Private, SourceOptions
-from slackwater.pipeline.spark import shipping
-from slackwater.pipeline.spark.conf import secrets_in, settings_of
+from slackwater.pipeline.spark.conf import _zipped, on_path, secrets_in, settings_of
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.s3.settings import S3Access, S3Credentials, S3Place, S3Settings
 from typer.testing import CliRunner
@@ -128,15 +127,15 @@ def test_a_program_imports_what_py_files_name(kind: str, tmp_path: Path, monkeyp
         with zipfile.ZipFile(tmp_path / "rules.zip", "w") as packed:
             packed.write(rules, rules.name)
         rules = tmp_path / "rules.zip"
-    shipping.on_path([str(rules)])
+    on_path([str(rules)])
     assert load_app(str(PAIR)).name == "pair"
     assert str(sys.modules["pair_rules"].__file__).startswith(str(rules))
 
 
 def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) -> None:
     home = Path(slackwater.__file__).parent
-    data = shipping._zipped(home)
-    assert data == shipping._zipped(home)
+    data = _zipped(home)
+    assert data == _zipped(home)
     assert len(data) < 1 << 20
     sent = tmp_path / "slackwater.zip"
     sent.write_bytes(data)

@@ -11,7 +11,7 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App
 from slackwater.pipeline.api.topic import topic
 from slackwater.pipeline.claim.claim import _agreed
-from slackwater.pipeline.upkeep.upkeep import Compactor
+from slackwater.pipeline.upkeep.upkeep import Upkeep
 from slackwater.store.compaction import merge, plan
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore
@@ -58,7 +58,7 @@ class Stage:
     def __init__(self, store: MemoryStore, folder: Path, *, threads: int, table: Table = TWO) -> None:
         self.store, self.cache = store, SstCache(folder, 1 << 30)
         self.head = manifest_of(table, ())
-        self.compactor = Compactor(store, self.cache, self.head, threads=threads)
+        self.compactor = Upkeep(store, self.cache, self.head, threads=threads)
         self.merges: tuple[plan.Done, ...] = ()
         """Finished before the last version, which has them."""
 
@@ -130,7 +130,7 @@ def test_what_others_have_merged_meanwhile_is_let_go(tmp_path: Path) -> None:
         head = stage.batch()
     stage.compactor.consider(head)
     folded = stage.until_folded(2)
-    elsewhere = Compactor(stage.store, stage.cache, head)
+    elsewhere = Upkeep(stage.store, stage.cache, head)
     elsewhere.consider(head)
     eventually(lambda: len(plan.apply(head.ssts, elsewhere.finished)) == 2, "the other compactor")
     stage.head = replace(head, ssts=plan.apply(head.ssts, elsewhere.finished), version=head.version + 1)
@@ -183,7 +183,7 @@ def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCapt
     mine = by_partition(head.ssts, 2)[0]
     stage.store.put(mine[0].object, b"")
     stage.cache = SstCache(tmp_path / "empty", 1 << 30)
-    compactor = Compactor(stage.store, stage.cache, head)
+    compactor = Upkeep(stage.store, stage.cache, head)
     compactor.consider(head)
     eventually(lambda: len(plan.apply(head.ssts, compactor.finished)) == 4, "the other partition")
     assert "put off" in caplog.text

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound
 from slackwater.keep.clone.clone import clone
-from slackwater.pipeline.batch.committer import Change, Committer
+from slackwater.pipeline.batch.committer import Committer, PendingVersion
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore, SharedCounts, shared_stats
 from slackwater.store.objects.local import SpooledStore
@@ -182,7 +182,7 @@ class Writer:
         made = sst(f"app/stages/stage/sst/{base.version + 1}.parquet", size=5)
         (self.spool or self.store).put(made.object, b"12345")
         manifest = replace(successor(base, **NEXT), ssts=(made, *base.ssts))
-        self.committer.submit(Change(base, manifest, (), 0.0, lambda _done: None, Stats(keys=10)))
+        self.committer.submit(PendingVersion(base, manifest, (), 0.0, lambda _done: None, Stats(keys=10)))
 
     def told(self) -> Stats:
         """The sum of what the versions tell, which is what the newest one says."""
