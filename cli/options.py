@@ -107,10 +107,10 @@ def span(
     )
 
 
-def pairs(option: str, said: list[str] | None, shape: str, example: str) -> dict[str, str]:
+def pairs(option: str, given: list[str] | None, shape: str, example: str) -> dict[str, str]:
     """The two sides of each `NAME=OTHER`. Raises `Usage` where one has another shape, or a name stands there twice."""
     found: dict[str, str] = {}
-    for pair in said or ():
+    for pair in given or ():
         name, equals, other = pair.partition("=")
         if not (name and equals and other):
             raise Usage(f"{option} {pair!r} is not {shape}", hint=f"for example {option} {example}")

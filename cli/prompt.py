@@ -38,16 +38,11 @@ def prompter(shell: Shell, input: "Input | None" = None, output: "Output | None"
 
     Raises `KeyboardInterrupt` and `EOFError` as `shell.typed` has them.
     """
-
-    @Condition
-    def goes_on() -> bool:
-        return not is_finished(get_app().current_buffer.text)
-
     session: PromptSession[str] = PromptSession(
         history=_history(),
         completer=Names(shell),
         complete_in_thread=True,
-        multiline=goes_on,
+        multiline=Condition(lambda: not is_finished(get_app().current_buffer.text)),
         input=input,
         output=output or create_output(always_prefer_tty=True),
     )
@@ -69,9 +64,8 @@ class Names(Completer):
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """What the word before the cursor may become."""
         before = document.text_before_cursor
-        match = _WORD.search(before)
-        word = match[0] if match else ""
-        is_moment = _BEFORE_MOMENT.search(before[: len(before) - len(word)]) is not None
+        word = "".join(_WORD.findall(before))
+        is_moment = _BEFORE_MOMENT.search(before.removesuffix(word)) is not None
         if not (word or is_moment):
             return
         try:

@@ -84,9 +84,9 @@ class Connection:
         return channels
 
     def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
-        """The program of an app: the one that is said, else that of the settings.
+        """The program of an app: `code`, else that of the settings. Raises `Usage` where there is neither.
 
-        `what_for` goes on from "which program", `ran` is the file to name. Raises `Usage` where neither says it.
+        `what_for` goes on from "which program", `ran` is the file to name.
         """
         file = str(code) if code is not None else self.settings.programs.get(app)
         if file is None:
@@ -127,3 +127,11 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def names_of_stage(text: str) -> tuple[str, str]:
+    """App and stage of `APP/STAGE`. Raises `Usage`."""
+    app, _, stage = text.partition("/")
+    if not stage:
+        raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
+    return app, stage

@@ -9,8 +9,7 @@ from ..errors import SlackwaterError, Usage
 from ..moments.diff.key_history import Change, KeyHistory
 from ..moments.query.columns import parse_key
 from ..search.verdict import Guilty, Hop, Verdict
-from .client import names_of_stage
-from .connection import Connection
+from .connection import Connection, names_of_stage
 from .moment import Moment
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def record_behind(
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.record import find_record
 
-    with _opened(client, verdict.app, code, "which have the records to replay") as program:
+    with _opened(client, verdict.app, code) as program:
         return find_record(program, verdict, verdict.predicate, on_hop)
 
 
@@ -54,12 +53,14 @@ def record_if_any(
         client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
         return None
 
-    def on_hop(hop: Hop) -> None:
-        progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays")
-
     try:
         progress(STARTING)
-        return record_behind(client, verdict, file, on_hop)
+        return record_behind(
+            client,
+            verdict,
+            file,
+            lambda hop: progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays"),
+        )
     except SlackwaterError as error:
         # What is found already is not lost.
         more = f"; {error.hint}" if error.hint else ""
@@ -73,7 +74,7 @@ def records_behind(
     """The record behind each change of a key; None for a change that no batch made, or nobody knows which."""
     file = client.program_of(found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
     progress(STARTING)
-    with _opened(client, found.app, file, "which have the records to replay") as program:
+    with _opened(client, found.app, file) as program:
         from ..pipeline.replay.why import why
 
         def record_of(change: Change) -> Guilty | None:
@@ -102,7 +103,7 @@ def batch_of(client: Connection, ref: str, code: Path | None, key: tuple[object,
         only = parse_key(stage, after.table, key)
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")
-    with _opened(client, app, file, "which have the records to replay") as program:
+    with _opened(client, app, file) as program:
         from ..pipeline.claim.claim import program_of
         from ..pipeline.replay.compare import sent_rows
         from ..pipeline.replay.stage_replay import StageReplay
@@ -124,9 +125,9 @@ def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
         yield batch, sent, batch.only
 
 
-def _opened(client: Connection, app: str, code: str | Path, what_for: str) -> "AbstractContextManager[Program]":
+def _opened(client: Connection, app: str, code: str | Path) -> "AbstractContextManager[Program]":
     """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
-    kafka = client.known_channels(what_for).kafka
+    kafka = client.known_channels("which have the records to replay").kafka
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.program import open_program
     from ..pipeline.run.program import load_app

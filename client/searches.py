@@ -4,14 +4,15 @@ So one that a person answers goes on with the next word, and any is shown, or pr
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from .. import instants
-from ..errors import NotFound, Refused
+from ..errors import NotFound, Refused, Usage
+from ..results import html, markdown
 from ..results import verdict as shown
-from ..results.document import Page
 from ..results.report.contents import Case, document
 from ..results.report.masking import Mask
 from ..results.shown import Result
@@ -22,11 +23,13 @@ from ..search.predicate import Wanted
 from ..search.session import BEGINNING, Asked, Mark, Session
 from ..search.verdict import Answer, Guilty, Step, Verdict
 from ..store.versions.apps import free_name
+from ..whole_file import check_folder, whole_file
 from .connection import Connection
-from .search import SearchedApp
+from .history import AppHistory
 
 _FOLDER = Path(".slackwater")
 """Where they are kept, beside what `dev` keeps."""
+_HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 
 
 def begun(client: Connection, asked: Asked) -> Session:
@@ -121,7 +124,7 @@ def go_on(client: Connection, search: Session, on_step: Callable[[Step], None]) 
         _write(client, search)
 
     try:
-        found = SearchedApp(client, asked.app).search(
+        found = AppHistory(client, asked.app).search(
             asked.predicate(client.store),
             good=asked.good or None,
             bad=asked.bad or None,
@@ -160,15 +163,46 @@ def clone_name(client: Connection, verdict: Verdict) -> str:
     return free_name(client.store, f"{verdict.app}-staging")
 
 
-def report_of(client: Connection, verdict: Verdict, guilty: Guilty | None, *, show_values: bool) -> Page:
-    """The report of a verdict, and the record behind it; without `show_values`, values are hidden.
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The files in which a verdict is reported; None for none."""
 
-    Raises:
-        NotFound: a manifest around the verdict was collected meanwhile.
-        Corruption: one is not readable.
-        Unavailable: storage did not answer.
-    """
-    reader = client.channels() if verdict.predicate.channels else None
-    evidence = collect(client.store, client.cache, verdict, reader)
-    case = Case(verdict, guilty, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
-    return document(case, Mask(show_values))
+    report: Path | None
+    """For HTML."""
+    md: Path | None = None
+    """For Markdown."""
+    show_values: bool = False
+    """Without, values are hidden."""
+
+    def check(self) -> None:
+        """Before the search: raise `Usage` or `Refused` where they could not be written."""
+        for option, path, endings in (("--report", self.report, _HTML), ("--md", self.md, _MARKDOWN)):
+            if path is None:
+                continue
+            if path.suffix.lower() not in endings:
+                expected = " or ".join(endings)
+                raise Usage(f"{option} {path} has another format: expected a name that ends with {expected}")
+            check_folder(path, option)
+        if self.show_values and self.report is None and self.md is None:
+            raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
+
+    def write(self, client: Connection, verdict: Verdict, guilty: Guilty | None) -> None:
+        """Write them, and say so; `guilty` is the record behind what bisect found, None where nothing was replayed.
+
+        Raises:
+            NotFound: a manifest around the verdict was collected meanwhile.
+            Refused: a file cannot be written.
+            Corruption: a manifest is not readable.
+            Unavailable: storage did not answer.
+        """
+        if self.report is None and self.md is None:
+            return
+        reader = client.channels() if verdict.predicate.channels else None
+        evidence = collect(client.store, client.cache, verdict, reader)
+        case = Case(verdict, guilty, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
+        made = document(case, Mask(self.show_values))
+        for option, path, render in (("--report", self.report, html.render), ("--md", self.md, markdown.render)):
+            if path is not None:
+                with whole_file(path, option) as temporary:
+                    temporary.write_text(render(made), encoding="utf-8")
+                client.note(f"the report is in {path}")

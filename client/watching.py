@@ -11,7 +11,8 @@ from ..search.predicate import Where
 from ..search.verdict import Step, Verdict
 from ..search.watcher import Invariant, Look, Watcher, call
 from .connection import Connection
-from .search import SearchedApp
+from .history import AppHistory
+from .searches import Reports
 
 
 class WatchedApp(Watcher):
@@ -35,17 +36,24 @@ class WatchedApp(Watcher):
 
     def bisect(self, invariant: Invariant, look: Look, on_step: Callable[[Step], None]) -> Verdict | None:
         """The commit that broke an invariant; None, and a note, where it is not found."""
-        app, good = SearchedApp(self._client, self._app), look.last_good or None
+        app, good = AppHistory(self._client, self._app), look.last_good or None
         try:
             return app.search(Where(invariant.where), good=good, bad=look.ref, on_step=on_step)
         except SlackwaterError as error:
             self._client.note(f"the commit that broke {invariant.name} was not found: {error.message}")
             return None
 
-    def report_file(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path:
-        """Where the report of a failure is to be written."""
+    def report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
+        """Report a failure in a file of the folder; None, and a note, where it cannot be written."""
         about = f"{self._app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
-        return folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
+        path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Reports(path).write(self._client, verdict, None)
+        except OSError as error:
+            self._client.note(f"{path} cannot be written: {error.strerror or error}; choose another --reports")
+            return None
+        return path
 
     def call(self, invariant: Invariant, look: Look, verdict: Verdict | None, report: Path | None) -> None:
         """Run the invariant's command, if it has one. Raises `Unavailable` as `watcher.call`."""

@@ -3,15 +3,13 @@
 Text in it is as it came, also a stranger's: whoever renders it makes it harmless.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from ..instants import iso
 from . import formats
 from .report.picture import Timeline
-
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,6 @@ class Table:
         to_right = tuple(isinstance(heading, str) and heading.startswith(">") for heading in headings)
         names = tuple(heading.removeprefix(">") if isinstance(heading, str) else heading for heading in headings)
         return cls(names, to_right, tuple(map(tuple, rows)))
-
-    @classmethod
-    def each(cls, items: Iterable[_Item], columns: Mapping[str, Callable[[_Item], Cell]]) -> "Table":
-        """A row for each item, a column for each heading."""
-        return cls.of(tuple(columns), ([cell(item) for cell in columns.values()] for item in items))
 
 
 @dataclass(frozen=True, slots=True)

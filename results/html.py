@@ -11,7 +11,7 @@ from string import Template
 
 from ..printable import printable
 from . import document
-from .document import Block, Cell, Page, Section, Span, Table, spans, words
+from .document import Block, Cell, Page, Span, Table, spans, words
 from .report.picture import Timeline, draw
 
 _NUMBER = ("", ' class="number"')
@@ -20,11 +20,15 @@ _NUMBER = ("", ' class="number"')
 def render(page: Page) -> str:
     """The file's text: `page.html`, whose style sheet has no `url`, no `@import`, and nothing of a user's."""
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    sections = ""
+    for section in page.sections:
+        blocks = "\n".join(map(_block, section.blocks))
+        sections += f"<section>\n<h2>{_escaped(section.title)}</h2>\n{blocks}\n</section>\n"
     return template.substitute(
         title=_escaped(page.title),
         sentence=_line(page.sentence),
         facts=_block(page.facts),
-        sections="".join(map(_section, page.sections)),
+        sections=sections,
         closing=_block(page.closing),
     )
 
@@ -32,11 +36,6 @@ def render(page: Page) -> str:
 def notebook(blocks: Iterable[Block]) -> str:
     """Blocks as part of somebody's page, without a style of their own."""
     return f"<div>{''.join(map(_block, blocks))}</div>"
-
-
-def _section(section: Section) -> str:
-    blocks = "\n".join(map(_block, section.blocks))
-    return f"<section>\n<h2>{_escaped(section.title)}</h2>\n{blocks}\n</section>\n"
 
 
 def _block(block: Block) -> str:

@@ -11,20 +11,22 @@ import pyarrow as pa
 from .. import instants
 from ..search.verdict import Verdict
 from ..search.watcher import Invariant, Look, State
-from ..search.watcher import Result as Evaluated
 from . import formats, values
 from .document import Block, Title
+from .shown import fields
+
+_STATES: dict[State, tuple[str, str]] = {
+    "holds": ("holds", "hold"),
+    "fails": ("fails", "fail"),
+    "unknown": ("cannot be asked", "cannot be asked"),
+}
+"""What one invariant does, and several do."""
 
 
 def line(look: Look) -> str:
     """One line for a look: when, where, and how many invariants are what."""
     by_state = Counter(result.state for result in look.results)
-    words: dict[State, tuple[str, str]] = {
-        "holds": ("holds", "hold"),
-        "fails": ("fails", "fail"),
-        "unknown": ("cannot be asked", "cannot be asked"),
-    }
-    states = ", ".join(f"{n} {words[state][n > 1]}" for state in words if (n := by_state[state]))
+    states = ", ".join(f"{n} {words[n > 1]}" for state, words in _STATES.items() if (n := by_state[state]))
     again = [each.invariant.name for each in look.news if each.state == "holds"]
     parts = (
         instants.iso(look.cut.time_ms),
@@ -56,26 +58,20 @@ def found(verdict: Verdict, invariant: Invariant, flags: str) -> Iterator[Block]
 
 def data(look: Look, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]) -> dict[str, Any]:
     """A look for machines, with what was found of each invariant that began to fail, by its name."""
-    return {
-        "app": look.cut.app,
-        "ref": look.ref,
-        "time_ms": look.cut.time_ms,
-        "versions": look.cut.versions,
-        "last_good": look.last_good or None,
-        "invariants": [
-            _result(each, verdicts.get(each.invariant.name), reports.get(each.invariant.name)) for each in look.results
-        ],
-    }
-
-
-def _result(result: Evaluated, verdict: Verdict | None, report: Path | None) -> dict[str, Any]:
-    return {
-        "name": result.invariant.name,
-        "state": result.state,
-        "rows": values.for_json(result.rows)["rows"] if result.rows is not None else None,
-        "error": result.error.message if result.error is not None else None,
-        "first_bad": verdict.bad_ref if verdict is not None else None,
-        "last_good": verdict.good_ref or None if verdict is not None else None,
-        "source_windows": verdict.lineage.sources if verdict is not None else None,
-        "report": str(report) if report is not None else None,
-    }
+    cut, invariants = look.cut, []
+    for each in look.results:
+        verdict, report = verdicts.get(each.invariant.name), reports.get(each.invariant.name)
+        invariants.append(
+            {
+                "name": each.invariant.name,
+                "state": each.state,
+                "rows": values.for_json(each.rows)["rows"] if each.rows is not None else None,
+                "error": each.error.message if each.error is not None else None,
+                "first_bad": verdict.bad_ref if verdict is not None else None,
+                "last_good": verdict.good_ref or None if verdict is not None else None,
+                "source_windows": verdict.lineage.sources if verdict is not None else None,
+                "report": str(report) if report is not None else None,
+            }
+        )
+    about = {"app": cut.app, "ref": look.ref, **fields(cut, "time_ms", "versions"), "last_good": look.last_good or None}
+    return about | {"invariants": invariants}

@@ -7,19 +7,19 @@ from pathlib import Path
 import pyarrow as pa
 
 from .. import instants
-from ..keep.rejected.listing import RejectedRecord, RejectedRecords
+from ..keep.rejected.listing import RejectedRecords
 from ..moments.cut.graph import Cut
 from ..moments.query.columns import TableColumn, columns
 from ..moments.query.export import ABOUT, Exported
 from . import formats, values
 from .document import Cell, Table, Title
-from .shown import Result, Words, result
+from .shown import Result, Words, fields, result
 
-_SHOWN = 60
+_MOST_ERROR = 60
 """Characters of an error that a table has room for."""
 
 
-def rows(found: pa.Table, cut: Cut, others: Mapping[str, Cut], limit: int) -> Result:
+def rows(found: pa.Table, others: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
     """Rows at a moment, for people the first `limit` (0 for all); `others` are other moments that were read."""
     moments = {ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()}
     about = {"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, "moments": moments}
@@ -30,13 +30,13 @@ def rows(found: pa.Table, cut: Cut, others: Mapping[str, Cut], limit: int) -> Re
 
 def tables(cut: Cut) -> Result:
     """The tables of a moment and their columns."""
-    found = {name: (manifest.version, columns(manifest)) for name, manifest in cut.tables.items()}
+    found = {name: columns(manifest) for name, manifest in cut.tables.items()}
+    versions = {name: manifest.version for name, manifest in cut.tables.items()}
     data = [
-        {"table": name, "version": version, "columns": list(map(asdict, each)), "thinned_out": cut.thinned}
-        for name, (version, each) in found.items()
+        {"table": name, "version": versions[name], "columns": list(map(asdict, each)), "thinned_out": cut.thinned}
+        for name, each in found.items()
     ]
-    none = f"{cut.ref} has no table: none of its stages keeps state"
-    return Result(data, columns_table({name: each for name, (_, each) in found.items()}) if found else none)
+    return Result(data, columns_table(found) if found else f"{cut.ref} has no table: none of its stages keeps state")
 
 
 def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> Table:
@@ -57,7 +57,7 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is")
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
     yield Table.of(("table", ">version", ">rows"), lines)
-    about = {"app": cut.app, "versions": cut.versions, "tables": written.rows, "thinned_out": cut.thinned}
+    about = fields(cut, "app", "versions") | {"tables": written.rows, "thinned_out": cut.thinned}
     return {"file": str(file), "bytes": written.bytes, **about}
 
 
@@ -94,21 +94,21 @@ def rejected(found: RejectedRecords, limit: int) -> Result:
     if not found.records:
         none = f"no rejected record of {found.app} waits"
         return Result(data, none if found.total else f"no stage of {found.app} rejected a record")
+    rows: list[tuple[Cell, ...]] = []
+    for each in found.records:
+        sentence = each.message.partition("\n")[0]
+        error = f"{each.error}: {sentence[:_MOST_ERROR]}{'…' * (len(sentence) > _MOST_ERROR)}"
+        done = "waits" if each.retried is None else f"retried by v{each.retried}"
+        rows.append((each.stage, each.address, instants.when(each.rejected_ms), str(each.attempts), error, done))
     counts = "; ".join(
         f"{name}: {formats.plural(found.waiting[name], 'record')} waiting of {total:,}"
         for name, total in found.total.items()
     )
-    headings = ("stage", "record", "rejected", ">attempts", "error", "")
     is_part = len(found.records) == limit
     notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
-    return Result(data, Table.of(headings, map(_record, found.records)), "", counts, notes=notes)
-
-
-def _record(each: RejectedRecord) -> tuple[Cell, ...]:
-    sentence = each.message.partition("\n")[0]
-    short = sentence if len(sentence) <= _SHOWN else f"{sentence[:_SHOWN]}…"
-    done = "waits" if each.retried is None else f"retried by v{each.retried}"
-    return each.stage, each.address, instants.when(each.rejected_ms), str(each.attempts), f"{each.error}: {short}", done
+    return Result(
+        data, Table.of(("stage", "record", "rejected", ">attempts", "error", ""), rows), "", counts, notes=notes
+    )
 
 
 @result

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Generator, Iterable
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from .document import Block
 from .text import plain
 
-_Given = ParamSpec("_Given")
+_Params = ParamSpec("_Params")
 Words = Generator[Block, None, object]
 """Yields blocks for people, and returns the data for machines."""
 
@@ -50,12 +50,12 @@ class Result(Shown):
         return *self.blocks, *self.notes
 
 
-def result(told: Callable[_Given, Words]) -> Callable[_Given, Result]:
+def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
     """Makes a function that gives a `Result` of one that gives its `Words`."""
 
-    @wraps(told)
-    def made(*args: _Given.args, **kwargs: _Given.kwargs) -> Result:
-        blocks, words = [], told(*args, **kwargs)
+    @wraps(words_of)
+    def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
+        blocks, words = [], words_of(*args, **kwargs)
         while True:
             try:
                 blocks.append(next(words))
@@ -63,3 +63,8 @@ def result(told: Callable[_Given, Words]) -> Callable[_Given, Result]:
                 return Result(end.value, *blocks)
 
     return made
+
+
+def fields(value: object, *names: str) -> dict[str, Any]:
+    """These attributes of a value, for machines."""
+    return {name: getattr(value, name) for name in names}

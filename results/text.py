@@ -19,9 +19,12 @@ def plain(block: Block) -> str:
     if not isinstance(block, Table):
         return f"{_line(block)}\n"
     lines = _cells(block)
-    widths = _widths(lines)
-    cells = (zip(line, widths, block.to_right, strict=True) for line in lines)
-    return "".join("  ".join(_pad(*cell) for cell in line).rstrip() + "\n" for line in cells)
+    widths, text = _widths(lines), ""
+    for line in lines:
+        blanks = [" " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)]
+        padded = zip(line, blanks, block.to_right, strict=True)
+        text += "  ".join(blank + cell if right else cell + blank for cell, blank, right in padded).rstrip() + "\n"
+    return text
 
 
 def drawn(block: Block, width: int) -> "RenderableType":
@@ -32,8 +35,16 @@ def drawn(block: Block, width: int) -> "RenderableType":
     if not isinstance(block, Table):
         return Text(_line(block), style="bold" if isinstance(block, Title) else "")
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    headings, *rows = _cells(block)
-    fixed = _fixed(_widths((headings, *rows)), width)
+    headings, *rows = lines = _cells(block)
+    widths = _widths(lines)
+    # The columns that must not fold are the narrowest ones, while that leaves the others enough.
+    fixed: set[int] = set()
+    room = width - 2 * len(widths)
+    for number in sorted(range(len(widths)), key=widths.__getitem__):
+        room -= widths[number]
+        if room < _FOLDED * (len(widths) - len(fixed) - 1):
+            break
+        fixed.add(number)
     for number, (name, right) in enumerate(zip(headings, block.to_right, strict=True)):
         justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number in fixed)
@@ -61,25 +72,9 @@ def _widths(lines: Sequence[tuple[str, ...]]) -> tuple[int, ...]:
     return tuple(max(map(_width, column)) for column in zip(*lines, strict=True))
 
 
-def _fixed(widths: Sequence[int], width: int) -> frozenset[int]:
-    """The columns that must not fold: the narrowest ones, while that leaves the others enough."""
-    narrowest = sorted(range(len(widths)), key=lambda number: widths[number])
-    room = width - 2 * len(widths)
-    for taken, number in enumerate(narrowest):
-        room -= widths[number]
-        if room < _FOLDED * (len(widths) - taken - 1):
-            return frozenset(narrowest[:taken])
-    return frozenset(narrowest)
-
-
 def _width(text: str) -> int:
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    blanks = " " * (width - _width(text))
-    return blanks + text if right else text + blanks

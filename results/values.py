@@ -26,13 +26,12 @@ _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 def grid(table: pa.Table, limit: int | None = None) -> Table:
     """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
-    shown = table if limit is None else table.slice(0, min(limit, table.num_rows))
-    headings = tuple(map(Name, table.column_names))
     types = pa.types
     to_right = tuple(
         types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) for kind in table.schema.types
     )
-    return Table(headings, to_right, tuple(tuple(map(word, row.values())) for row in rows(shown)))
+    shown = (tuple(map(word, row.values())) for row in rows(table.slice(0, limit)))
+    return Table(tuple(map(Name, table.column_names)), to_right, tuple(shown))
 
 
 def word(value: object) -> str:
@@ -128,8 +127,8 @@ def check_ending(path: Path) -> None:
     """Raise `Usage` unless `write` knows the ending."""
     if path.suffix.lower() not in _WRITERS:
         *others, last = _WRITERS
-        expected = f"{', '.join(others)} or {last}"
-        raise Usage(f"--out {path} does not say its format: expected a name that ends with {expected}")
+        expected = f"expected a name that ends with {', '.join(others)} or {last}"
+        raise Usage(f"--out {path} does not say its format: {expected}")
 
 
 def write(table: pa.Table, path: Path) -> None:
@@ -158,9 +157,15 @@ def _write_parquet(table: pa.Table, path: Path) -> None:
 def _write_csv(table: pa.Table, path: Path) -> None:
     from pyarrow import csv
 
-    for number, field in enumerate(table.schema):
-        column = table.column(number)
-        if _is_worded(field.type) or _goes_beyond(column):
+    types = pa.types
+    for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
+        # CSV has no way of its own to say such values, and Arrow writes dates and times wrongly for which Python has
+        # no value either.
+        is_worded = types.is_nested(field.type) or types.is_interval(field.type) or _holds_binary(field.type)
+        if not is_worded and (types.is_timestamp(field.type) or types.is_date(field.type)):
+            (extremes,) = python_values(pa.array([pc.min_max(column)]))
+            is_worded = isinstance(extremes, dict) and any(isinstance(value, str) for value in extremes.values())
+        if is_worded:
             texts = [None if value is None else word(_hexadecimal(value)) for value in python_values(column)]
             table = table.set_column(number, field.name, pa.array(texts, pa.string()))
     csv.write_csv(table, path)
@@ -183,8 +188,7 @@ _WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
 def _json(table: pa.Table) -> Iterator[bytes]:
     separator = b"["
     for row in chain.from_iterable(_batches(table)):
-        yield separator
-        yield _encoder.encode(row)
+        yield separator + _encoder.encode(row)
         separator = b",\n "
     yield b"]" if table.num_rows else b"[]"
 
@@ -198,20 +202,6 @@ def _batches(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
         for row in found if binary else ():
             row.update((name, _hexadecimal(row[name])) for name in binary)
         yield found
-
-
-def _is_worded(kind: pa.DataType) -> bool:
-    """Whether CSV has no way of its own to say such values."""
-    types = pa.types
-    return bool(types.is_nested(kind) or types.is_interval(kind) or _holds_binary(kind))
-
-
-def _goes_beyond(column: pa.ChunkedArray) -> bool:
-    """Whether dates or times are among these that Arrow writes wrongly: Python has no value for them either."""
-    if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
-        return False
-    (extremes,) = python_values(pa.array([pc.min_max(column)]))
-    return isinstance(extremes, dict) and any(isinstance(value, str) for value in extremes.values())
 
 
 def _holds_binary(kind: pa.DataType) -> bool:

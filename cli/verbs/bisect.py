@@ -9,14 +9,14 @@ from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
 from .. import options
-from ..reports import Reports
-from ..session import Session, either, verb
+from ..session import Session, group, verb
 
 if TYPE_CHECKING:
+    from ...client.searches import Reports
     from ...search.session import Session as Search
-    from ...search.verdict import Step
+    from ...search.verdict import Answer, Step
 
-words = either()
+words = group(runs=True)
 
 Refs = Annotated[
     list[str] | None,
@@ -65,7 +65,7 @@ def bisect(
     Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until the input record
     is found that turned it bad.
     """
-    from ...client.searches import begun
+    from ...client.searches import Reports, begun
     from ...results import values, verdict
     from ...search.session import Asked
 
@@ -79,8 +79,8 @@ def bisect(
         raise Usage("--first and --last name two changes; give one of them")
     if out is not None:
         values.check_ending(out)
-    wanted = Reports(report, md, show_values)
-    wanted.check()
+    reports = Reports(report, md, show_values)
+    reports.check()
     asked = Asked(app_name, where, check, table, python, run, good, bad, "first" if first else "last" if last else "")
     if asked.by_hand:
         raise Usage(
@@ -94,7 +94,7 @@ def bisect(
         return
     search = begun(session.client, asked)
     app.note_input_gone()
-    _go_on(session, search, out, code, wanted, replay=not no_replay)
+    _go_on(session, search, out, code, reports, replay=not no_replay)
 
 
 @verb("slackwater bisect start flights --good flights@before-deploy", of=words)
@@ -117,17 +117,13 @@ def start(
 @verb("slackwater bisect good flights", of=words)
 def good(session: Session, app_name: options.App, refs: Refs = None) -> None:
     """Say that nothing is wrong at a moment; go on with the next."""
-    from ...client.searches import answered
-
-    _go_on(session, answered(session.client, app_name, "good", refs or []))
+    _answer(session, app_name, "good", refs)
 
 
 @verb("slackwater bisect bad flights", of=words)
 def bad(session: Session, app_name: options.App, refs: Refs = None) -> None:
     """Say that something is wrong at a moment; go on with the next."""
-    from ...client.searches import answered
-
-    _go_on(session, answered(session.client, app_name, "bad", refs or []))
+    _answer(session, app_name, "bad", refs)
 
 
 @verb("slackwater bisect skip flights", "slackwater bisect skip flights flights/carriers@v41", of=words)
@@ -136,9 +132,13 @@ def skip(session: Session, app_name: options.App, refs: Refs = None) -> None:
 
     When only such moments are left, the commits that may be the first bad one are named, and the exit code is 2.
     """
+    _answer(session, app_name, "skip", refs)
+
+
+def _answer(session: Session, app_name: str, answer: "Answer", refs: list[str] | None) -> None:
     from ...client.searches import answered
 
-    _go_on(session, answered(session.client, app_name, "skip", refs or []))
+    _go_on(session, answered(session.client, app_name, answer, refs or []))
 
 
 @verb("slackwater bisect log flights > search.log", of=words)
@@ -179,7 +179,7 @@ def _go_on(
     search: "Search",
     out: Path | None = None,
     code: Path | None = None,
-    reports: Reports | None = None,
+    reports: "Reports | None" = None,
     *,
     replay: bool = False,
 ) -> None:
@@ -190,7 +190,7 @@ def _go_on(
     from ...results import verdict as shown
 
     client, app, edge = session.client, search.asked.app, search.asked.edge
-    with session.output.progress() as progress:
+    with session.progress() as progress:
 
         def on_step(step: "Step") -> None:
             moment = step.ref or f"{app} before its first commit"
@@ -204,14 +204,13 @@ def _go_on(
     if isinstance(verdict, Result):
         session.show(verdict)
         return
-    if out is not None:
-        if verdict.keys is not None:
-            values.write(verdict.keys.flat(), out)
-        else:
-            why = "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
-            session.note(f"note: {why}, and {out} is not written")
+    if out is not None and verdict.keys is not None:
+        values.write(verdict.keys.flat(), out)
+    elif out is not None:
+        why = "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
+        session.note(f"note: {why}, and {out} is not written")
     session.show(shown.verdict(verdict, guilty, out, edge, clone_name(client, verdict), client.flags))
     if reports is not None:
-        reports.write(session, verdict, guilty)
+        reports.write(client, verdict, guilty)
     if verdict.candidates:
         raise typer.Exit(2)

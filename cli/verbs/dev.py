@@ -47,7 +47,7 @@ def up(
     """
     from ...pipeline.dev.servers import DevServers
 
-    with session.output.progress() as progress:
+    with session.progress() as progress:
         servers = DevServers(folder, tell=progress)
         started = servers.up(kafka_port=kafka_port, s3_port=s3_port)
     status = servers.status()
@@ -58,7 +58,7 @@ def up(
     data = {"started": started, "servers": status, "environment": servers.environment()}
     result = Result(data | {"env_file": str(servers.env_file)}, *lines)
     source = f"source {_short(str(servers.env_file))}"
-    if terminal.is_terminal() and not session.output.as_json:
+    if terminal.is_terminal() and not session.as_json:
         # Nobody takes them over here: a person reads.
         session.note("")
         result.blocks = (Title(f"To use them, type these lines, or just: {source}"), *lines)
@@ -83,7 +83,7 @@ def down(
     """Stop Kafka and S3. Their data stays, unless it is to be purged."""
     from ...pipeline.dev.servers import DevServers
 
-    with session.output.progress() as progress:
+    with session.progress() as progress:
         servers = DevServers(folder, tell=progress)
         if dry_run:
             stopped = tuple(each.name for each in servers.status() if each.state != "stopped")
@@ -106,19 +106,13 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
 
     servers = DevServers(folder).status()
     logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
-    shown = Table.each(
-        servers,
-        {
-            "server": lambda each: each.name,
-            "state": lambda each: each.state,
-            "address": lambda each: each.address or "-",
-            ">pid": lambda each: str(each.pid or "-"),
-            "started": lambda each: instants.age(each.started_ms) if each.started_ms else "-",
-            ">data": lambda each: formats.size(each.data_bytes),
-            "folder": lambda each: _short(each.data),
-        },
+    ages = ((each, instants.age(each.started_ms) if each.started_ms else "-") for each in servers)
+    rows = (
+        (s.name, s.state, s.address or "-", str(s.pid or "-"), age, formats.size(s.data_bytes), _short(s.data))
+        for s, age in ages
     )
-    session.show(Result(servers, shown, *logs))
+    table = Table.of(("server", "state", "address", ">pid", "started", ">data", "folder"), rows)
+    session.show(Result(servers, table, *logs))
 
 
 def _short(path: str) -> str:

@@ -2,16 +2,12 @@
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ...durations import HOUR_MS
 from ...errors import NotFound, Usage
 from ...results.shown import Result
 from .. import options
 from ..session import Session, group, verb
-
-if TYPE_CHECKING:
-    from ...client import StoredApp
 
 
 @verb(
@@ -46,7 +42,7 @@ def clone(
     try:
         session.show(session.app(source).cloned(source, name, to, dry_run=dry_run, topics=topics, sinks=sinks))
     except NotFound as error:
-        if error.what == "app" and session.said_store and not to:
+        if error.what == "app" and session.store_option and not to:
             error.hint += "; --store is where the source is, --to says where the clone goes"
         raise
 
@@ -82,9 +78,6 @@ def retire(session: Session, stage: options.Stage, dry_run: options.DryRun = Fal
     session.show(app.retire(name, dry_run=dry_run))
 
 
-_NICE = 10
-
-
 @verb(
     "slackwater compact flights --dry-run",
     "slackwater compact flights --stage carriers --full",
@@ -117,24 +110,20 @@ def compact(
         return
     # Not everywhere can a process give way.
     with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    if watch:
-        _watch(session, app, stages, threads, every / 1_000)
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
+    if not watch:
+        with session.progress() as progress:
+            done = app.compact(stages, threads=threads, full=full, on_version=lambda one: progress(compacted_line(one)))
+        session.show(done)
         return
-    with session.output.progress() as progress:
-        done = app.compact(stages, threads=threads, full=full, on_version=lambda one: progress(compacted_line(one)))
-    session.show(done)
-
-
-def _watch(session: Session, app: "StoredApp", stages: list[str], threads: int, every_s: float) -> None:
     from ...pipeline.run.stopping import stop_signals
-    from ...results.kept import compacted_line
 
+    every_s = every / 1_000
     again = f"trying again in {every_s:g} s"
 
     def put_off(stage: str, error: Exception) -> None:
         session.note(f"compaction of {app.name}/{stage} put off; {again}")
-        session.output.failure(error)
+        session.failure(error)
 
     # Only what watches ends in order; else these end the process as always.
     with stop_signals() as stop:

@@ -1,7 +1,6 @@
 """Verbs that tell what has happened: log, history, diff, verify."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import Usage
@@ -66,7 +65,7 @@ def history(
     found = session.app(app_name).history(table, options.key_values(key), limit=limit).found
     behind = None
     if why and found.changes:
-        with session.output.progress() as progress:
+        with session.progress() as progress:
             behind = records_behind(session.client, found, code, progress)
     session.show(shown(found, " ".join(key), behind, limit=limit, verbose=verbose))
 
@@ -108,6 +107,7 @@ def diff(
 
 
 _TELL_S = 1.0
+"""A person reads no faster."""
 
 
 @verb(
@@ -130,19 +130,14 @@ def verify(
     """
     from ...results.snapshots import verification
 
-    with session.output.progress() as progress:
-        report = session.app(ref).verify(ref, deep=deep, on_progress=_seldom(progress))
-    session.show(verification(report))
-
-
-def _seldom(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """`progress`, not more often than a person reads."""
     last_s = time.monotonic()
+    with session.progress() as progress:
 
-    def now_and_then(line: str) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s > _TELL_S:
-            last_s = time.monotonic()
-            progress(line)
+        def now_and_then(line: str) -> None:
+            nonlocal last_s
+            if time.monotonic() - last_s > _TELL_S:
+                last_s = time.monotonic()
+                progress(line)
 
-    return now_and_then
+        report = session.app(ref).verify(ref, deep=deep, on_progress=now_and_then)
+    session.show(verification(report))

@@ -1,7 +1,6 @@
 """Verbs that load a program: run, init, migrate."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import Usage
 from ...results import formats
 from .. import options
-from ..output import Progress
 from ..reporter import reporting
 from ..session import Session, verb
 
@@ -81,7 +79,7 @@ def run(
         compaction_threads=compaction_threads if compaction == "inline" else 0,
         gc_every_ms=gc_every_ms("--gc", gc),
     )
-    with reporting(session.output) as reporter, stop_signals(reporter.asked) as stop:
+    with reporting(session) as reporter, stop_signals(reporter.asked) as stop:
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
@@ -157,29 +155,22 @@ def init(
 
     app, _ = session.stage(stage)
     program = session.client.program_of(app.name, code, "declares the table")
-    with session.output.progress() as progress:
+    last_s, is_sorted = 0.0, False
+    with session.progress() as progress:
         progress("starting Spark, which knows the program's columns")
-        drawn = _drawn(progress)
-        done, first = session.client.initialise(stage, file, sql, program, offsets, at, dry_run, drawn)
+
+        def on_progress(so_far: "Loaded") -> None:
+            """Rows read, and from when they are sorted a bar of those written."""
+            nonlocal last_s, is_sorted
+            rows = formats.plural(so_far.read, "row")
+            line = f"read and sorted {rows}" if so_far.rows and not is_sorted else ""
+            if line or time.monotonic() - last_s > _DRAW_S:
+                last_s, is_sorted = time.monotonic(), so_far.rows > 0
+                wrote = f"{formats.bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
+                progress(line, wrote if so_far.rows else f"read {rows}")
+
+        done, first = session.client.initialise(stage, file, sql, program, offsets, at, dry_run, on_progress)
     session.show(initialised(done, first, program, dry_run=dry_run))
-
-
-def _drawn(progress: Progress) -> "Callable[[Loaded], None]":
-    """Shows how far loading is: rows read, and from when they are sorted a bar of those written."""
-    last_s, sorted_rows = 0.0, False
-
-    def on_progress(so_far: "Loaded") -> None:
-        nonlocal last_s, sorted_rows
-        line = ""
-        if so_far.rows and not sorted_rows:
-            sorted_rows, line = True, f"read and sorted {formats.plural(so_far.read, 'row')}"
-        if line or time.monotonic() - last_s > _DRAW_S:
-            last_s = time.monotonic()
-            read = f"read {formats.plural(so_far.read, 'row')}"
-            wrote = f"{formats.bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
-            progress(line, wrote if so_far.rows else read)
-
-    return on_progress
 
 
 @verb(
@@ -229,21 +220,15 @@ def migrate(
     by_settings = settings.run_options(None if settings.brokers else {})
     spark = master or ("local[*]" if backfill else "local[1]")
     run_options = _with_spark(session, by_settings, spark, conf, py_files)
-    with reporting(session.output) as reporter:
+    with reporting(session) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
         from ...pipeline.migrate.backfill import backfill_file
         from ...pipeline.migrate.program import migrate_file
         from ...results.programs import migrated
 
-        given: Any = {
-            "app": app_name,
-            "options": run_options,
-            "renames": renames,
-            "stages": stages,
-            "dry_run": dry_run,
-            "news": reporter,
-        }
-        past = backfill_file(str(file), since=since, **given) if backfill else None
-        done = past.migrated if past is not None else migrate_file(str(file), **given)
+        names: Any = {"app": app_name, "renames": renames, "stages": stages}
+        how: Any = {"options": run_options, "dry_run": dry_run, "news": reporter}
+        past = backfill_file(str(file), since=since, **names, **how) if backfill else None
+        done = past.migrated if past is not None else migrate_file(str(file), **names, **how)
     session.show(migrated(done, past, str(file), session.client.flags, dry_run=dry_run))

@@ -48,40 +48,29 @@ def query(
         return
     if sql is not None and file is not None:
         raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
-    text = sql
-    if file is not None:
-        text = _decoded(file.read_bytes(), str(file))
-    elif sql == "-":
-        text = _decoded(typer.get_binary_stream("stdin").read(), "standard input")
-    if text is None:
-        from ...results.rows import tables
+    from ...results import rows, values
 
-        session.show(tables(session.client.moment(ref, "shown").cut))
-        return
-    from ...results import values
-    from ...results.rows import rows
-
-    if out is not None:
+    if file is not None or sql == "-":
+        data = typer.get_binary_stream("stdin").read() if file is None else file.read_bytes()
+        try:
+            sql = data.decode()
+        except UnicodeDecodeError as error:
+            wrong = f"byte {error.start} is 0x{data[error.start]:02x}"
+            where = f"the SQL in {file or 'standard input'} is not UTF-8"
+            raise Usage(f"{where}: {wrong}", hint="save it as UTF-8") from None
+    if out is not None and sql is not None:
         values.check_ending(out)
     moment = session.client.moment(ref, "shown")
-    found, moments = moment.answer(text)
+    if sql is None:
+        session.show(rows.tables(moment.cut))
+        return
+    found, others = moment.answer(sql)
     if out is None:
-        session.show(rows(found, moment.cut, moments, limit))
+        session.show(rows.rows(found, others, moment.cut, limit))
         return
     values.write(found, out)
-    number = found.num_rows
-    written = {"file": str(out), "rows": number, "thinned_out": moment.thinned_out}
-    session.show(Result(written, f"{formats.plural(number, 'row')} in {out}"))
-
-
-def _decoded(text: bytes, where: str) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise Usage(
-            f"the SQL in {where} is not UTF-8: byte {error.start} is 0x{text[error.start]:02x}",
-            hint="save it as UTF-8",
-        ) from None
+    written = {"file": str(out), "rows": found.num_rows, "thinned_out": moment.thinned_out}
+    session.show(Result(written, f"{formats.plural(found.num_rows, 'row')} in {out}"))
 
 
 def _show_page(session: Session, ref: str) -> None:
@@ -91,11 +80,10 @@ def _show_page(session: Session, ref: str) -> None:
 
     check_page()
     moment = session.client.moment(ref, "shown")
-    app = session.app(ref).name
     with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
-        written = moment.write(Path(folder) / f"{app}.duckdb")
+        written = moment.write(Path(folder) / f"{moment.cut.app}.duckdb")
         with page(written.path) as words:
-            shown = {"page": words, "app": app, "versions": moment.versions, "tables": written.rows}
+            shown = {"page": words, "app": moment.cut.app, "versions": moment.versions, "tables": written.rows}
             session.show(Result(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it"))
             stop.wait()
 

@@ -8,8 +8,8 @@ from ... import instants
 from ...errors import Usage
 from ...results.document import Table
 from .. import options
-from ..output import Progress
 from ..session import Session, group, verb
+from ..terminal import Progress
 
 if TYPE_CHECKING:
     from ...client import StoredApp
@@ -60,8 +60,8 @@ def take(
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    with session.output.progress() as progress:
-        on_look = _progress_of_answers(progress, app_name, name)
+    with session.progress() as progress:
+        on_look = _on_look(progress, f"snapshot {name} of {app_name}")
         taken = session.app(app_name).take(name, instant=instant, timeout_s=timeout / 1_000, wait=wait, on_look=on_look)
     session.show(taken)
 
@@ -98,25 +98,21 @@ def rm(
     session.show(app.forget(name, force=force, dry_run=dry_run))
 
 
-def _progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callable[[Look], None]":
+def _on_look(progress: Progress, title: str) -> "Callable[[Look], None]":
     """Shows the stages' answers as they come in: a line for each that is new, and a table of all."""
     before: dict[str, tuple[str, str]] = {}
 
     def on_look(look: "Look") -> None:
-        nonlocal before
-        title = f"snapshot {name} of {app_name}" + ("" if look.complete else f": {look.waited_s:.1f} s")
-        states, news = {}, []
+        rows, news = [], []
         for stage, answer in look.answers.items():
-            awaits = f"awaits {{}}{', '.join(answer.awaited)}" if answer.awaited else ""
-            recorded = "…" if answer.version is None else f"v{answer.version}"
-            marker = "not seen" if answer.version is None else awaits.format("") or "passed on"
-            states[stage] = marker, recorded
-            if answer.version is not None and before.get(stage) != states[stage]:
-                more = f", {awaits.format('the marker on ')}" if awaits else ""
-                news.append(f"{stage} recorded {recorded}{more}")
-        rows = [(stage, *state, instants.when(look.answers[stage].head_ms)) for stage, state in states.items()]
+            markers, recorded = ", ".join(answer.awaited), "…" if answer.version is None else f"v{answer.version}"
+            marker = "not seen" if answer.version is None else f"awaits {markers}" if markers else "passed on"
+            rows.append((stage, marker, recorded, instants.when(answer.head_ms)))
+            if answer.version is not None and before.get(stage) != (marker, recorded):
+                news.append(f"{stage} recorded {recorded}{f', awaits the marker on {markers}' if markers else ''}")
+            before[stage] = marker, recorded
+        waited = "" if look.complete else f": {look.waited_s:.1f} s"
         for line in news or [""]:
-            progress(line, title, Table.of(("stage", "marker", "recorded", "last commit"), rows))
-        before = states
+            progress(line, title + waited, Table.of(("stage", "marker", "recorded", "last commit"), rows))
 
     return on_look

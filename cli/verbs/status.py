@@ -37,7 +37,7 @@ def status(
     if cost:
         session.show(of.cost(session.client, app_name, HOUR_MS if since is None else since))
         return
-    with session.output.live() if watch else nullcontext(session.show) as show:
+    with session.live() if watch else nullcontext(session.show) as show:
         while True:
             show(of.status(session.client, app_name))
             if not watch:

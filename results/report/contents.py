@@ -1,32 +1,35 @@
-"""What a report tells: the sentence at its top, the keys, the record, the way to it, and what to type next."""
+"""What a report says, section by section: the commit, its keys and record, the search, what it reached."""
 
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
-from .. import formats
-from ..document import Aside, Block, Cell, Facts, Line, Listing, Name, Page, Section, Span, Table, Time
+from ...keep.verify.report import CHECKS
+from ...moments.diff.candidates import ChangedKeys
+from ...search.evidence import MAX_COUNTED, Evidence, distance
+from ...search.verdict import Guilty, Step, Verdict
+from ..document import Aside, Block, Cell, Facts, Found, Line, Listing, Name, Page, Section, Span, Table, Time
+from ..formats import MOST_SHOWN, plural
 from ..values import changes
 from ..verdict import read, windows
-from . import surroundings
 from .masking import Mask
+from .picture import timeline
 
-if TYPE_CHECKING:
-    from ...moments.diff.candidates import ChangedKeys
-    from ...search.evidence import Evidence
-    from ...search.verdict import Guilty, Hop, Message, Verdict
+_MAX_KEYS = 3
+"""Keys that are named of each later stage."""
+_MAX_SNAPSHOTS = 20
+"""Snapshots that are listed, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """All that a report is made from."""
 
-    verdict: "Verdict"
-    guilty: "Guilty | None"
+    verdict: Verdict
+    guilty: Guilty | None
     """The record behind it; None where nothing was replayed."""
-    evidence: "Evidence"
+    evidence: Evidence
     clone: str
     """A name for a clone that no app has."""
     flags: str
@@ -43,25 +46,28 @@ def document(case: Case, mask: Mask) -> Page:
     verdict, keys = case.verdict, case.verdict.keys
     # A key that the predicate names may have turned bad by another row of a join.
     changed = (keys.changed() or keys) if keys else None
+    sections: dict[str, Iterator[Block]] = {
+        "When it turned": _search(case, mask),
+        "The record": _record(case, mask),
+        "What the commit read": read(verdict.lineage),
+        "What it reached further on": _reached(case, mask),
+        "Snapshots": _snapshots(case),
+        "The ledger of the bad moment": _ledger(case.evidence),
+        "To go on": _commands(case, mask),
+    }
     return Page(
         title=f"The first bad commit of {verdict.app}",
         sentence=_sentence(case, changed, mask),
         facts=_facts(case, mask),
         sections=(
             *_keys(case, changed, mask),
-            surroundings.turn(verdict, case.evidence, mask),
-            _record(case, mask),
-            Section("What the commit read", tuple(read(verdict.lineage))),
-            surroundings.reached(verdict, case.evidence, mask),
-            surroundings.snapshots(verdict, case.evidence),
-            surroundings.ledger(case.evidence),
-            _commands(case, mask),
+            *(Section(title, tuple(blocks)) for title, blocks in sections.items()),
         ),
         closing=Aside((f"slackwater {__version__}, ", Time(case.time_ms), f". {shown}")),
     )
 
 
-def _sentence(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Line:
+def _sentence(case: Case, changed: ChangedKeys | None, mask: Mask) -> Line:
     verdict, guilty = case.verdict, case.guilty
     spans: list[Span] = [Name(verdict.bad_ref), " is the first bad commit of ", Name(verdict.app)]
     if verdict.candidates:
@@ -70,23 +76,22 @@ def _sentence(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Line:
     if guilty is not None and guilty.message is not None:
         spans += [", and ", Name(str(guilty.message.address)), " the record behind it"]
     if keys := (guilty.keys if guilty is not None and guilty.keys else changed):
-        more = f" and {formats.plural(len(keys) - 1, 'other key')}" if len(keys) > 1 else ""
-        turned = f"{more} turned bad" if keys.named else f"{more} changed"
-        spans += [": ", *mask.key(next(iter(keys)).key), turned]
+        more = f" and {plural(len(keys) - 1, 'other key')}" if len(keys) > 1 else ""
+        spans += [": ", *mask.key(next(iter(keys)).key), f"{more} {'turned bad' if keys.named else 'changed'}"]
     return (*spans, ".")
 
 
 def _facts(case: Case, mask: Mask) -> Facts:
-    verdict, asked = case.verdict, case.verdict.predicate.text
-    effort = formats.plural(verdict.evaluations, "evaluation")
+    verdict, predicate = case.verdict, case.verdict.predicate.text
+    effort = plural(verdict.evaluations, "evaluation")
     if case.guilty is not None and case.guilty.replays:
-        effort += f" and {formats.plural(case.guilty.replays, 'replay')}"
+        effort += f" and {plural(case.guilty.replays, 'replay')}"
     good = (Name(verdict.good_ref), ", committed ", Time(verdict.good_time_ms))
     bad = (Name(verdict.bad_ref), ", committed ", Time(verdict.bad_time_ms))
     return Facts(
         (
             # A command has its values anywhere.
-            ("wrong is", Name(mask.sql(asked)) if verdict.where else mask.value(asked)),
+            ("wrong is", Name(mask.sql(predicate)) if verdict.where else mask.value(predicate)),
             ("last good", good if verdict.good_ref else "before the first commit"),
             ("bad at the latest" if verdict.candidates else "first bad", bad),
             ("the whole app then", Name(verdict.bad.ref)),
@@ -95,80 +100,175 @@ def _facts(case: Case, mask: Mask) -> Facts:
     )
 
 
-def _keys(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Iterator[Section]:
-    guilty = case.guilty
-    if guilty is not None and guilty.keys:
-        yield Section("The key right before the record, and with it", tuple(_changes(guilty.keys, mask)))
-    if changed:
-        title = "The key before the commit, and after it" if changed.named else "What the commit changed"
+def _keys(case: Case, changed: ChangedKeys | None, mask: Mask) -> Iterator[Section]:
+    def blocks(keys: ChangedKeys) -> Iterator[Block]:
+        yield changes(keys, show=mask.value, none="no row")
+        if (more := len(keys) - MOST_SHOWN) > 0:
+            yield Aside((f"And {plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))
+
+    if case.guilty is not None and case.guilty.keys:
+        yield Section("The key right before the record, and with it", tuple(blocks(case.guilty.keys)))
+    if changed and changed.named:
+        yield Section("The key before the commit, and after it", tuple(blocks(changed)))
+    elif changed:
         note = Aside("The predicate names no key of this table: these are all that the commit changed.")
-        blocks = tuple(_changes(changed, mask))
-        yield Section(title, blocks if changed.named else (note, *blocks))
+        yield Section("What the commit changed", (note, *blocks(changed)))
 
 
-def _changes(keys: "ChangedKeys", mask: Mask) -> Iterator[Block]:
-    yield changes(keys, show=mask.value, none="no row")
-    if (more := len(keys) - formats.MOST_SHOWN) > 0:
-        yield Aside((f"And {formats.plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))
+def _search(case: Case, mask: Mask) -> Iterator[Block]:
+    """The picture, and every evaluation in the order of the line."""
+    verdict, evidence = case.verdict, case.evidence
+    picture = timeline(verdict, evidence)
+    yield picture
+    caption = "Commits of the app's line, by how many lie between them and the turn; far away they stand closer."
+    if picture.wrong:
+        counted = plural(len(picture.wrong), "moment")
+        caption += f" Wrong rows are known of {counted}, between which the curve only leads."
+    yield Aside(caption)
+
+    def moment(step: Step, beginning: str = "the beginning") -> Span:
+        return Name(step.ref) if step.ref else beginning
+
+    def wrong(step: Step) -> str:
+        if not step.bad:
+            return "0" if step.answer == "good" else ""
+        rows = evidence.wrong.get(step.ref)
+        return "not counted" if rows is None else f"{rows:,}{' or more' if rows >= MAX_COUNTED else ''}"
+
+    rows = (
+        (
+            moment(step, "before the first commit"),
+            Found(step.answer),
+            wrong(step),
+            Time(step.cut.time_ms),
+            str(step.number or ""),
+        )
+        for step in sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions))
+    )
+    yield Table.of(("moment", "was", ">wrong rows", "committed", ">asked as no."), rows)
+    for step in verdict.steps:
+        if step.answer == "skip":
+            # What the database or a program said may quote a value anywhere.
+            yield Aside((moment(step), f" could not be judged{f': {step.why}' if mask.show else ''}."))
+    for step in verdict.non_monotone:
+        what = ": it turned more than once, and this is one of the changes."
+        yield (moment(step), " is ", Found(step.answer), what)
 
 
-def _record(case: Case, mask: Mask) -> Section:
+def _record(case: Case, mask: Mask) -> Iterator[Block]:
     guilty = case.guilty
-    blocks: list[Block] = []
     if guilty is None:
-        blocks.append(
+        yield (
             "As the commit is not certain, nothing was replayed."
             if case.verdict.candidates
             else "Nothing was replayed, so it is not known which of the records it was that the commit read."
         )
-        return Section("The record", tuple(blocks))
-    if guilty.message is not None:
-        blocks += _message(guilty.message, mask)
+        return
+    if (message := guilty.message) is not None:
+        facts: list[tuple[Span, Cell]] = [
+            ("address", Name(str(message.address))),
+            ("sent", Time(message.time_ms, "milliseconds")),
+            ("key", mask.data(message.key)),
+            *((Name(f"header {name}"), mask.data(value)) for name, value in message.headers),
+        ]
+        value = mask.data(message.value)
+        if value.hidden or message.value is None:
+            yield Facts((*facts, ("value", value)))
+        else:
+            yield Facts((*facts, ("value", f"{plural(len(message.value), 'byte')}:")))
+            yield Listing(value.text)
     if guilty.reason:
-        blocks.append(("The record cannot be told: ", mask.reason(guilty.reason)))
-        blocks.append(windows("it is in", ">records", guilty.windows) if guilty.windows else "It read no record.")
+        yield ("The record cannot be told: ", mask.reason(guilty.reason))
+        yield windows("it is in", ">records", guilty.windows) if guilty.windows else "It read no record."
     if guilty.hops:
         if not guilty.hops[0].alone:
-            blocks.append("By itself it is not wrong: it is with records before it.")
+            yield "By itself it is not wrong: it is with records before it."
         if guilty.others:
-            blocks.append(f"{formats.plural(guilty.others, 'more record')} would be wrong by itself.")
-        blocks += [Aside("The way to it, from the commit upwards:"), _hops(guilty.hops)]
-    return Section("The record", tuple(blocks))
+            yield f"{plural(guilty.others, 'more record')} would be wrong by itself."
+        yield Aside("The way to it, from the commit upwards:")
+        hops = ((hop, Name(str(hop.record)), plural(hop.records, "record")) for hop in guilty.hops)
+        rows = ((Name(h.stage), f"v{h.version}", name, of, h.candidates, h.replays) for h, name, of in hops)
+        yield Table.of(("stage", "version", "turned bad with", ">of", ">candidates", ">replays"), rows)
 
 
-def _message(message: "Message", mask: Mask) -> Iterator[Block]:
-    facts: list[tuple[Span, Cell]] = [
-        ("address", Name(str(message.address))),
-        ("sent", Time(message.time_ms, "milliseconds")),
-        ("key", mask.data(message.key)),
-        *((Name(f"header {name}"), mask.data(value)) for name, value in message.headers),
-    ]
-    value = mask.data(message.value)
-    if value.hidden or message.value is None:
-        yield Facts((*facts, ("value", value)))
-    else:
-        yield Facts((*facts, ("value", f"{formats.plural(len(message.value), 'byte')}:")))
-        yield Listing(value.text)
-
-
-def _hops(hops: "tuple[Hop, ...]") -> Table:
-    return Table.each(
-        hops,
-        {
-            "stage": lambda hop: Name(hop.stage),
-            "version": lambda hop: f"v{hop.version}",
-            "turned bad with": lambda hop: Name(str(hop.record)),
-            ">of": lambda hop: formats.plural(hop.records, "record"),
-            ">candidates": lambda hop: hop.candidates,
-            ">replays": lambda hop: hop.replays,
-        },
+def _reached(case: Case, mask: Mask) -> Iterator[Block]:
+    """Later stages that consumed the bad version, and what is not known of that."""
+    bad = case.verdict.bad.stages[case.verdict.stage]
+    if not bad.outputs:
+        yield f"Nothing: {bad.stage} sends nothing to other stages."
+        return
+    sent = ", ".join(f"{plural(output.rows, 'row')} to {name}" for name, output in bad.outputs.items())
+    yield ("The bad version sent ", sent, ".")
+    if not case.evidence.reached:
+        yield "No stage had consumed it when this was written."
+        return
+    rows: list[tuple[Cell, ...]] = []
+    for each in case.evidence.reached:
+        first, keys = each.first, each.keys
+        changed = "no table" if first.table is None else "not known" if keys is None else len(keys)
+        now = f", now at v{each.newest}" if each.newest > first.version else ""
+        examples: list[Span] = []
+        for change in keys.head(_MAX_KEYS) if keys else ():
+            examples += [*(["; "] if examples else []), *mask.key(change.key)]
+        if keys and len(keys) > _MAX_KEYS:
+            examples.append(" …")
+        version = (Name(f"v{first.version}"), now)
+        rows.append((Name(first.stage), version, Time(first.time_ms), each.rows, changed, tuple(examples)))
+    headings = ("stage", "consumed it first", "committed", ">rows it read", ">keys it changed", "such as")
+    yield Table.of(headings, rows)
+    yield Aside(
+        "Which of these keys are wrong because of it is not known: a version also reads what others sent. Later "
+        "versions of each stage build on these, and so do later ones of the bad stage."
     )
 
 
-def _commands(case: Case, mask: Mask) -> Section:
+def _snapshots(case: Case) -> Iterator[Block]:
+    """Which snapshots, and clones, hold the bad version."""
+    verdict, found = case.verdict, case.evidence.snapshots
+    if not found:
+        yield "There is none."
+        return
+    rows: list[tuple[Cell, ...]] = []
+    for each in found[-_MAX_SNAPSHOTS:]:
+        ref, version = Name(f"{verdict.app}@{each.name}"), each.stages.get(verdict.stage, 0)
+        name = (ref, f", of the clone {each.clone}") if each.clone else ref
+        has = Name(f"{verdict.stage}@v{version}") if version else f"nothing of {verdict.stage}"
+        holds = "holds the bad version" if version >= verdict.bad_version else "from before it"
+        rows.append((name, Time(each.completed_ms), has, holds))
+    yield Table.of(("snapshot", "complete", "has", ""), rows)
+    if len(found) > _MAX_SNAPSHOTS:
+        yield Aside(f"And {len(found) - _MAX_SNAPSHOTS} older ones.")
+
+
+def _ledger(evidence: Evidence) -> Iterator[Block]:
+    """Whether the bad moment is whole, as `verify` says."""
+    audit = evidence.audit
+    checks = ", ".join(plural(each.checked, CHECKS[each.check][0]) for each in audit.checks)
+    found = "all is as it must be" if audit.consistent else plural(len(audit.differences), "difference")
+    yield ("What ", Name(f"verify {audit.ref}"), f" finds: {found} ({checks}).")
+    yield from (difference.message for difference in audit.differences)
+    if audit.ledger:
+        rows = (
+            (
+                Name(each.channel),
+                Name(f"{each.sender}@v{each.sender_version}"),
+                Name(f"{each.receiver}@v{each.receiver_version}") if each.receiver else "nobody",
+                sum(each.sent) if each.sent else None,
+                sum(each.consumed) if each.consumed else None,
+                sum(each.lost),
+                each.in_flight.rows,
+                each.difference,
+            )
+            for each in audit.ledger
+        )
+        counted = (">sent", ">consumed", ">lost", ">in flight", ">difference")
+        yield Table.of(("channel", "from", "to", *counted), rows)
+
+
+def _commands(case: Case, mask: Mask) -> Iterator[Block]:
     verdict, flags = case.verdict, case.flags
-    asked = verdict.where or f"FROM {verdict.stage}"
-    sql, good, bad = mask.sql(asked), verdict.good_ref, verdict.bad_ref
+    query = verdict.where or f"FROM {verdict.stage}"
+    sql, good, bad = mask.sql(query), verdict.good_ref, verdict.bad_ref
     lines = [f"slackwater query {ref} {shlex.quote(sql)}{flags}" for ref in (good, bad) if ref]
     if verdict.where and good:
         lines.append(f"slackwater bisect {verdict.app} --good {good} --bad {bad} --where {shlex.quote(sql)}{flags}")
@@ -177,7 +277,6 @@ def _commands(case: Case, mask: Mask) -> Section:
     lines.append(f"slackwater replay {bad}{code}{flags}")
     if good:
         lines.append(f"slackwater clone {good} {case.clone}{flags}")
-    blocks: list[Block] = [Listing("\n".join(lines))]
-    if sql != asked:
-        blocks.append(Aside("The literals of the query are hidden: whoever searched has them."))
-    return Section("To go on", tuple(blocks))
+    yield Listing("\n".join(lines))
+    if sql != query:
+        yield Aside("The literals of the query are hidden: whoever searched has them.")

@@ -65,9 +65,10 @@ class Mask:
 def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
     """Bytes as the text that they are, else hexadecimal; of what is longer than `most` characters `more` says so."""
     try:
-        return _cut(data.decode(), most, more)
+        text = data.decode()
     except UnicodeDecodeError:
-        return _cut(data.hex(), most, more)
+        text = data.hex()
+    return _cut(text, most, more)
 
 
 def _cut(text: str, most: int = _MOST, more: str = "") -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from slackwater.cli.output import Output
 from slackwater.cli.reporter import Reporter
+from slackwater.cli.terminal import Output
 from slackwater.pipeline.run.stopping import Stop, StopRequested, stop_signals
 
 
