@@ -26,7 +26,7 @@ _PIPE_CLOSED = 141
 def _print_usage(error: Any, args: Sequence[str]) -> None:
     """What typer found wrong with the words of a command line, in which these words may be repeated."""
     if "--json" in args:
-        terminal.Output(as_json=True).failure(Usage(error.format_message()))
+        terminal.Printer(as_json=True).failure(Usage(error.format_message()))
         return
     context = error.ctx
     # The one that brings the help instead of a sentence; typer does not export it.
@@ -86,7 +86,7 @@ class _Verbs(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            terminal.Output(as_json="--json" in self._words).failure(error)
+            terminal.Printer(as_json="--json" in self._words).failure(error)
             if ctx.params.get("debug"):
                 terminal.print_traceback(error)
             raise typer.Exit(2 if isinstance(error, Usage) else 1) from None

@@ -64,8 +64,9 @@ class Names(Completer):
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """What the word before the cursor may become."""
         before = document.text_before_cursor
-        word = "".join(_WORD.findall(before))
-        is_moment = _BEFORE_MOMENT.search(before.removesuffix(word)) is not None
+        match = _WORD.search(before)
+        word = match[0] if match else ""
+        is_moment = _BEFORE_MOMENT.search(before[: len(before) - len(word)]) is not None
         if not (word or is_moment):
             return
         try:

@@ -34,7 +34,7 @@ class Reporter(News):
     It is `live` where standard error is a terminal on which a line can be redrawn.
     """
 
-    def __init__(self, output: terminal.Output, *, live: bool) -> None:
+    def __init__(self, output: terminal.Printer, *, live: bool) -> None:
         self._output = output
         self._live = live
         self._lock = threading.RLock()
@@ -139,7 +139,7 @@ def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
 
 
 @contextmanager
-def reporting(output: terminal.Output) -> Iterator[Reporter]:
+def reporting(output: terminal.Printer) -> Iterator[Reporter]:
     """A reporter for the time of a run. Machines get commits alone."""
     if output.as_json:
         yield Reporter(output, live=False)

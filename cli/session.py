@@ -11,14 +11,14 @@ from typer.core import TyperGroup
 
 from ..results.formats import store_flag
 from . import options
-from .terminal import Output
+from .terminal import Printer
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
     from ..settings import Settings
 
 
-class Session(Output):
+class Session(Printer):
     """The output, and the options that verbs share. Nothing is read or opened before it is asked for."""
 
     def __init__(self, store: str | None, kafka: str | None, *, as_json: bool) -> None:
@@ -80,12 +80,14 @@ class _Either(TyperGroup):
             return command.invoke(inner)
 
 
-def group(*, runs: bool = False) -> typer.Typer:
-    """A verb that has verbs of its own; with `runs` it does something by itself, too: `verb(of=…, whole=True)`."""
-    if not runs:
-        return typer.Typer(add_completion=False, no_args_is_help=True)
-    metavar = "| COMMAND [ARGS]..."
-    return typer.Typer(cls=_Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
+def group(explanation: str = "", *examples: str) -> typer.Typer:
+    """A verb that has verbs of its own; without an explanation it is one by itself, too: `verb(of=…, whole=True)`."""
+    if not explanation:
+        metavar = "| COMMAND [ARGS]..."
+        return typer.Typer(cls=_Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
+    app = typer.Typer(add_completion=False, no_args_is_help=True)
+    app.callback(help=explanation, epilog=options.examples(*examples))(lambda: None)
+    return app
 
 
 def verb(
@@ -98,15 +100,9 @@ def verb(
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
-    In place of that the command has the options that verbs share: --store, --kafka, --json. Returns the typer app.
-
-    Args:
-        examples: for the end of its help.
-        of: the group that it belongs to; by itself without one.
-        name: its name, where that is not the function's.
-        whole: whether it is what the group itself does.
-        store: whether it has --store.
-        kafka: whether it has --kafka.
+    In place of that the command has the options that verbs share: --json, and --store and --kafka if it is to. Its help
+    ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does; `name` is
+    its name, where that is not the function's. Returns the typer app.
     """
     app = of or typer.Typer(add_completion=False)
 
@@ -118,11 +114,11 @@ def verb(
         keyword = inspect.Parameter.KEYWORD_ONLY
         own = inspect.signature(body).parameters.values()
         parameters = [each.replace(kind=keyword) for each in own if each.name != "session"]
-        shared = (("store", options.Store, store), ("kafka", options.Kafka, kafka))
-        parameters += [
-            inspect.Parameter(each, keyword, default=None, annotation=kind) for each, kind, on in shared if on
-        ]
-        parameters.append(inspect.Parameter("as_json", keyword, default=False, annotation=options.Json))
+        if store:
+            parameters.append(inspect.Parameter("store", keyword, default=options.STORE, annotation=str | None))
+        if kafka:
+            parameters.append(inspect.Parameter("kafka", keyword, default=options.KAFKA, annotation=str | None))
+        parameters.append(inspect.Parameter("as_json", keyword, default=options.JSON, annotation=bool))
         command.__doc__ = body.__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

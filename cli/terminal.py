@@ -16,15 +16,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from ..errors import SlackwaterError
 from ..printable import escaped_in_json, printable
 from ..results.document import Block, Table
-from ..results.shown import Result
-from ..results.text import drawn, plain
+from ..results.shown import Result, drawn, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,15 +36,11 @@ _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 
 
-class Progress(Protocol):
-    """Takes the news of something that goes on."""
-
-    def __call__(self, line: str, *picture: Block) -> None:
-        """`line` is what just happened, or empty; `picture` the whole, shown in one place on a terminal."""
-        ...
+Progress = Callable[..., None]
+"""Takes a line, what just happened or empty, and then blocks: the whole, shown in one place on a terminal."""
 
 
-class Output:
+class Printer:
     """Where a verb hands its result: drawn by rich on a terminal, plain and whole elsewhere; or one JSON document."""
 
     def __init__(self, *, as_json: bool) -> None:

@@ -91,9 +91,8 @@ class StoredApp(AppHistory):
         return snapshots.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
 
     def _clone(self, source: str, to: str, store: str | None, **chosen: Any) -> ClonePlan:
-        client = self._client
+        client, target = self._client, self._client.beside(store).store
         channels = client.known_channels("in which a clone has topics of its own")
-        target = client.beside(store).store
         return make_clone(client.store, source, to, channels=channels, target_store=target, by=client.by, **chosen)
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
@@ -145,24 +144,18 @@ class StoredApp(AppHistory):
     def gc(
         self, *, margin_ms: int = MARGIN_MS, explained: str = "", dry_run: bool = False, **rules: int | None
     ) -> Result:
-        """Collect versions that retention lets go, and objects that nothing names.
+        """Collect versions that retention lets go, and objects that nothing has named for `margin_ms`, an hour or more.
 
-        Args:
-            margin_ms: how long nothing has named these, an hour or more.
-            explained: an object of which to say why it is kept, or not; nothing is collected then.
-            dry_run: only look.
-            rules: `all_ms`, `hourly_ms`, `daily_ms` and `versions`, before those of the settings.
-
-        Raises `Usage` for a shorter margin, and `NotFound` for the app or the object.
+        With `explained`, an object, it only says why that is kept, or not. `rules` are `all_ms`, `hourly_ms`,
+        `daily_ms` and `versions`, before those of the settings. Raises `Usage` for a shorter margin, and `NotFound`
+        for the app or the object.
         """
         client = self._client
         retention = client.settings.retention_of(self.name, **rules)
         if margin_ms < MARGIN_MS:
-            raise Usage(
-                f"--margin is {format_ms(margin_ms)}; expected 1h or more: what a merge writes may be half an hour old "
-                "before a version names it",
-                hint="leave --margin away; what nothing names goes after an hour",
-            )
+            why = "what a merge writes may be half an hour old before a version names it"
+            hint = "leave --margin away; what nothing names goes after an hour"
+            raise Usage(f"--margin is {format_ms(margin_ms)}; expected 1h or more: {why}", hint=hint)
         if explained:
             return kept.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
@@ -173,11 +166,8 @@ class StoredApp(AppHistory):
     ) -> Result:
         """Remove the app: its tables, its history, its snapshots. Nothing of it can be brought back.
 
-        Args:
-            topics: also its repartition topics and consumer groups in Kafka.
-            fence: also when a runner holds it: that stops.
-            force: also when clones live from it: these are damaged then.
-            dry_run: only look.
+        With `topics` also its repartition topics and consumer groups in Kafka; with `fence` also when a runner holds
+        it, which stops; with `force` also when clones live from it, which are damaged then.
 
         Raises:
             Usage: nothing says where Kafka is, for `topics`.
@@ -195,10 +185,8 @@ class StoredApp(AppHistory):
             if channels is None:
                 return
             if refused := channels.kafka.delete_topics(removal.topics):
-                raise Refused(
-                    f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}",
-                    hint="remove them yourself, then say it again without --topics",
-                )
+                why = f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}"
+                raise Refused(why, hint="remove them yourself, then say it again without --topics")
             channels.kafka.delete_groups(groups(removal))
 
         done = remove_app(
@@ -269,20 +257,9 @@ class StoredApp(AppHistory):
     ) -> "Backfilled":
         """Compute columns that a migration added over the past too, from Kafka, beside the app, which may run.
 
-        Migrates the app first, if it is not. A call that was broken off is finished by the same call. Starts Spark,
-        unless a session runs here already.
-
-        Args:
-            code: the file of the changed program.
-            since: a moment of the app, as `at` takes it: from there on; empty for all that its stages read and Kafka
-                has.
-            rename: stored columns that have another name in it, old to new.
-            rename_stage: stored stages that do.
-            dry_run: only look: what would be read, and what cannot be computed.
-            master: Spark's master URL; default all cores of this machine.
-            spark_conf: further settings of Spark.
-            py_files: Python files and zips that the program imports.
-            on_progress: told in words what goes on.
+        Migrates the app first, if it is not, with the same arguments; Spark has all cores of this machine by default.
+        A call that was broken off is finished by the same call. `since` is a moment of the app, as `at` takes it: from
+        there on; empty for all that its stages read and Kafka has. `on_progress` is told in words what goes on.
 
         Returns:
             The columns that got their past, with the offsets from which on they are complete (`filled`), those that

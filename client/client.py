@@ -11,7 +11,7 @@ from ..results.document import Block, Title
 from ..results.shown import Shown
 from ..settings import load
 from ..store.versions.apps import list_apps, read_app
-from .connection import Connection, names_of_stage
+from .connection import Backends, names_of_stage
 
 if TYPE_CHECKING:
     from ..keep.init.initialise import Initialised
@@ -37,7 +37,7 @@ def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noq
     return Client(load(store=store, kafka=kafka))
 
 
-class Client(Connection, Shown):
+class Client(Backends, Shown):
     """A store and its apps. Threads may share it. `close` it, or use it in a `with`, to give back its open files.
 
     Whatever asks the store raises `Unavailable` when it does not answer, and `Usage` once the client is closed.

@@ -1,8 +1,9 @@
 """What an app has been: its moments and snapshots, what changed between them, and what made something wrong."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from .. import instants
 from ..errors import Refused, Unavailable, Usage
@@ -26,9 +27,9 @@ from ..search.predicate import Predicate
 from ..search.programs import Function, Python
 from ..search.search import Edge, bisect
 from ..search.session import Asked
-from ..search.verdict import Answer, Step, Verdict
+from ..search.verdict import Step, Verdict
 from ..store.versions.apps import read_app
-from .connection import Connection
+from .connection import Backends
 from .moment import Bisection, Moment
 from .replays import record_behind
 from .results import Difference, KeyHistory, Log
@@ -42,7 +43,7 @@ class AppHistory(Shown):
     store or Kafka does not answer.
     """
 
-    def __init__(self, client: Connection, name: str) -> None:
+    def __init__(self, client: Backends, name: str) -> None:
         self.name = name
         self._client = client
 
@@ -225,30 +226,11 @@ class AppHistory(Shown):
         record = record_behind(client, verdict, code) if code and not verdict.candidates else None
         return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad), record)
 
-    def search(
-        self,
-        predicate: Predicate,
-        *,
-        good: str | None,
-        bad: str | None,
-        edge: Edge = "",
-        known: Mapping[str, Answer] | None = None,
-        on_step: Callable[[Step], None] | None = None,
-    ) -> Verdict:
-        """What `bisect` does, with any predicate, whole refs for the ends, and answers that are known, by ref."""
+    def search(self, predicate: Predicate, **how: Any) -> Verdict:
+        """What `bisect` does, with any predicate; `how` is what `search.bisect` takes: whole refs for the ends."""
         client = self._client
-        return bisect(
-            client.store,
-            client.cache,
-            self.name,
-            predicate,
-            good=good,
-            bad=bad,
-            edge=edge,
-            known=known,
-            on_step=on_step,
-            reader=client.channels() if predicate.sql and predicate.channels else None,
-        )
+        reader = client.channels() if predicate.sql and predicate.channels else None
+        return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
 
     def scan(
         self,

@@ -22,12 +22,12 @@ from ..moments.query.columns import TableColumn, columns, get
 from ..moments.query.export import Exported, export
 from ..results import verdict
 from ..results.document import Block, Table, Time, Title
-from ..results.rows import KeyRow, columns_table
+from ..results.rows import columns_table
 from ..results.shown import Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.sst.arrow_types import python_rows
-from .connection import Connection
+from .connection import Backends
 from .results import Difference, Verification
 
 
@@ -50,7 +50,7 @@ class Moment(Shown):
     manifest promises, and `Unavailable` when the store or Kafka does not answer.
     """
 
-    def __init__(self, client: Connection, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
+    def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
         self.ref = ref
         """As it was asked for, in the words of the command line."""
         self.cut = cut
@@ -59,7 +59,7 @@ class Moment(Shown):
         self._is_whole = is_whole
 
     @classmethod
-    def around(cls, client: Connection, ref: str, done: str) -> "Moment":
+    def around(cls, client: Backends, ref: str, done: str) -> "Moment":
         """The moment of a ref, for reading; notes say which stages cannot be read, and if it is another moment.
 
         `done` is what happens to the one stage that is left then. Raises as `StoredApp.at`.
@@ -159,18 +159,19 @@ class Moment(Shown):
             NotFound: there is no such table.
             Usage: there are not as many values as key columns, or one is not of its column's type.
         """
-        found = python_rows(self.look_up(table, key).found)
-        return found[0] if found else None
+        rows = python_rows(self.look_up(table, key)[0])
+        return rows[0] if rows else None
 
-    def look_up(self, table: str, key: object) -> KeyRow:
-        """What `get` does; gives the row as a table of Arrow, and what was read for it."""
+    def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
+        """What `get` does: the row, or none, as a table; the cut that has the table; requests and bytes read for it."""
         counted = CountingStore(self._client.store)
         with telling_if_collected(counted, self.cut):
             cut = having(counted, self.cut, (table,))
             found = get(counted, cut, table, key if isinstance(key, tuple) else (key,))
         manifest = cut.tables[table]
         self._note_name(table, manifest.stage)
-        return KeyRow(found, cut, counted.requests, counted.bytes_read, sum(sst.bytes for sst in manifest.ssts))
+        effort = {"requests": counted.requests, "bytes": counted.bytes_read}
+        return found, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
     def diff(self, other: "Moment", *, table: str = "") -> Difference:
         """What another moment has that this one has not (it was added), and the other way round; of one table, or all.

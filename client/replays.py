@@ -9,7 +9,7 @@ from ..errors import SlackwaterError, Usage
 from ..moments.diff.key_history import Change, KeyHistory
 from ..moments.query.columns import parse_key
 from ..search.verdict import Guilty, Hop, Verdict
-from .connection import Connection, names_of_stage
+from .connection import Backends, names_of_stage
 from .moment import Moment
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ STARTING = "starting Spark for the replay"
 
 
 def record_behind(
-    client: Connection, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None] = lambda _hop: None
+    client: Backends, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None] = lambda _hop: None
 ) -> Guilty:
     """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`."""
     # Spark's Python side takes a second or two.
@@ -36,23 +36,19 @@ def record_behind(
 
 
 def record_if_any(
-    client: Connection, verdict: Verdict, code: Path | None, progress: Callable[[str], None]
+    client: Backends, verdict: Verdict, code: Path | None, progress: Callable[[str], None]
 ) -> Guilty | None:
     """The input record behind a verdict; None, and a note why, where nothing can be replayed here."""
     if verdict.candidates:
         return None  # it is not known which commit it was
-    file = code or client.settings.programs.get(verdict.app)
+    file, ran = code or client.settings.programs.get(verdict.app), verdict.bad.stages[verdict.stage].program
     if file is None:
-        ran = verdict.bad.stages[verdict.stage].program
-        client.note(
-            f"note: which input record it was, a replay tells: add --code {ran.path if ran else 'FILE'}, the program "
-            "that ran"
-        )
+        add = f"add --code {ran.path if ran else 'FILE'}, the program that ran"
+        client.note(f"note: which input record it was, a replay tells: {add}")
         return None
     if client.channels() is None:
         client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
         return None
-
     try:
         progress(STARTING)
         return record_behind(
@@ -63,13 +59,13 @@ def record_if_any(
         )
     except SlackwaterError as error:
         # What is found already is not lost.
-        more = f"; {error.hint}" if error.hint else ""
-        client.note(f"note: the commit is found, but nothing is replayed: {error.message}{more}")
+        why = "; ".join(filter(None, (error.message, error.hint)))
+        client.note(f"note: the commit is found, but nothing is replayed: {why}")
         return None
 
 
 def records_behind(
-    client: Connection, found: KeyHistory, code: Path | None, progress: Callable[[str], None]
+    client: Backends, found: KeyHistory, code: Path | None, progress: Callable[[str], None]
 ) -> tuple[Guilty | None, ...]:
     """The record behind each change of a key; None for a change that no batch made, or nobody knows which."""
     file = client.program_of(found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
@@ -88,7 +84,7 @@ def records_behind(
 
 
 @contextmanager
-def batch_of(client: Connection, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
+def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
     """The batch that a ref `app/stage@version` names, what it sent, and the key that is asked for, if any.
 
     Raises:
@@ -96,11 +92,10 @@ def batch_of(client: Connection, ref: str, code: Path | None, key: tuple[object,
             asked for a key. Others as `StoredApp.at` and `StageReplay.of`.
     """
     app, stage = names_of_stage(ref.partition("@")[0])
-    after, only = Moment.around(client, ref, "replayed").cut.stages[stage], None
-    if key:
-        if after.table is None:
-            raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
-        only = parse_key(stage, after.table, key)
+    after = Moment.around(client, ref, "replayed").cut.stages[stage]
+    if key and after.table is None:
+        raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
+    only = parse_key(stage, after.table, key) if key and after.table is not None else None
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")
     with _opened(client, app, file) as program:
@@ -125,7 +120,7 @@ def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
         yield batch, sent, batch.only
 
 
-def _opened(client: Connection, app: str, code: str | Path) -> "AbstractContextManager[Program]":
+def _opened(client: Backends, app: str, code: str | Path) -> "AbstractContextManager[Program]":
     """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
     kafka = client.known_channels("which have the records to replay").kafka
     # Spark's Python side takes a second or two.

@@ -13,8 +13,7 @@ from .. import instants
 from ..errors import NotFound, Refused, Usage
 from ..results import html, markdown
 from ..results import verdict as shown
-from ..results.report.contents import Case, document
-from ..results.report.masking import Mask
+from ..results.report import Case, Mask, document
 from ..results.shown import Result
 from ..search import session as kept
 from ..search.ends import pinned
@@ -24,7 +23,7 @@ from ..search.session import BEGINNING, Asked, Mark, Session
 from ..search.verdict import Answer, Guilty, Step, Verdict
 from ..store.versions.apps import free_name
 from ..whole_file import check_folder, whole_file
-from .connection import Connection
+from .connection import Backends
 from .history import AppHistory
 
 _FOLDER = Path(".slackwater")
@@ -32,7 +31,7 @@ _FOLDER = Path(".slackwater")
 _HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 
 
-def begun(client: Connection, asked: Asked) -> Session:
+def begun(client: Backends, asked: Asked) -> Session:
     """A search that begins; of one by hand, ends that are named have their answers. Raises `Refused` if one is open."""
     app = asked.app
     try:
@@ -40,10 +39,9 @@ def begun(client: Connection, asked: Asked) -> Session:
     except NotFound:
         before = None
     if before is not None and before.wanted is not None:
-        raise Refused(
-            f"a search of {app} by hand is open: {before.wanted or 'the beginning'} is to be looked at",
-            hint=f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` forgets it",
-        )
+        hint = f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` forgets it"
+        moment = before.wanted or "the beginning"
+        raise Refused(f"a search of {app} by hand is open: {moment} is to be looked at", hint=hint)
     if not asked.by_hand:
         return Session(client.root, asked)
     good = _marks(client, app, "good", filter(None, [asked.good]))
@@ -52,41 +50,36 @@ def begun(client: Connection, asked: Asked) -> Session:
     return Session(client.root, asked).with_marks(*good, *bad)
 
 
-def answered(client: Connection, app: str, answer: Answer, refs: list[str]) -> Session:
+def answered(client: Backends, app: str, answer: Answer, refs: list[str]) -> Session:
     """The app's search, with a person's answer for these moments; without any, for the one that is to be looked at.
 
-    Raises:
-        NotFound: there is no search, or no such moment.
-        Refused: it is one of another store, or no moment is to be looked at.
+    Raises `NotFound` for the search or a moment, and `Refused` where it is one of another store, or none is to be
+    looked at.
     """
     search = of_app(client, app)
     if not refs and search.wanted is None:
-        raise Refused(
-            f"no moment of {app} is to be looked at: {search.found or 'the search was interrupted'}",
-            hint=f"name the moment: slackwater bisect {answer} {app} REF",
-        )
+        why, hint = search.found or "the search was interrupted", f"slackwater bisect {answer} {app} REF"
+        raise Refused(f"no moment of {app} is to be looked at: {why}", hint=f"name the moment: {hint}")
     marks = _marks(client, app, answer, refs) or [Mark(search.wanted or "", answer, by_hand=True)]
     return search.with_marks(*marks)
 
 
-def _marks(client: Connection, app: str, answer: Answer, refs: Iterable[str]) -> list[Mark]:
+def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> list[Mark]:
     now_ms = instants.now_ms()
-    pinned_refs = ("" if ref == BEGINNING else pinned(client.store, app, ref, answer, now_ms) for ref in refs)
-    return [Mark(ref, answer, by_hand=True) for ref in pinned_refs]
+    fixed = ("" if ref == BEGINNING else pinned(client.store, app, ref, answer, now_ms) for ref in refs)
+    return [Mark(ref, answer, by_hand=True) for ref in fixed]
 
 
-def of_app(client: Connection, app: str) -> Session:
+def of_app(client: Backends, app: str) -> Session:
     """The app's search. Raises `NotFound`, and `Refused` when it is one of another store."""
     search = kept.read(_FOLDER, app)
     if search.store != client.root:
-        raise Refused(
-            f"the search of {app} is one in {search.store}, not in {client.root}",
-            hint=f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`",
-        )
+        hint = f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`"
+        raise Refused(f"the search of {app} is one in {search.store}, not in {client.root}", hint=hint)
     return search
 
 
-def of_log(client: Connection, file: Path) -> Session:
+def of_log(client: Backends, file: Path) -> Session:
     """The search that a log gives. Raises `NotFound` for the file, and `Usage` where it is none."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -95,7 +88,7 @@ def of_log(client: Connection, file: Path) -> Session:
     return kept.of_log(text, client.root)
 
 
-def log(client: Connection, app: str) -> Result:
+def log(client: Backends, app: str) -> Result:
     """The commands that give the app's search again."""
     lines = tuple(kept.log_of(of_app(client, app)))
     return Result({"app": app, "lines": lines}, *lines)
@@ -110,7 +103,7 @@ def reset(app: str) -> Result:
     return Result({"app": app, "removed": was_there}, line)
 
 
-def go_on(client: Connection, search: Session, on_step: Callable[[Step], None]) -> Verdict | Result:
+def go_on(client: Backends, search: Session, on_step: Callable[[Step], None]) -> Verdict | Result:
     """Search with what is known, and keep what is found out; a result says what a person is to look at first.
 
     Raises as `StoredApp.bisect`.
@@ -140,14 +133,12 @@ def go_on(client: Connection, search: Session, on_step: Callable[[Step], None]) 
     for ref, cut in found.asked.items():
         client.note_thinned(ref, cut.thinned)
     if found.begins:
-        client.note(
-            f"note: the history of {found.app} before {found.begins} was thinned out by gc; "
-            "of that, the moments that are left are searched"
-        )
+        before = f"the history of {found.app} before {found.begins} was thinned out by gc"
+        client.note(f"note: {before}; of that, the moments that are left are searched")
     return found
 
 
-def _write(client: Connection, search: Session) -> None:
+def _write(client: Backends, search: Session) -> None:
     """Keep it. One that a predicate makes goes on where the folder cannot be written."""
     try:
         search.write(_FOLDER)
@@ -158,7 +149,7 @@ def _write(client: Connection, search: Session) -> None:
             client.note(f"note: {error.message}")
 
 
-def clone_name(client: Connection, verdict: Verdict) -> str:
+def clone_name(client: Backends, verdict: Verdict) -> str:
     """A name for a clone, to look into a verdict, that no app has."""
     return free_name(client.store, f"{verdict.app}-staging")
 
@@ -186,14 +177,11 @@ class Reports:
         if self.show_values and self.report is None and self.md is None:
             raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
 
-    def write(self, client: Connection, verdict: Verdict, guilty: Guilty | None) -> None:
-        """Write them, and say so; `guilty` is the record behind what bisect found, None where nothing was replayed.
+    def write(self, client: Backends, verdict: Verdict, guilty: Guilty | None) -> None:
+        """Write them, and say so; `guilty` is the record behind the verdict, None where nothing was replayed.
 
-        Raises:
-            NotFound: a manifest around the verdict was collected meanwhile.
-            Refused: a file cannot be written.
-            Corruption: a manifest is not readable.
-            Unavailable: storage did not answer.
+        Raises `NotFound` where a manifest around it was collected meanwhile, and `Refused` for a file that cannot be
+        written; `Corruption` and `Unavailable` as all that reads a store.
         """
         if self.report is None and self.md is None:
             return

@@ -10,7 +10,7 @@ from ..moments.take.audit_log import record
 from ..search.predicate import Where
 from ..search.verdict import Step, Verdict
 from ..search.watcher import Invariant, Look, Watcher, call
-from .connection import Connection
+from .connection import Backends
 from .history import AppHistory
 from .searches import Reports
 
@@ -18,13 +18,11 @@ from .searches import Reports
 class WatchedApp(Watcher):
     """Watches an app's invariants. Raises `Usage` where the settings have none for it."""
 
-    def __init__(self, client: Connection, app: str) -> None:
+    def __init__(self, client: Backends, app: str) -> None:
         invariants = [each for each in client.settings.invariants.values() if each.app in ("", app)]
         if not invariants:
-            raise Usage(
-                f"nothing says what must hold of {app}",
-                hint='write [invariants.NAME] into slackwater.toml, with where = "SELECT …" or check = "…"',
-            )
+            hint = 'write [invariants.NAME] into slackwater.toml, with where = "SELECT …" or check = "…"'
+            raise Usage(f"nothing says what must hold of {app}", hint=hint)
         invariants = [each.of(client.store, app) for each in invariants]
         reader = client.channels() if any(names_channels(each.where) for each in invariants) else None
         super().__init__(client.store, client.cache, app, invariants, by=client.by, reader=reader)

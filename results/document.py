@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..instants import iso
 from . import formats
-from .report.picture import Timeline
+from .picture import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Answered:
     """What a moment was found to be."""
 
     text: Literal["good", "bad", "skip"]
@@ -48,7 +48,7 @@ class Time:
         return iso(self.time_ms, self.precision) if self.time_ms else ""
 
 
-Span = str | int | None | Name | Value | Found | Time
+Span = str | int | None | Name | Value | Answered | Time
 """A piece of a line: a `str` is words of ours, an `int` a count, None a count that is not known."""
 Line = tuple[Span, ...]
 """Pieces that follow each other; blanks between them are theirs."""
@@ -63,7 +63,7 @@ class Title:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class Remark:
     """A line that explains rather than tells."""
 
     line: Cell
@@ -103,7 +103,7 @@ class Listing:
     text: str
 
 
-Block = Cell | Title | Aside | Table | Facts | Listing | Timeline
+Block = Cell | Title | Remark | Table | Facts | Listing | Timeline
 """A span or a line by itself is a line of text. A timeline is a picture; what it shows is in words beside it."""
 
 
@@ -126,7 +126,7 @@ class Page:
     facts: Facts
     """How it was found."""
     sections: tuple[Section, ...]
-    closing: Aside
+    closing: Remark
 
 
 def spans(cell: Cell) -> Line:

@@ -70,8 +70,3 @@ def bar(done: int, total: int) -> str:
 def store_flag(root: str | None) -> str:
     """The `--store` to type for a root; empty for None."""
     return f" --store {shlex.quote(root)}" if root else ""
-
-
-def listed(*counted: tuple[int, str]) -> str:
-    """Each number with its noun: `1 row, 2 SSTs`."""
-    return ", ".join(plural(number, noun) for number, noun in counted)

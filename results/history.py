@@ -130,10 +130,9 @@ def _notes(found: KeyHistory, limit: int) -> Iterator[str]:
         if change.inherited == "clone":
             yield f"* {found.app} is a clone: the row was there when it was made, and its history is the source's"
         elif change.inherited == "renamed":
-            yield (
-                f"* {found.table} was called {change.formerly} until v{change.version}, and the row was there: "
-                f"slackwater history {found.app} {change.formerly} KEY goes on"
-            )
+            goes_on = f"slackwater history {found.app} {change.formerly} KEY goes on"
+            until = f"* {found.table} was called {change.formerly} until v{change.version}"
+            yield f"{until}, and the row was there: {goes_on}"
         elif change.inherited:
             yield f"* the row was there at v{change.version}, and what was before that gc has collected"
     if any(change.gap for change in found.changes):
@@ -155,9 +154,8 @@ def diff(
     """The rows that differ between two moments, named by `refs`; `out` is the file that has all of them."""
 
     def row(change: KeyChange) -> dict[str, object]:
-        return (
-            fields(change, "key") | {"change": change.kind} | (fields(change, "before", "after") if with_values else {})
-        )
+        sides = fields(change, "before", "after") if with_values else {}
+        return {"key": change.key, "change": change.kind, **sides}
 
     names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike")
     equal = all(each.equal for each in found)
@@ -169,7 +167,7 @@ def diff(
             fields(each, *names) | {"rows": values.stream(map(row, each.changes)) if with_rows else None}
             for each in found
         ],
-        "file": str(out) if out is not None else None,
+        "file": out,
     }
     blocks: list[Block] = []
     for each in found:

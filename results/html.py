@@ -12,7 +12,7 @@ from string import Template
 from ..printable import printable
 from . import document
 from .document import Block, Cell, Page, Span, Table, spans, words
-from .report.picture import Timeline, draw
+from .picture import Timeline, draw
 
 _NUMBER = ("", ' class="number"')
 
@@ -42,7 +42,7 @@ def _block(block: Block) -> str:
     match block:
         case document.Title(line):
             return f"<b>{_line(line)}</b>"
-        case document.Aside(line):
+        case document.Remark(line):
             return f'<p class="aside">{_line(line)}</p>'
         case Table():
             return _wide(f"<table>{''.join(_rows(block))}</table>")
@@ -88,7 +88,7 @@ def _span(span: Span) -> str:
             return f'<code class="{kind}">{_escaped(text)}</code>'
         case document.Time():
             return f"<time>{span.text}</time>"
-        case document.Found(word):
+        case document.Answered(word):
             return f'<span class="{word}">{word}</span>'
         case _:
             return _escaped(words(span))

@@ -14,7 +14,7 @@ from ..keep.maintain.stage_compactor import Compacted
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from .document import Table, Title
-from .formats import count, listed, plural, size
+from .formats import count, plural, size
 from .shown import Result, Words, result
 
 _RULES = {
@@ -54,10 +54,8 @@ def collected(done: Collected) -> Words:
         yield f"{each.stage} keeps {', '.join(f'{count(n)} {words[rule]}' for rule, n in each.rules.items())}"
     for each in done.stages:
         for reader in each.held_up_by:
-            yield (
-                f"{each.stage} keeps versions for {reader}, which has not committed for an hour or more: "
-                f"{ask_whether_gone(done.app, [reader])}"
-            )
+            advice = ask_whether_gone(done.app, [reader])
+            yield f"{each.stage} keeps versions for {reader}, which has not committed for an hour or more: {advice}"
     if done.records:
         yield f"{plural(done.records, 'object')} of records in flight that no snapshot names"
     if done.leftovers:
@@ -160,7 +158,8 @@ def removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: bool
         yield f"{removal.app} was removed {instants.when(removal.time_ms)}, by {removal.by}: done already"
     else:
         stages, versions = (len(removal.stages), "stage"), (what.versions, "version")
-        counts = listed(stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
+        counted = (stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
+        counts = ", ".join(plural(number, noun) for number, noun in counted)
         yield f"{verb} {removal.app}: {counts}; {plural(what.objects, 'object')}, {size(what.bytes)}"
     for kind, names in (("topics", ", ".join(removal.topics)), ("consumer groups", ", ".join(groups))):
         if names and topics:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ..printable import printable
 from . import document
 from .document import Block, Cell, Page, Span, Table, spans, words
-from .report.picture import Timeline
+from .picture import Timeline
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
 """ASCII's punctuation: any of it may begin markup somewhere."""
@@ -26,7 +26,7 @@ def _block(block: Block) -> Iterator[str]:
     match block:
         case document.Title(line):
             yield f"**{_line(line)}**"
-        case document.Aside(line):
+        case document.Remark(line):
             yield f"<sub>{_line(line)}</sub>"
         case Table():
             headings, *rows = (f"| {' | '.join(map(_line, row))} |" for row in (block.headings, *block.rows))
@@ -56,7 +56,7 @@ def _span(span: Span) -> str:
             return f"*{_words(text)}*"
         case document.Time():
             return span.text
-        case document.Found(word):
+        case document.Answered(word):
             return f"**{word}**"
         case _:
             return _words(words(span))

@@ -61,10 +61,8 @@ def _migrated(done: Migrated, file: str, dry_run: bool, flags: str) -> Iterator[
     yield f"migration {done.number} of {app} is done: {plural(len(done.versions), 'commit')}, no data rewritten"
     yield f"before it: {before}"
     yield f"run it: slackwater run {file} --app {app}{flags}"
-    yield (
-        f"back to before, beside it: slackwater clone {before} {app}-before{flags}, and run the old "
-        f"program with --app {app}-before"
-    )
+    clone = f"slackwater clone {before} {app}-before{flags}"
+    yield f"back to before, beside it: {clone}, and run the old program with --app {app}-before"
 
 
 def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
@@ -139,8 +137,8 @@ def replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Resul
             }
             for each in found.channels
         ],
-        "bundle": str(bundle) if bundle is not None else None,
-        "test": str(test) if test is not None else None,
+        "bundle": bundle,
+        "test": test,
     }
     return Result(data, *_replayed(found, bundle, test), failed=not found.same)
 
@@ -164,10 +162,8 @@ def _replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Iter
         yield from _more(len(found.different), "key")
     if found.hidden:
         yield ""
-        yield (
-            f"{plural(found.hidden, 'key')} differ in what is not shown: internal columns, or a row that only "
-            "one of both wrote again as it was"
-        )
+        what = "internal columns, or a row that only one of both wrote again as it was"
+        yield f"{plural(found.hidden, 'key')} differ in what is not shown: {what}"
     for each in found.channels:
         if each.committed.rows is None:
             yield ""

@@ -1,7 +1,7 @@
 """Rows of a moment: what a query returns, a key's row, tables and their columns, exports, rejected records."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -58,32 +58,20 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
     yield Table.of(("table", ">version", ">rows"), lines)
     about = fields(cut, "app", "versions") | {"tables": written.rows, "thinned_out": cut.thinned}
-    return {"file": str(file), "bytes": written.bytes, **about}
+    return {"file": file, "bytes": written.bytes, **about}
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRow:
-    """What a look-up of a key found, and what it took."""
-
-    found: pa.Table
-    """One row or none."""
-    cut: Cut
-    requests: int
-    bytes: int
-    table_bytes: int
-    """Of the whole table."""
-
-
-def row(read: KeyRow, table: str, key: Sequence[str], *, verbose: bool) -> Result:
-    """The row of a key, as it was typed; `verbose` says what was read for it."""
-    (found,) = values.rows(read.found) or (None,)
+def row(
+    read: pa.Table, cut: Cut, effort: Mapping[str, int], table: str, key: Sequence[str], *, verbose: bool
+) -> Result:
+    """The row of a key, as it was typed, or none; `verbose` says what was read for it, as `Moment.look_up` gives it."""
+    (found,) = values.rows(read) or (None,)
     lines = ((name, values.word(value)) for name, value in (found or {}).items())
-    took = {"requests": read.requests, "bytes": read.bytes, "table_bytes": read.table_bytes}
-    data = {"found": found is not None, "row": found, "read": took, "thinned_out": read.cut.thinned}
-    notes = [f"table {table} of {read.cut.ref} has no key {' '.join(key)}"] if found is None else []
+    data = {"found": found is not None, "row": found, "read": effort, "thinned_out": cut.thinned}
+    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}"] if found is None else []
     if verbose:
-        what = formats.plural(read.requests, "request")
-        notes.append(f"read {formats.size(read.bytes)} of {formats.size(read.table_bytes)} in {what}")
+        requests = formats.plural(effort["requests"], "request")
+        notes.append(f"read {formats.size(effort['bytes'])} of {formats.size(effort['table_bytes'])} in {requests}")
     return Result(data, *([Table.of(("column", "value"), lines)] if found else []), notes=notes, failed=found is None)
 
 
@@ -100,15 +88,12 @@ def rejected(found: RejectedRecords, limit: int) -> Result:
         error = f"{each.error}: {sentence[:_MOST_ERROR]}{'…' * (len(sentence) > _MOST_ERROR)}"
         done = "waits" if each.retried is None else f"retried by v{each.retried}"
         rows.append((each.stage, each.address, instants.when(each.rejected_ms), str(each.attempts), error, done))
-    counts = "; ".join(
-        f"{name}: {formats.plural(found.waiting[name], 'record')} waiting of {total:,}"
-        for name, total in found.total.items()
-    )
+    waiting = ((name, formats.plural(found.waiting[name], "record"), total) for name, total in found.total.items())
+    counts = "; ".join(f"{name}: {records} waiting of {total:,}" for name, records, total in waiting)
     is_part = len(found.records) == limit
     notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
-    return Result(
-        data, Table.of(("stage", "record", "rejected", ">attempts", "error", ""), rows), "", counts, notes=notes
-    )
+    table = Table.of(("stage", "record", "rejected", ">attempts", "error", ""), rows)
+    return Result(data, table, "", counts, notes=notes)
 
 
 @result

@@ -34,10 +34,11 @@ def verified(report: Report) -> Iterator[Block]:
         yield Table.of(("channel", "from", "to", "partition", *counted), _ledger(report, lossy=lossy))
     yield ""
     accepted = {"channels": "sent = consumed + lost + in flight"} if lossy else {}
-    checks = ((c, *CHECKS[c.check]) for c in report.checks)
-    rows = (
-        (c.check, plural(c.checked, noun), accepted.get(c.check, law), str(c.differences)) for c, noun, law in checks
-    )
+    rows = []
+    for each in report.checks:
+        noun, law = CHECKS[each.check]
+        law = accepted.get(each.check, law)
+        rows.append((each.check, plural(each.checked, noun), law, str(each.differences)))
     yield Table.of(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
@@ -99,18 +100,16 @@ def snapshot(found: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
     yield f"{found.app}@{found.name}  {found.kind}, {instants.when(found.completed_ms)}{by}"
     if found.clone:
         yield f"kept for the clone {found.clone}"
-    manifests = (
-        (m, formats.offsets((i.topic, i.offsets) for i in m.inputs.values()))
-        for m in map(cut.stages.__getitem__, cut.versions)
-    )
-    rows = (
-        (m.stage, f"v{m.version}", instants.iso(m.time_ms), m.stage if m.table else "-", read) for m, read in manifests
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for stage, version in cut.versions.items():
+        at = cut.stages[stage]
+        offsets = formats.offsets((read.topic, read.offsets) for read in at.inputs.values())
+        rows.append((stage, f"v{version}", instants.iso(at.time_ms), stage if at.table else "-", offsets))
     yield Table.of(("stage", ">version", "committed", "table", "read up to"), rows)
     if flights:
         yield ""
-        offsets = ((f, formats.between(f.topic, f.starts, f.ends)) for f in flights)
-        lines = ((f.channel, f.sender, f.receiver or "-", f.rows, between) for f, between in offsets)
+        windows = ((f, formats.between(f.topic, f.starts, f.ends)) for f in flights)
+        lines = ((f.channel, f.sender, f.receiver or "-", f.rows, between) for f, between in windows)
         yield Table.of(("on the way", "from", "to", ">rows", "offsets"), lines)
     else:
         yield "nothing was on the way between stages"
@@ -143,10 +142,8 @@ def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: boo
     origin = plan.info.origin
     if plan.done:
         since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
-        yield (
-            f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
-            f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
-        )
+        when = f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
+        yield f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, {when}"
         if runs:
             yield "it has run on since; another clone of that moment needs another name"
     else:
@@ -166,24 +163,17 @@ def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: boo
 def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator[Block]:
     done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
     yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
-    manifests = [plan.source.stages[stage] for stage in plan.source.versions]
-    yield Table.of(
-        ("stage", ">version", "committed", ">state shared", "goes on at"),
-        (
-            (
-                at.stage,
-                f"v{at.version}",
-                instants.iso(at.time_ms),
-                size(sum(sst.bytes for sst in at.ssts)) if at.table else "-",
-                formats.offsets((plan.topics[name], i.offsets) for name, i in at.inputs.items() if not i.upstream),
-            )
-            for at in manifests
-        ),
-    )
-    if rows := sum(flight.rows for flight in plan.in_flight):
-        yield f"{plural(rows, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
+    rows: list[tuple[Cell, ...]] = []
+    for stage, version in plan.source.versions.items():
+        at = plan.source.stages[stage]
+        shared = size(sum(sst.bytes for sst in at.ssts)) if at.table else "-"
+        topics = ((plan.topics[name], read.offsets) for name, read in at.inputs.items() if not read.upstream)
+        rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
+    yield Table.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
+    if on_the_way := sum(flight.rows for flight in plan.in_flight):
+        yield f"{plural(on_the_way, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
     publishes = plan.info.origin.sinks if plan.info.origin else {}
-    silent = sorted({name for at in manifests for name in at.sinks} - publishes.keys())
+    silent = sorted({name for at in plan.source.stages.values() for name in at.sinks} - publishes.keys())
     if publishes:
         yield f"it publishes {', '.join(f'{name} to {topic}' for name, topic in publishes.items())}"
     if silent:

@@ -16,24 +16,18 @@ from ..search.verdict import MAX_ROWS, Guilty, Step, Verdict
 from . import formats
 from .document import Block, Name, Table, Title
 from .formats import plural
-from .report.masking import readable
 from .shown import Result, fields
-from .values import changes, for_json, stream
+from .values import changes, for_json, readable, stream
 
 _MAX_TEXT = 2_000
 """Characters of a record's value that are printed for people."""
 
 
 def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, clone: str, flags: str) -> Result:
-    """The answer of a search.
+    """The answer of a search, and the record behind it, None where nothing was replayed; `out` is a file with all keys.
 
-    Args:
-        found: the verdict.
-        guilty: the record behind it; None where nothing was replayed.
-        out: the file that has all keys; None for none.
-        edge: which change was asked for, `first` or `last`; empty for any.
-        clone: a name for a clone that no app has.
-        flags: what commands to type next need besides.
+    `edge` is which change was asked for, `first` or `last`, empty for any; `clone` a name for a clone that no app has;
+    `flags` are what commands to type next need besides.
     """
 
     def steps(of: Iterable[Step]) -> list[dict[str, Any]]:
@@ -54,7 +48,7 @@ def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, 
         "lost_windows": found.lineage.lost,
         "keys": _sides(keys),
         "keys_named": bool(keys and keys.named),
-        "file": str(out) if out is not None and keys is not None else None,
+        "file": out if keys is not None else None,
         "rows": for_json(found.rows)["rows"],
         "steps": steps(found.steps),
         "non_monotone": steps(found.non_monotone),
@@ -78,11 +72,8 @@ def blocks(
     """For people: the first keys, and what to type next; `clone` is empty where no clone is offered."""
     yield Title(sentence(found))
     if found.candidates:
-        yield (
-            "the versions in between were thinned out by gc"
-            if found.thinned
-            else "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
-        )
+        skipped = "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
+        yield "the versions in between were thinned out by gc" if found.thinned else skipped
     good = ("-", "before the first commit", "")
     if found.good_ref:
         good = (found.good_ref, instants.when(found.good_time_ms), found.good.ref)
@@ -119,17 +110,13 @@ def blocks(
 def notes(found: Verdict, edge: str = "") -> Iterator[str]:
     """What is worth knowing beside it; `edge` is which change was asked for."""
     if found.more_rows:
-        yield (
-            f"note: the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}; "
-            "keys that only later rows name are not reported"
-        )
+        more = f"the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}"
+        yield f"note: {more}; keys that only later rows name are not reported"
     if found.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in found.non_monotone)
         which = f"the {edge} that was met" if edge else "one of the changes"
-        yield (
-            f"it went from good to bad more than once ({against}), and this is {which}: "
-            f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
-        )
+        narrow = f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
+        yield f"it went from good to bad more than once ({against}), and this is {which}: {narrow}"
 
 
 def _sides(keys: KeyChanges | None) -> Any:
@@ -167,15 +154,14 @@ def _record(guilty: Guilty) -> Iterator[Block]:
         yield Title(f"{message.address} is the record behind it")
         key = [("key", message.key)] if message.key is not None else []
         parts = (*key, *((f"header {name}", data) for name, data in message.headers), ("value", message.value))
-        texts = (
-            (name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)"))
-            for name, data in parts
-        )
-        yield Table.of(("", ""), (("sent", instants.when(message.time_ms)), *texts))
+        rows = [("sent", instants.when(message.time_ms))]
+        for name, data in parts:
+            rows.append((name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")))
+        yield Table.of(("", ""), rows)
     if hops:
         yield ""
-        rows = ((hop.stage, f"v{hop.version}", str(hop.record), hop.records, hop.replays) for hop in hops)
-        yield Table.of(("stage", "version", "turned bad with", ">of", ">replays"), rows)
+        way = ((hop.stage, f"v{hop.version}", str(hop.record), hop.records, hop.replays) for hop in hops)
+        yield Table.of(("stage", "version", "turned bad with", ">of", ">replays"), way)
         if not hops[0].alone:
             more = plural(hops[0].needs, "record") if hops[0].needs else "records"
             yield f"by itself it does not make it bad: it does so with {more} before it"
@@ -217,24 +203,18 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
 def scan(found: Flips) -> Result:
     """All changes of a condition on single rows."""
     written = f"{found.stage}@v{found.first + 1}..v{found.last}, of {plural(found.rows, 'row')} written"
-    rows = (
-        (flip.ref, instants.when(flip.time_ms), "good to bad" if flip.bad else "bad to good", flip.keys)
-        for flip in found.flips
-    )
+    turns = {True: "good to bad", False: "bad to good"}
+    rows = ((flip.ref, instants.when(flip.time_ms), turns[flip.bad], flip.keys) for flip in found.flips)
     changes = Table.of(("commit", "committed", "went from", ">wrong keys"), rows)
     return Result(found, changes if found.flips else "", f"{plural(len(found.flips), 'change')} in {written}")
 
 
 def explained(search: Search) -> Result:
     """Each moment that was looked at, and what it was found to be."""
-    marks = (
-        (mark, "-", "said by hand") if mark.by_hand else (mark, formats.duration(mark.took_ms), mark.why)
-        for mark in search.marks
-    )
-    rows = (
-        (str(number), mark.ref or "before the first commit", mark.answer, took, why)
-        for number, (mark, took, why) in enumerate(marks, 1)
-    )
+    rows = []
+    for number, mark in enumerate(search.marks, 1):
+        how = ("-", "said by hand") if mark.by_hand else (formats.duration(mark.took_ms), mark.why)
+        rows.append((str(number), mark.ref or "before the first commit", mark.answer, *how))
     last = f"{search.wanted or 'the beginning'} is to be looked at" if search.wanted is not None else search.found
     return Result(search, Table.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
 

@@ -7,25 +7,23 @@ from ... import instants
 from ...results import formats
 from ...results.document import Table, Title
 from ...results.shown import Result
-from .. import options, terminal
+from .. import terminal
+from ..options import DRY_RUN, flag, option
 from ..session import Session, group, verb
 
-dev = group()
+dev = group(
+    "Run Kafka and S3 on this machine, for development.\n\n"
+    "They run in the background; their data lies under .slackwater/.",
+    'eval "$(slackwater dev up)"',
+    "slackwater dev down",
+)
 
-_FOLDER = options.option("FOLDER", "Where the servers keep everything.", Path(".slackwater"), name="--folder")
+_FOLDER = option("FOLDER", "Where the servers keep everything.", Path(".slackwater"), name="--folder")
 
 
 def _port(name: str, usual: int) -> Any:
     where = f"Where {name} listens. Default: as last time, else {usual}, else any free port."
-    return options.option("PORT", where, min=1, max=65535)
-
-
-@dev.callback(epilog=options.examples('eval "$(slackwater dev up)"', "slackwater dev down"))
-def _dev() -> None:
-    """Run Kafka and S3 on this machine, for development.
-
-    They run in the background; their data lies under .slackwater/.
-    """
+    return option("PORT", where, min=1, max=65535)
 
 
 @verb(
@@ -76,8 +74,8 @@ def up(
 )
 def down(
     session: Session,
-    purge: bool = options.flag("--purge", "Delete topics, objects and logs as well."),
-    dry_run: options.DryRun = False,
+    purge: bool = flag("--purge", "Delete topics, objects and logs as well."),
+    dry_run: bool = DRY_RUN,
     folder: Path = _FOLDER,
 ) -> None:
     """Stop Kafka and S3. Their data stays, unless it is to be purged."""
@@ -92,9 +90,8 @@ def down(
             stopped = servers.down()
             deleted = servers.purge() if purge else ()
     would = "would be " if dry_run else ""
-    lines = [f"{name} {would}stopped" for name in stopped] or [
-        f"no server of {folder.absolute()} runs; --folder names another"
-    ]
+    none = f"no server of {folder.absolute()} runs; --folder names another"
+    lines = [f"{name} {would}stopped" for name in stopped] or [none]
     lines += [f"{_short(each.path)} ({formats.size(each.bytes)}) {would}deleted" for each in deleted]
     session.show(Result({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines))
 
@@ -107,8 +104,9 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
     servers = DevServers(folder).status()
     logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
     ages = ((each, instants.age(each.started_ms) if each.started_ms else "-") for each in servers)
+    size = formats.size
     rows = (
-        (s.name, s.state, s.address or "-", str(s.pid or "-"), age, formats.size(s.data_bytes), _short(s.data))
+        (s.name, s.state, s.address or "-", str(s.pid or "-"), age, size(s.data_bytes), _short(s.data))
         for s, age in ages
     )
     table = Table.of(("server", "state", "address", ">pid", "started", ">data", "folder"), rows)

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from ...errors import Usage
-from .. import options
+from ..options import APP, KEY, REF, TABLE, argument, flag, key_values, option, program
 from ..session import Session, verb
 
 
@@ -16,10 +16,10 @@ from ..session import Session, verb
 )
 def log(
     session: Session,
-    app_name: options.App,
-    limit: int = options.option("N", "Show this many; 0 for all.", 20, min=0),
-    stage: str = options.option("NAME", "Only this stage.", ""),
-    operations: bool = options.flag("--operations", "Show what was done to the app, by whom, not its commits."),
+    app_name: str = APP,
+    limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
+    stage: str = option("NAME", "Only this stage.", ""),
+    operations: bool = flag("--operations", "Show what was done to the app, by whom, not its commits."),
 ) -> None:
     """Show the commits of an app, newest first.
 
@@ -46,13 +46,13 @@ def log(
 )
 def history(
     session: Session,
-    app_name: options.App,
-    table: options.Table,
-    key: options.Key,
-    limit: int = options.option("N", "Show this many changes; 0 for all.", 20, min=0),
-    why: bool = options.flag("--why", "Replay each change, and name the input record behind it."),
-    code: Path | None = options.program("The program that ran, for --why."),
-    verbose: bool = options.flag("--verbose", "Also say what was read for it.", "-v"),
+    app_name: str = APP,
+    table: str = TABLE,
+    key: list[str] = KEY,
+    limit: int = option("N", "Show this many changes; 0 for all.", 20, min=0),
+    why: bool = flag("--why", "Replay each change, and name the input record behind it."),
+    code: Path | None = program("The program that ran, for --why."),
+    verbose: bool = flag("--verbose", "Also say what was read for it.", "-v"),
 ) -> None:
     """Show each change of the row of one key, newest first.
 
@@ -62,7 +62,7 @@ def history(
     from ...client.replays import records_behind
     from ...results.history import key_history as shown
 
-    found = session.app(app_name).history(table, options.key_values(key), limit=limit).found
+    found = session.app(app_name).history(table, key_values(key), limit=limit).found
     behind = None
     if why and found.changes:
         with session.progress() as progress:
@@ -78,13 +78,13 @@ def history(
 )
 def diff(
     session: Session,
-    before: str = options.argument("A", "A moment, as everywhere: app, app@name, app@-5m, app/stage@v42."),
-    after: str = options.argument("B", "Another moment, of the same app or of another one."),
-    table: str = options.option("NAME", "Only this table.", ""),
-    stat: bool = options.flag("--stat", "Only how many rows differ."),
-    keys: bool = options.flag("--keys", "Only the keys of the rows that differ, not their values."),
-    out: Path | None = options.option("FILE", "Write all rows that differ to a .parquet, .csv or .json file."),
-    to: str | None = options.option("ROOT", "Store root of B. Default: A's."),
+    before: str = argument("A", "A moment, as everywhere: app, app@name, app@-5m, app/stage@v42."),
+    after: str = argument("B", "Another moment, of the same app or of another one."),
+    table: str = option("NAME", "Only this table.", ""),
+    stat: bool = flag("--stat", "Only how many rows differ."),
+    keys: bool = flag("--keys", "Only the keys of the rows that differ, not their values."),
+    out: Path | None = option("FILE", "Write all rows that differ to a .parquet, .csv or .json file."),
+    to: str | None = option("ROOT", "Store root of B. Default: A's."),
 ) -> None:
     """Show which rows differ between two moments.
 
@@ -118,10 +118,8 @@ _TELL_S = 1.0
 )
 def verify(
     session: Session,
-    ref: options.Ref,
-    deep: bool = options.flag(
-        "--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."
-    ),
+    ref: str = REF,
+    deep: bool = flag("--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."),
 ) -> None:
     """Prove that a moment is whole: that it is consistent, complete and undamaged.
 

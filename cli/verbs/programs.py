@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import Usage
 from ...results import formats
-from .. import options
+from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, pairs, program, span
 from ..reporter import reporting
 from ..session import Session, verb
 
@@ -28,34 +28,30 @@ if TYPE_CHECKING:
 )
 def run(
     session: Session,
-    file: Path = options.argument("FILE", "Python file that declares the app."),
-    stage: list[str] | None = options.option("NAME", "Run only this stage; may be repeated. Default: all of them."),
-    app_name: str | None = options.option("NAME", "Run the program as this app, for example as a clone.", name="--app"),
-    until_caught_up: bool = options.flag("--until-caught-up", "Stop when all that is there at the start is read."),
-    max_records: int | None = options.option(
+    file: Path = argument("FILE", "Python file that declares the app."),
+    stage: Many = option("NAME", "Run only this stage; may be repeated. Default: all of them."),
+    app_name: str | None = option("NAME", "Run the program as this app, for example as a clone.", name="--app"),
+    until_caught_up: bool = flag("--until-caught-up", "Stop when all that is there at the start is read."),
+    max_records: int | None = option(
         "N", "At most this many records of an input a batch. Default: as the program says.", min=1
     ),
-    trigger: int | None = options.span("Shortest time from batch to batch. Default: as the program says."),
-    max_unflushed: int | None = options.option(
+    trigger: int | None = span("Shortest time from batch to batch. Default: as the program says."),
+    max_unflushed: int | None = option(
         "N", "How many versions a stage may run ahead of its last commit. Default: as the program says.", min=0
     ),
-    accept_loss: bool = options.flag("--accept-loss", "Go on when offsets not read yet are gone from Kafka."),
-    master: str = options.option("URL", "Spark master.", "local[*]"),
-    conf: options.Conf = None,
-    py_files: options.PyFiles = None,
-    patience: int = options.span(
+    accept_loss: bool = flag("--accept-loss", "Go on when offsets not read yet are gone from Kafka."),
+    master: str = option("URL", "Spark master.", "local[*]"),
+    conf: Many = CONF,
+    py_files: Many = PY_FILES,
+    patience: int = span(
         "How long to wait for a broker or store that is away. Default: 2m.", 120000, bare_seconds=True
     ),
-    metrics: int | None = options.option(
-        "PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535
-    ),
-    compaction: Literal["inline", "external"] = options.option(
+    metrics: int | None = option("PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535),
+    compaction: Literal["inline", "external"] = option(
         None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", "inline"
     ),
-    compaction_threads: int = options.option(
-        "N", "Merges of each stage that go on at once beside the batches.", 1, min=1
-    ),
-    gc: str = options.option("SPAN", "Collect garbage so often, if [retention] has rules: 1h, '1 day'; or off.", "1h"),
+    compaction_threads: int = option("N", "Merges of each stage that go on at once beside the batches.", 1, min=1),
+    gc: str = option("SPAN", "Collect garbage so often, if [retention] has rules: 1h, '1 day'; or off.", "1h"),
 ) -> None:
     """Run an app, or some of its stages, from where it stopped.
 
@@ -110,10 +106,9 @@ def _with_spark(
 
     spark_conf = settings_of(conf or ())
     if secrets := secrets_in(spark_conf):
-        session.note(
-            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
-            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
-        )
+        instead = "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
+        why = "a secret on the command line can be read by everybody on this machine (`ps`)"
+        session.note(f"{', '.join(secrets)}: {why}; {instead}")
     files = check_py_files(file for files in py_files or () for file in files.split(","))
     return replace(options, master=master, spark_conf=spark_conf, py_files=files)
 
@@ -130,20 +125,18 @@ _DRAW_S = 0.1
 )
 def init(
     session: Session,
-    stage: options.Stage,
-    file: str = options.argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
-    sql: str = options.option("SQL", "A query that returns the rows, in the place of FILE.", ""),
-    code: Path | None = options.program("The program that declares the app."),
-    offsets: list[str] = options.option(
+    stage: str = STAGE,
+    file: str = argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
+    sql: str = option("SQL", "A query that returns the rows, in the place of FILE.", ""),
+    code: Path | None = program("The program that declares the app."),
+    offsets: list[str] = option(
         "TOPIC=WHERE",
         "Where the app begins to read a topic: earliest, latest, or JSON by partition, as Spark's startingOffsets; may "
         "be repeated. Default: as the program says.",
         [],
     ),
-    at: str = options.option(
-        "TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""
-    ),
-    dry_run: options.DryRun = False,
+    at: str = option("TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Begin a stage's table with rows from elsewhere: they become its version 1.
 
@@ -183,26 +176,26 @@ def init(
 )
 def migrate(
     session: Session,
-    file: Path = options.argument("FILE", "Python file that declares the app, as it is to be from now on."),
-    app_name: str | None = options.option("NAME", "Migrate this app, for example a clone.", name="--app"),
-    rename: list[str] | None = options.option(
+    file: Path = argument("FILE", "Python file that declares the app, as it is to be from now on."),
+    app_name: str | None = option("NAME", "Migrate this app, for example a clone.", name="--app"),
+    rename: Many = option(
         "OLD=NEW", "A stored column has this name in the program; TABLE.OLD=NEW for one table. May be repeated."
     ),
-    rename_stage: list[str] | None = options.option(
+    rename_stage: Many = option(
         "OLD=NEW", "A stored stage has this name in the program: its table goes on under that. May be repeated."
     ),
-    backfill: bool = options.flag(
+    backfill: bool = flag(
         "--backfill", "Compute what was added over the past too, from Kafka, beside the running app."
     ),
-    since: str = options.option("REF", "With --backfill: from this moment of the app on.", "", name="--from"),
-    master: str = options.option(
+    since: str = option("REF", "With --backfill: from this moment of the app on.", "", name="--from"),
+    master: str = option(
         "URL",
         "Spark master. Default: local[1], which says what columns the program declares; to backfill, local[*].",
         "",
     ),
-    conf: options.Conf = None,
-    py_files: options.PyFiles = None,
-    dry_run: options.DryRun = False,
+    conf: Many = CONF,
+    py_files: Many = PY_FILES,
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Have an app go on with a changed program, with all that it has stored.
 
@@ -214,8 +207,8 @@ def migrate(
     """
     if since and not backfill:
         raise Usage("--from goes with --backfill")
-    renames = options.pairs("--rename", rename, "OLD=NEW", "delay=delay_min")
-    stages = options.pairs("--rename-stage", rename_stage, "OLD=NEW", "carriers=airlines")
+    renames = pairs("--rename", rename, "OLD=NEW", "delay=delay_min")
+    stages = pairs("--rename-stage", rename_stage, "OLD=NEW", "carriers=airlines")
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
     spark = master or ("local[*]" if backfill else "local[1]")

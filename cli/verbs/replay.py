@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ...errors import Refused, Usage
-from .. import options
+from ..options import argument, flag, key_values, option, program
 from ..session import Session, verb
 
 _ZIP = ".zip"
@@ -24,16 +24,14 @@ _LEFT_DEBUGGER = 130
 )
 def replay(
     session: Session,
-    ref: str = options.argument(
-        "APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."
-    ),
-    code: Path | None = options.program("The program to run.", "; for a bundle, the one in it"),
-    key: list[str] = options.option(
+    ref: str = argument("APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."),
+    code: Path | None = program("The program to run.", "; for a bundle, the one in it"),
+    key: list[str] = option(
         "VALUE", "Only this key of the stage's table; once for each key column. Written as in `get`.", []
     ),
-    stop: bool = options.flag("--break", "Stop in the stage's function, and in that of its state: breakpoint()."),
-    bundle: Path | None = options.option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
-    pytest: Path | None = options.option(
+    stop: bool = flag("--break", "Stop in the stage's function, and in that of its state: breakpoint()."),
+    bundle: Path | None = option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
+    pytest: Path | None = option(
         "FILE", "Write a test that expects what was committed; its bundle lies beside it, as FILE.zip."
     ),
 ) -> None:
@@ -61,7 +59,7 @@ def replay(
     with ExitStack() as until_done:
         with session.progress() as progress:
             progress(STARTING)
-            opened = batch_in(given, code) if given else batch_of(session.client, ref, code, options.key_values(key))
+            opened = batch_in(given, code) if given else batch_of(session.client, ref, code, key_values(key))
             batch, sent, only = until_done.enter_context(opened)
         # Nothing is drawn from here on: a debugger may have the terminal.
         if stop:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Usage
 from ...results.document import Table
-from .. import options
+from ..options import APP, DRY_RUN, argument, flag, option, span
 from ..session import Session, group, verb
 from ..terminal import Progress
 
@@ -15,29 +15,24 @@ if TYPE_CHECKING:
     from ...client import StoredApp
     from ...moments.take.waiting import Look
 
-snapshot = group()
+snapshot = group(
+    "Take, list, show and remove snapshots of an app.",
+    "slackwater snapshot take flights before-deploy",
+    "slackwater snapshot list flights",
+)
 
-App = Annotated[str, options.positional("APP", "Name of the app; or APP@NAME.")]
-Name = Annotated[str | None, options.positional("NAME", "Name of the snapshot.")]
+_APP = argument("APP", "Name of the app; or APP@NAME.")
+_NAME = argument("NAME", "Name of the snapshot.", None)
 
 
 def _which(session: Session, app: str, name: str | None) -> "tuple[StoredApp, str]":
     """The app and the snapshot, said as two words or as a ref. Raises `Usage` where it is neither."""
     app_name, _, named = app.partition("@")
     if bool(named) == bool(name):
-        raise Usage(
-            f"{' '.join(filter(None, (app, name)))!r} does not say which snapshot; expected {app_name} NAME, or "
-            f"{app_name}@NAME",
-            hint=f"slackwater snapshot list {app_name} shows them",
-        )
+        words, expected = " ".join(filter(None, (app, name))), f"expected {app_name} NAME, or {app_name}@NAME"
+        hint = f"slackwater snapshot list {app_name} shows them"
+        raise Usage(f"{words!r} does not say which snapshot; {expected}", hint=hint)
     return session.app(app_name), named or str(name)
-
-
-@snapshot.callback(
-    epilog=options.examples("slackwater snapshot take flights before-deploy", "slackwater snapshot list flights")
-)
-def _snapshot() -> None:
-    """Take, list, show and remove snapshots of an app."""
 
 
 @verb(
@@ -48,11 +43,11 @@ def _snapshot() -> None:
 )
 def take(
     session: Session,
-    app_name: options.App,
-    name: str | None = options.argument("NAME", "Default: the time, as 20261121-071205.", None),
-    instant: bool = options.flag("--instant", "Pin the newest consistent moment without asking the app."),
-    timeout: int = options.span("Withdraw the request after this long. Default: 60s.", 60000, bare_seconds=True),
-    wait: bool = options.option(None, "Wait until it is complete.", True, name="--wait/--no-wait"),
+    app_name: str = APP,
+    name: str | None = argument("NAME", "Default: the time, as 20261121-071205.", None),
+    instant: bool = flag("--instant", "Pin the newest consistent moment without asking the app."),
+    timeout: int = span("Withdraw the request after this long. Default: 60s.", 60000, bare_seconds=True),
+    wait: bool = option(None, "Wait until it is complete.", True, name="--wait/--no-wait"),
 ) -> None:
     """Take a snapshot of a running app, without stopping or slowing it.
 
@@ -67,13 +62,13 @@ def take(
 
 
 @verb("slackwater snapshot list flights", of=snapshot, name="list")
-def list_(session: Session, app_name: options.App) -> None:
+def list_(session: Session, app_name: str = APP) -> None:
     """List the snapshots of an app, and those it was asked for."""
     session.show(session.app(app_name).all_snapshots())
 
 
 @verb("slackwater snapshot show flights before-deploy", of=snapshot)
-def show(session: Session, app_name: App, name: Name = None) -> None:
+def show(session: Session, app_name: str = _APP, name: str | None = _NAME) -> None:
     """Show the versions of a snapshot, and where its inputs stood.
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
@@ -85,10 +80,10 @@ def show(session: Session, app_name: App, name: Name = None) -> None:
 @verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot)
 def rm(
     session: Session,
-    app_name: App,
-    name: Name = None,
-    dry_run: options.DryRun = False,
-    force: bool = options.flag("--force", "Also when a clone lives from it."),
+    app_name: str = _APP,
+    name: str | None = _NAME,
+    dry_run: bool = DRY_RUN,
+    force: bool = flag("--force", "Also when a clone lives from it."),
 ) -> None:
     """Remove a snapshot, or withdraw the request for one.
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 from ...durations import HOUR_MS
 from ...errors import Usage
-from .. import options
+from ..options import argument, flag, span
 from ..session import Session, verb
 
 
@@ -18,11 +18,11 @@ from ..session import Session, verb
 )
 def status(
     session: Session,
-    app_name: str | None = options.argument("APP", "Only this app. Default: all in the store.", None),
-    watch: bool = options.flag("--watch", "Show it again and again until Ctrl-C."),
-    every: int = options.span("How often --watch looks. Default: 2s.", 2000, least_ms=100, bare_seconds=True),
-    cost: bool = options.flag("--cost", "Show instead what the store is asked and keeps, and what a month costs."),
-    since: int | None = options.span("With --cost: by the versions of this time. Default: 1h."),
+    app_name: str | None = argument("APP", "Only this app. Default: all in the store.", None),
+    watch: bool = flag("--watch", "Show it again and again until Ctrl-C."),
+    every: int = span("How often --watch looks. Default: 2s.", 2000, least_ms=100, bare_seconds=True),
+    cost: bool = flag("--cost", "Show instead what the store is asked and keeps, and what a month costs."),
+    since: int | None = span("With --cost: by the versions of this time. Default: 1h."),
 ) -> None:
     """Show how far every stage is, and what it has not read yet; of one app also how its tables do.
 

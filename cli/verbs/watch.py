@@ -8,7 +8,7 @@ import typer
 from ... import instants
 from ...errors import SlackwaterError, Unavailable
 from ...results.shown import Result
-from .. import options
+from ..options import APP, flag, option
 from ..session import Session, verb
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ _RETRY_S = 5.0
 )
 def watch(
     session: Session,
-    app_name: options.App,
-    once: bool = options.flag("--once", "Evaluate all of them once; exit with 1 unless all hold."),
-    bisect: bool = options.option(
+    app_name: str = APP,
+    once: bool = flag("--once", "Evaluate all of them once; exit with 1 unless all hold."),
+    bisect: bool = option(
         None, "Search for the commit that broke one, from last-good on.", True, name="--bisect/--no-bisect"
     ),
-    reports: Path = options.option("FOLDER", "Where a report of each failure is written.", Path("slackwater-reports")),
+    reports: Path = option("FOLDER", "Where a report of each failure is written.", Path("slackwater-reports")),
 ) -> None:
     """Evaluate the invariants of slackwater.toml at an app's newest moment, again and again.
 
@@ -70,13 +70,13 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
 
     Reports go to `folder`; without it, no commit is searched for.
     """
-    from ...results import invariants as shown
+    from ...results import status as shown
 
     look = app.look(instants.now_ms())
     if look is None:
         return True
     if not session.as_json:
-        session.show(Result(None, shown.line(look)))
+        session.show(Result(None, shown.invariants_line(look)))
     verdicts: dict[str, Verdict | None] = {}
     reports: dict[str, Path | None] = {}
     for result in look.news:
@@ -92,7 +92,7 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
             except Unavailable as error:
                 session.failure(error)
     if session.as_json:
-        session.show(Result(shown.data(look, verdicts, reports)))
+        session.show(Result(shown.invariants_data(look, verdicts, reports)))
     return look.is_good
 
 
@@ -100,7 +100,7 @@ def _search(
     session: Session, app: "WatchedApp", invariant: "Invariant", look: "Look", folder: Path | None
 ) -> "tuple[Verdict | None, Path | None]":
     """What broke the invariant, and the report of that; None for what there is not."""
-    from ...results import invariants as shown
+    from ...results import status as shown
 
     if folder is None:
         return None, None
@@ -113,7 +113,7 @@ def _search(
     if verdict is None:
         return None, None
     if not session.as_json:
-        session.show(Result(None, *shown.found(verdict, invariant, session.client.flags)))
+        session.show(Result(None, *shown.broken(verdict, invariant, session.client.flags)))
     try:
         return verdict, app.report(invariant, verdict, folder)
     except SlackwaterError as error:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.results.report.contents import Case
-from slackwater.results.report.picture import Point, Timeline, draw, timeline
+from slackwater.results.picture import Point, Timeline, draw, timeline
+from slackwater.results.report import Case
 from slackwater.search.programs import Run
 from slackwater.search.verdict import VersionRange
 from slackwater.store.versions.manifest import Program

@@ -11,12 +11,12 @@ from math import copysign, log2
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from ...printable import printable
-from .. import formats
+from ..printable import printable
+from . import formats
 
 if TYPE_CHECKING:
-    from ...search.evidence import Evidence
-    from ...search.verdict import Answer, Verdict
+    from ..search.evidence import Evidence
+    from ..search.verdict import Answer, Verdict
 
 _WIDTH, _LEFT, _RIGHT = 960, 130, 24
 _CURVE, _ROW, _LANE = 110, 40, 30
@@ -60,8 +60,8 @@ class Timeline:
 
 def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
     """What the picture shows of a search."""
-    from ...moments.cut.graph import order
-    from ...search.evidence import distance
+    from ..moments.cut.graph import order
+    from ..search.evidence import distance
 
     in_order, bad = attrgetter("at"), verdict.bad.versions
     probes = [Point(distance(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps]

@@ -1,25 +1,95 @@
-"""What a report says, section by section: the commit, its keys and record, the search, what it reached."""
+"""What bisect found as a document to hand on: its sections, and the masking of values in them.
 
+Hidden values leave their type and length, and nothing else: two reports of values with the same shapes are the same.
+Names (of columns, topics, headers, stages, snapshots) are no values, nor are offsets, times and counts.
+"""
+
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import PurePath
 
-from ...keep.verify.report import CHECKS
-from ...moments.diff.candidates import ChangedKeys
-from ...search.evidence import MAX_COUNTED, Evidence, distance
-from ...search.verdict import Guilty, Step, Verdict
-from ..document import Aside, Block, Cell, Facts, Found, Line, Listing, Name, Page, Section, Span, Table, Time
-from ..formats import MOST_SHOWN, plural
-from ..values import changes
-from ..verdict import read, windows
-from .masking import Mask
+from ..keep.verify.report import CHECKS
+from ..moments.diff.candidates import ChangedKeys
+from ..search.evidence import MAX_COUNTED, Evidence, distance
+from ..search.verdict import Guilty, Step, Verdict
+from .document import Answered, Block, Cell, Facts, Line, Listing, Name, Page, Remark, Section, Span, Table, Time, Value
+from .formats import MOST_SHOWN, plural
 from .picture import timeline
+from .values import changes, readable, shortened, word
+from .verdict import read, windows
 
 _MAX_KEYS = 3
 """Keys that are named of each later stage."""
 _MAX_SNAPSHOTS = 20
 """Snapshots that are listed, the newest."""
+DOTS = "••••"
+"""In the place of a value."""
+
+# Everything in SQL that may hold a value. A comment in slashes and stars may hold others, so it hides all that follows.
+_LITERAL = re.compile(
+    r"""
+    [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$
+    | (?P<kept> "(?:[^"]|"")*" | [^\W\d][\w$]* )
+    | --[^\n]* | /\*.*
+    | \.?\d[\w.]*
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Shows values, or hides them."""
+
+    show: bool
+
+    def value(self, value: object) -> Value:
+        """A value of a row or a key."""
+        return Value(shortened(word(value))) if self.show or value is None else Value(_shape(value), hidden=True)
+
+    def data(self, data: bytes | None) -> Value:
+        """A record's key, header or value: text if it is any, else hexadecimal."""
+        return Value(readable(data)) if self.show and data is not None else self.value(data)
+
+    def key(self, key: Mapping[str, object]) -> Line:
+        """A key's columns: `carrier = UA`."""
+        spans: list[Span] = []
+        for name, value in key.items():
+            spans += [", "] * bool(spans) + [Name(name), " = ", self.value(value)]
+        return tuple(spans)
+
+    def sql(self, sql: str) -> str:
+        """SQL; where values are hidden, on one line and without literals and comments."""
+        return sql if self.show else " ".join(_LITERAL.sub(lambda found: found["kept"] or DOTS, sql).split())
+
+    def reason(self, sentence: str) -> str:
+        """Why something failed. What stands behind a colon may be of the user's program, and quote a value."""
+        first, colon, _ = sentence.partition(": ")
+        return sentence if self.show or not colon else f"{first}: {DOTS}"
+
+
+def _shape(value: object) -> str:
+    match value:
+        case str():
+            return f'"{DOTS}" ({plural(len(value), "character")})'
+        case bytes():
+            return f'"{DOTS}" ({plural(len(value), "byte")})'
+        case list() | tuple():
+            return f"[{DOTS}] ({plural(len(value), 'item')})"
+        case dict():
+            return f"{{{DOTS}}} ({plural(len(value), 'field')})"
+        case bool():
+            return f"{DOTS} (boolean)"
+        case int() | float() | Decimal():
+            return f"{DOTS} (number)"
+        case date() | time() | timedelta():
+            return f"{DOTS} (time)"
+        case _:
+            return DOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +110,7 @@ class Case:
 
 def document(case: Case, mask: Mask) -> Page:
     """The report."""
-    from ... import __version__
+    from .. import __version__
 
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     verdict, keys = case.verdict, case.verdict.keys
@@ -59,11 +129,8 @@ def document(case: Case, mask: Mask) -> Page:
         title=f"The first bad commit of {verdict.app}",
         sentence=_sentence(case, changed, mask),
         facts=_facts(case, mask),
-        sections=(
-            *_keys(case, changed, mask),
-            *(Section(title, tuple(blocks)) for title, blocks in sections.items()),
-        ),
-        closing=Aside((f"slackwater {__version__}, ", Time(case.time_ms), f". {shown}")),
+        sections=(*_keys(case, changed, mask), *(Section(title, tuple(each)) for title, each in sections.items())),
+        closing=Remark((f"slackwater {__version__}, ", Time(case.time_ms), f". {shown}")),
     )
 
 
@@ -104,14 +171,14 @@ def _keys(case: Case, changed: ChangedKeys | None, mask: Mask) -> Iterator[Secti
     def blocks(keys: ChangedKeys) -> Iterator[Block]:
         yield changes(keys, show=mask.value, none="no row")
         if (more := len(keys) - MOST_SHOWN) > 0:
-            yield Aside((f"And {plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))
+            yield Remark((f"And {plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))
 
     if case.guilty is not None and case.guilty.keys:
         yield Section("The key right before the record, and with it", tuple(blocks(case.guilty.keys)))
     if changed and changed.named:
         yield Section("The key before the commit, and after it", tuple(blocks(changed)))
     elif changed:
-        note = Aside("The predicate names no key of this table: these are all that the commit changed.")
+        note = Remark("The predicate names no key of this table: these are all that the commit changed.")
         yield Section("What the commit changed", (note, *blocks(changed)))
 
 
@@ -124,7 +191,7 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
     if picture.wrong:
         counted = plural(len(picture.wrong), "moment")
         caption += f" Wrong rows are known of {counted}, between which the curve only leads."
-    yield Aside(caption)
+    yield Remark(caption)
 
     def moment(step: Step, beginning: str = "the beginning") -> Span:
         return Name(step.ref) if step.ref else beginning
@@ -135,34 +202,26 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
         rows = evidence.wrong.get(step.ref)
         return "not counted" if rows is None else f"{rows:,}{' or more' if rows >= MAX_COUNTED else ''}"
 
-    rows = (
-        (
-            moment(step, "before the first commit"),
-            Found(step.answer),
-            wrong(step),
-            Time(step.cut.time_ms),
-            str(step.number or ""),
-        )
-        for step in sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions))
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for step in sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions)):
+        where, asked_as = moment(step, "before the first commit"), str(step.number or "")
+        rows.append((where, Answered(step.answer), wrong(step), Time(step.cut.time_ms), asked_as))
     yield Table.of(("moment", "was", ">wrong rows", "committed", ">asked as no."), rows)
     for step in verdict.steps:
         if step.answer == "skip":
             # What the database or a program said may quote a value anywhere.
-            yield Aside((moment(step), f" could not be judged{f': {step.why}' if mask.show else ''}."))
+            yield Remark((moment(step), f" could not be judged{f': {step.why}' if mask.show else ''}."))
     for step in verdict.non_monotone:
         what = ": it turned more than once, and this is one of the changes."
-        yield (moment(step), " is ", Found(step.answer), what)
+        yield (moment(step), " is ", Answered(step.answer), what)
 
 
 def _record(case: Case, mask: Mask) -> Iterator[Block]:
     guilty = case.guilty
     if guilty is None:
-        yield (
-            "As the commit is not certain, nothing was replayed."
-            if case.verdict.candidates
-            else "Nothing was replayed, so it is not known which of the records it was that the commit read."
-        )
+        uncertain = "As the commit is not certain, nothing was replayed."
+        unknown = "Nothing was replayed, so it is not known which of the records it was that the commit read."
+        yield uncertain if case.verdict.candidates else unknown
         return
     if (message := guilty.message) is not None:
         facts: list[tuple[Span, Cell]] = [
@@ -185,7 +244,7 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
             yield "By itself it is not wrong: it is with records before it."
         if guilty.others:
             yield f"{plural(guilty.others, 'more record')} would be wrong by itself."
-        yield Aside("The way to it, from the commit upwards:")
+        yield Remark("The way to it, from the commit upwards:")
         hops = ((hop, Name(str(hop.record)), plural(hop.records, "record")) for hop in guilty.hops)
         rows = ((Name(h.stage), f"v{h.version}", name, of, h.candidates, h.replays) for h, name, of in hops)
         yield Table.of(("stage", "version", "turned bad with", ">of", ">candidates", ">replays"), rows)
@@ -216,7 +275,7 @@ def _reached(case: Case, mask: Mask) -> Iterator[Block]:
         rows.append((Name(first.stage), version, Time(first.time_ms), each.rows, changed, tuple(examples)))
     headings = ("stage", "consumed it first", "committed", ">rows it read", ">keys it changed", "such as")
     yield Table.of(headings, rows)
-    yield Aside(
+    yield Remark(
         "Which of these keys are wrong because of it is not known: a version also reads what others sent. Later "
         "versions of each stage build on these, and so do later ones of the bad stage."
     )
@@ -237,7 +296,7 @@ def _snapshots(case: Case) -> Iterator[Block]:
         rows.append((name, Time(each.completed_ms), has, holds))
     yield Table.of(("snapshot", "complete", "has", ""), rows)
     if len(found) > _MAX_SNAPSHOTS:
-        yield Aside(f"And {len(found) - _MAX_SNAPSHOTS} older ones.")
+        yield Remark(f"And {len(found) - _MAX_SNAPSHOTS} older ones.")
 
 
 def _ledger(evidence: Evidence) -> Iterator[Block]:
@@ -248,19 +307,13 @@ def _ledger(evidence: Evidence) -> Iterator[Block]:
     yield ("What ", Name(f"verify {audit.ref}"), f" finds: {found} ({checks}).")
     yield from (difference.message for difference in audit.differences)
     if audit.ledger:
-        rows = (
-            (
-                Name(each.channel),
-                Name(f"{each.sender}@v{each.sender_version}"),
-                Name(f"{each.receiver}@v{each.receiver_version}") if each.receiver else "nobody",
-                sum(each.sent) if each.sent else None,
-                sum(each.consumed) if each.consumed else None,
-                sum(each.lost),
-                each.in_flight.rows,
-                each.difference,
-            )
-            for each in audit.ledger
-        )
+        rows: list[tuple[Cell, ...]] = []
+        for each in audit.ledger:
+            sender = Name(f"{each.sender}@v{each.sender_version}")
+            receiver = Name(f"{each.receiver}@v{each.receiver_version}") if each.receiver else "nobody"
+            sent, consumed = (sum(counts) if counts else None for counts in (each.sent, each.consumed))
+            passed = (sent, consumed, sum(each.lost), each.in_flight.rows, each.difference)
+            rows.append((Name(each.channel), sender, receiver, *passed))
         counted = (">sent", ">consumed", ">lost", ">in flight", ">difference")
         yield Table.of(("channel", "from", "to", *counted), rows)
 
@@ -279,4 +332,4 @@ def _commands(case: Case, mask: Mask) -> Iterator[Block]:
         lines.append(f"slackwater clone {good} {case.clone}{flags}")
     yield Listing("\n".join(lines))
     if sql != query:
-        yield Aside("The literals of the query are hidden: whoever searched has them.")
+        yield Remark("The literals of the query are hidden: whoever searched has them.")
