@@ -48,7 +48,7 @@ class Session(Printer):
 
     def stage(self, text: str) -> "tuple[StoredApp, str]":
         """The app and the name of a stage, written as `APP/STAGE`. Raises `Usage`."""
-        from ..client.connection import names_of_stage
+        from ..client.backends import names_of_stage
 
         app, stage = names_of_stage(text)
         return self.app(app), stage

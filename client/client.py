@@ -11,7 +11,7 @@ from ..results.document import Block, Title
 from ..results.shown import Shown
 from ..settings import load
 from ..store.versions.apps import list_apps, read_app
-from .connection import Backends, names_of_stage
+from .backends import Backends, names_of_stage
 
 if TYPE_CHECKING:
     from ..keep.init.initialise import Initialised

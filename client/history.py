@@ -29,7 +29,7 @@ from ..search.search import Edge, bisect
 from ..search.session import Asked
 from ..search.verdict import Step, Verdict
 from ..store.versions.apps import read_app
-from .connection import Backends
+from .backends import Backends
 from .moment import Bisection, Moment
 from .replays import record_behind
 from .results import Difference, KeyHistory, Log

@@ -27,7 +27,7 @@ from ..results.shown import Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.sst.arrow_types import python_rows
-from .connection import Backends
+from .backends import Backends
 from .results import Difference, Verification
 
 

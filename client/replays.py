@@ -9,7 +9,7 @@ from ..errors import SlackwaterError, Usage
 from ..moments.diff.key_history import Change, KeyHistory
 from ..moments.query.columns import parse_key
 from ..search.verdict import Guilty, Hop, Verdict
-from .connection import Backends, names_of_stage
+from .backends import Backends, names_of_stage
 from .moment import Moment
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ..search.session import BEGINNING, Asked, Mark, Session
 from ..search.verdict import Answer, Guilty, Step, Verdict
 from ..store.versions.apps import free_name
 from ..whole_file import check_folder, whole_file
-from .connection import Backends
+from .backends import Backends
 from .history import AppHistory
 
 _FOLDER = Path(".slackwater")

@@ -13,7 +13,7 @@ from ..moments.take.waiting import ask_whether_gone, silent_stages
 from ..results import status as shown
 from ..results.shown import Result
 from ..store.versions.apps import list_apps
-from .connection import Backends
+from .backends import Backends
 
 _ANSWERED_MS = 10_000
 """By then a stage that runs has answered, as a rule."""

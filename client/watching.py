@@ -10,7 +10,7 @@ from ..moments.take.audit_log import record
 from ..search.predicate import Where
 from ..search.verdict import Step, Verdict
 from ..search.watcher import Invariant, Look, Watcher, call
-from .connection import Backends
+from .backends import Backends
 from .history import AppHistory
 from .searches import Reports
 

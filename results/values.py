@@ -32,8 +32,9 @@ def grid(table: pa.Table, limit: int | None = None) -> Table:
     """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     to_right = tuple(any(each(kind) for each in is_number) for kind in table.schema.types)
-    shown = (tuple(map(word, row.values())) for row in rows(table.slice(0, limit)))
-    return Table(tuple(map(Name, table.column_names)), to_right, tuple(shown))
+    some = table if limit is None else table.slice(0, min(limit, table.num_rows))
+    lines = tuple(tuple(map(word, row.values())) for row in rows(some))
+    return Table(tuple(map(Name, table.column_names)), to_right, lines)
 
 
 def word(value: object) -> str:

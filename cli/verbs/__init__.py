@@ -6,8 +6,7 @@ Not here: what a verb does, what its result looks like (`results`), and any heav
 VERBS = {
     "dev": "dev",
     **dict.fromkeys(("run", "init"), "programs"),
-    "status": "status",
-    "log": "past",
+    **dict.fromkeys(("status", "log"), "past"),
     "snapshot": "snapshot",
     "verify": "past",
     **dict.fromkeys(("query", "sql", "export", "get"), "rows"),
