@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of o
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -15,14 +15,10 @@ from typer.main import get_command
 from ..errors import Usage
 from . import terminal
 from .options import examples
-from .output import Output
 from .verbs import VERBS
 
 # typer exports one of the usage errors; their common base is what parsing raises.
 UsageError: Any = typer.BadParameter.__mro__[1]
-# The one that brings the help instead of a sentence; typer does not export it.
-_NO_WORDS = "NoArgsIsHelpError"
-
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 
@@ -30,10 +26,11 @@ _PIPE_CLOSED = 141
 def _print_usage(error: Any, args: Sequence[str]) -> None:
     """What typer found wrong with the words of a command line, in which these words may be repeated."""
     if "--json" in args:
-        Output(as_json=True).failure(Usage(error.format_message()))
+        terminal.Printer(as_json=True).failure(Usage(error.format_message()))
         return
     context = error.ctx
-    if type(error).__name__ == _NO_WORDS:
+    # The one that brings the help instead of a sentence; typer does not export it.
+    if type(error).__name__ == "NoArgsIsHelpError":
         terminal.print_parts(context.get_help().splitlines(), stderr=True)
         return
     if context is not None:
@@ -47,6 +44,7 @@ class _Verbs(TyperGroup):
     """A group that imports its verbs on demand and runs them inside the error boundary."""
 
     _words: tuple[str, ...] = ()
+    """Those of the command line, in which an error may be told for machines."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -65,21 +63,17 @@ class _Verbs(TyperGroup):
         return self.commands.get(cmd_name)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        words = tuple(args)
+        self._words = tuple(args)
         try:
             return super().make_context(info_name, args, parent, **extra)
         except UsageError as error:
-            _print_usage(error, words)
+            _print_usage(error, self._words)
             raise typer.Exit(2) from None
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        self._words = tuple(args)
-        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb's body. What leaves it is what typer itself prints, or `typer.Exit` with the code that fits."""
         try:
-            given = super().invoke(ctx)
+            result = super().invoke(ctx)
             terminal.flush()
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
@@ -92,11 +86,11 @@ class _Verbs(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            Output(as_json="--json" in self._words).failure(error)
+            terminal.Printer(as_json="--json" in self._words).failure(error)
             if ctx.params.get("debug"):
                 terminal.print_traceback(error)
             raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
-        return given
+        return result
 
 
 app = typer.Typer(
@@ -115,25 +109,20 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         from .. import __version__
 
         terminal.print_parts([f"slackwater {__version__}"])
         raise typer.Exit
 
 
+_DEBUG = typer.Option(False, "--debug", envvar="SLACKWATER_DEBUG", help="Show the traceback of an error.")
+_VERSION = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+
+
 @app.callback()
-def _root(
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", envvar="SLACKWATER_DEBUG", help="Show the traceback of an error."),
-    ] = False,
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
-) -> None:
+def _root(debug: bool = _DEBUG, version: bool = _VERSION) -> None:
     """Snapshot, query, bisect and clone the state of streaming apps on Spark."""
 
 

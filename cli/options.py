@@ -1,53 +1,13 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from ..errors import Usage
 
-
-def _named(name: str, metavar: str, explanation: str) -> Any:
-    return typer.Option(name, metavar=metavar, show_default=False, help=explanation)
-
-
-def positional(metavar: str, explanation: str) -> Any:
-    """A positional argument, for an annotation; a default stands beside that."""
-    return typer.Argument(metavar=metavar, show_default=False, help=explanation)
-
-
-Store = Annotated[
-    str | None,
-    _named(
-        "--store", "ROOT", "Store root: s3://bucket/prefix or a folder. Else SLACKWATER_STORE, else slackwater.toml."
-    ),
-]
-Kafka = Annotated[
-    str | None,
-    _named("--kafka", "HOST:PORT", "Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines; errors as one JSON object on stderr.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would be done; change nothing.")]
-Stage = Annotated[str, positional("APP/STAGE", "A stage of an app.")]
-App = Annotated[str, positional("APP", "Name of the app.")]
-Ref = Annotated[
-    str, positional("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
-]
-Table = Annotated[str, positional("TABLE", "Name of the table.")]
-Key = Annotated[
-    list[str],
-    positional(
-        "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
-    ),
-]
-Conf = Annotated[
-    list[str] | None, _named("--conf", "KEY=VALUE", "A setting of Spark, before all others; may be repeated.")
-]
-PyFiles = Annotated[
-    list[str] | None,
-    _named("--py-files", "FILES", "Python files and zips that the program imports, comma between; may be repeated."),
-]
-
+Many = list[str] | None
+"""The values of an option that may be repeated."""
 _NULL = r"\N"
 """How a key that is null is written, as in the dumps of databases."""
 
@@ -64,10 +24,23 @@ def flag(name: str, explanation: str, *short: str) -> Any:
 
 def option(metavar: str | None, explanation: str, default: Any = None, *, name: str = "", **more: Any) -> Any:
     """An option with a value; `name` where it is not its argument's, `more` as `typer.Option` has it."""
-    is_shown = default not in (None, ..., "")
-    return typer.Option(
-        default, *filter(None, [name]), metavar=metavar, help=explanation, show_default=is_shown, **more
-    )
+    names, is_shown = [name] if name else [], default not in (None, ..., "")
+    return typer.Option(default, *names, metavar=metavar, help=explanation, show_default=is_shown, **more)
+
+
+STORE = option("ROOT", "Store root: s3://bucket/prefix or a folder. Else SLACKWATER_STORE, else slackwater.toml.")
+KAFKA = option("HOST:PORT", "Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml.")
+JSON = flag("--json", "Print JSON for machines; errors as one JSON object on stderr.")
+DRY_RUN = flag("--dry-run", "Check everything, say what would be done; change nothing.")
+STAGE = argument("APP/STAGE", "A stage of an app.")
+APP = argument("APP", "Name of the app.")
+REF = argument("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
+TABLE = argument("TABLE", "Name of the table.")
+KEY = argument(
+    "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
+)
+CONF = option("KEY=VALUE", "A setting of Spark, before all others; may be repeated.")
+PY_FILES = option("FILES", "Python files and zips that the program imports, comma between; may be repeated.")
 
 
 def program(explanation: str, otherwise: str = "") -> Any:
@@ -107,10 +80,10 @@ def span(
     )
 
 
-def pairs(option: str, said: list[str] | None, shape: str, example: str) -> dict[str, str]:
+def pairs(option: str, given: Many, shape: str, example: str) -> dict[str, str]:
     """The two sides of each `NAME=OTHER`. Raises `Usage` where one has another shape, or a name stands there twice."""
     found: dict[str, str] = {}
-    for pair in said or ():
+    for pair in given or ():
         name, equals, other = pair.partition("=")
         if not (name and equals and other):
             raise Usage(f"{option} {pair!r} is not {shape}", hint=f"for example {option} {example}")

@@ -38,16 +38,11 @@ def prompter(shell: Shell, input: "Input | None" = None, output: "Output | None"
 
     Raises `KeyboardInterrupt` and `EOFError` as `shell.typed` has them.
     """
-
-    @Condition
-    def goes_on() -> bool:
-        return not is_finished(get_app().current_buffer.text)
-
     session: PromptSession[str] = PromptSession(
         history=_history(),
         completer=Names(shell),
         complete_in_thread=True,
-        multiline=goes_on,
+        multiline=Condition(lambda: not is_finished(get_app().current_buffer.text)),
         input=input,
         output=output or create_output(always_prefer_tty=True),
     )

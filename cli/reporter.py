@@ -15,7 +15,6 @@ from ..pipeline.run.news import News
 from ..results import formats
 from ..results.shown import Result
 from . import terminal
-from .output import Output
 
 if TYPE_CHECKING:
     from ..keep.gc.collect import Collected
@@ -35,19 +34,20 @@ class Reporter(News):
     It is `live` where standard error is a terminal on which a line can be redrawn.
     """
 
-    def __init__(self, output: Output, *, live: bool) -> None:
+    def __init__(self, output: terminal.Printer, *, live: bool) -> None:
         self._output = output
         self._live = live
         self._lock = threading.RLock()
         self._doing = ""
         self._since = time.monotonic()
         self._last_commit: float | None = None
-        self._said = ""
-        self._idle_said: dict[str, float] = {}
-        """When a line of each kind was said last, by its first word."""
+        self._last_doing = ""
+        """The last line about what goes on."""
+        self._last_idle: dict[str, float] = {}
+        """When there was a line of each kind last, by its first word."""
         self._batches = False
-        self._asked: float | None = None
-        self._said_at = 0.0
+        self._stop_asked: float | None = None
+        self._last_stopping = 0.0
         self._lags: tuple[StageLag, ...] = ()
         self._drawn = ""
         self.on_lags: Callable[[tuple[StageLag, ...]], None] = lambda _lags: None
@@ -72,13 +72,13 @@ class Reporter(News):
         """A commit."""
         with self._lock:
             self._last_commit = time.monotonic()
-            self._draw("")
+            self.draw("")
             self._output.show(Result(data, line))
 
     def note(self, line: str) -> None:
         """A line beside the commits."""
         with self._lock:
-            self._draw("")
+            self.draw("")
             self._output.note(line)
 
     def collected(self, done: "Collected") -> None:
@@ -92,68 +92,59 @@ class Reporter(News):
             self.note("stopping now: what is not committed is dropped whole, and read again by the next run")
             return
         self.note("stopping: the batch under way ends first" if self._batches else "stopping: no batch is under way")
-        self._asked = self._said_at = time.monotonic()
-
-    def clear(self) -> None:
-        """Take the live line away."""
-        with self._lock:
-            self._draw("")
+        self._stop_asked = self._last_stopping = time.monotonic()
 
     def tick(self) -> None:
         """Say what is due."""
         with self._lock:
             now = time.monotonic()
-            if self._asked is not None:
-                if now - self._said_at >= _STOPPING_AGAIN_S:
-                    self._said_at = now
-                    self.note(f"stopping: {self._doing or 'waiting'}, {now - self._asked:.0f} s")
+            if self._stop_asked is not None:
+                if now - self._last_stopping >= _STOPPING_AGAIN_S:
+                    self._last_stopping = now
+                    self.note(f"stopping: {self._doing or 'waiting'}, {now - self._stop_asked:.0f} s")
             elif self._doing:
                 words = f"{self._doing} …"
                 if self._live:
-                    self._draw(f"{words} {now - self._since:.0f} s")
-                elif words != self._said and now - self._since >= _WORTH_A_LINE_S:
-                    self._said = words
+                    self.draw(f"{words} {now - self._since:.0f} s")
+                elif words != self._last_doing and now - self._since >= _WORTH_A_LINE_S:
+                    self._last_doing = words
                     self._output.note(words)
             elif self._batches and now - max(self._since, self._last_commit or 0.0) >= _IDLE_S:
-                self._say_idle(now)
+                line = idle(self._lags, None if self._last_commit is None else now - self._last_commit)
+                kind = line.partition(" ")[0]
+                if self._live:
+                    self.draw(line)
+                elif now - self._last_idle.get(kind, -_IDLE_AGAIN_S) >= _IDLE_AGAIN_S:
+                    self._last_idle[kind] = now
+                    self._output.note(line)
 
-    def _say_idle(self, now: float) -> None:
-        line = idle(self._lags, None if self._last_commit is None else now - self._last_commit)
-        kind = line.partition(" ")[0]
-        if self._live:
-            self._draw(line)
-        elif now - self._idle_said.get(kind, -_IDLE_AGAIN_S) >= _IDLE_AGAIN_S:
-            self._idle_said[kind] = now
-            self._output.note(line)
-
-    def _draw(self, text: str) -> None:
+    def draw(self, text: str) -> None:
         """The live line as it is now; empty to take it away."""
-        if not self._live or text == self._drawn:
-            return
-        self._drawn = text
-        terminal.redraw(text)
+        with self._lock:
+            if self._live and text != self._drawn:
+                self._drawn = text
+                terminal.redraw(text)
 
 
 def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
     """A line for a run that has committed nothing for `quiet_s`, or nothing at all."""
-    silent = [one.stage for one in stages if one.running is False]
+    stopped = [one.stage for one in stages if one.running is False]
     behind = [f"{one.stage} {formats.plural(one.records, 'record')}" for one in stages if one.records]
-    unknown = [one.stage for one in stages if one.records is None]
-    if behind:
-        words = f"behind: {', '.join(behind)}"
-    elif not stages or unknown:
-        words = "waiting for records"
-    else:
-        words = "waiting for records: everything is read"
+    all_read = stages and all(one.records is not None for one in stages)
+    words = f"behind: {', '.join(behind)}" if behind else "waiting for records"
+    if all_read and not behind:
+        words += ": everything is read"
     words += "; no commit yet" if quiet_s is None else f"; no commit for {quiet_s:.0f} s"
-    return words + (f"; not running: {', '.join(silent)}" if silent else "")
+    return words + (f"; not running: {', '.join(stopped)}" if stopped else "")
 
 
 @contextmanager
-def reporting(output: Output) -> Iterator[Reporter]:
+def reporting(output: terminal.Printer) -> Iterator[Reporter]:
     """A reporter for the time of a run. Machines get commits alone."""
-    quiet = output.as_json
-    reporter = Reporter(output, live=not quiet and terminal.is_terminal(stderr=True))
+    if output.as_json:
+        yield Reporter(output, live=False)
+        return
+    reporter = Reporter(output, live=terminal.is_terminal(stderr=True))
     over = threading.Event()
 
     def go_on() -> None:
@@ -162,14 +153,12 @@ def reporting(output: Output) -> Iterator[Reporter]:
 
     ticking = threading.Thread(target=go_on, name="reporter", daemon=True)
     log, handler = logging.getLogger("slackwater"), terminal.Lines(reporter.note, quoting=False)
-    if not quiet:
-        ticking.start()
-        log.addHandler(handler)
+    ticking.start()
+    log.addHandler(handler)
     try:
         yield reporter
     finally:
         over.set()
-        if not quiet:
-            ticking.join()
-            log.removeHandler(handler)
-            reporter.clear()
+        ticking.join()
+        log.removeHandler(handler)
+        reporter.draw("")

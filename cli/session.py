@@ -10,21 +10,20 @@ import typer
 from typer.core import TyperGroup
 
 from ..results.formats import store_flag
-from ..results.shown import Result
 from . import options
-from .output import Output
+from .terminal import Printer
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
     from ..settings import Settings
 
 
-class Session:
-    """The options that verbs share, as what they stand for. Nothing is read or opened before it is asked for."""
+class Session(Printer):
+    """The output, and the options that verbs share. Nothing is read or opened before it is asked for."""
 
-    def __init__(self, output: Output, store: str | None, kafka: str | None) -> None:
-        self.output = output
-        self.said_store = store
+    def __init__(self, store: str | None, kafka: str | None, *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
+        self.store_option = store
         self._kafka = kafka
 
     @cached_property
@@ -32,14 +31,14 @@ class Session:
         """Where things are. Raises `Usage`."""
         from ..settings import load
 
-        return load(store=self.said_store, kafka=self._kafka)
+        return load(store=self.store_option, kafka=self._kafka)
 
     @cached_property
     def client(self) -> "Client":
         """The Python API over the store that the settings name. Raises `Usage`."""
         from ..client import Client
 
-        return Client(self.settings, note=self.note, flags=store_flag(self.said_store))
+        return Client(self.settings, note=self.note, flags=store_flag(self.store_option))
 
     def app(self, ref: str) -> "StoredApp":
         """The app of that name, or of a ref. Whether there is one, its methods find out."""
@@ -48,8 +47,8 @@ class Session:
         return StoredApp(self.client, ref.partition("@")[0].partition("/")[0])
 
     def stage(self, text: str) -> "tuple[StoredApp, str]":
-        """The app and the name of a stage, said as `APP/STAGE`. Raises `Usage`."""
-        from ..client.client import names_of_stage
+        """The app and the name of a stage, written as `APP/STAGE`. Raises `Usage`."""
+        from ..client.backends import names_of_stage
 
         app, stage = names_of_stage(text)
         return self.app(app), stage
@@ -58,21 +57,6 @@ class Session:
         """Give back open files."""
         if "client" in self.__dict__:
             self.client.close()
-
-    def show(self, result: Result) -> None:
-        """The result. Raises `typer.Exit` where what was asked does not hold."""
-        self.output.show(result)
-        if result.failed:
-            raise typer.Exit(1)
-
-    def note(self, line: str) -> None:
-        """Something worth knowing that is not the result."""
-        self.output.note(line)
-
-
-def group() -> typer.Typer:
-    """A verb that has verbs of its own."""
-    return typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 class _Either(TyperGroup):
@@ -96,11 +80,14 @@ class _Either(TyperGroup):
             return command.invoke(inner)
 
 
-def either() -> typer.Typer:
-    """A verb that also has verbs of its own: which it is, the first word says. `verb(of=…, whole=True)` is the verb."""
-    return typer.Typer(
-        cls=_Either, add_completion=False, no_args_is_help=True, subcommand_metavar="| COMMAND [ARGS]..."
-    )
+def group(explanation: str = "", *examples: str) -> typer.Typer:
+    """A verb that has verbs of its own; without an explanation it is one by itself, too: `verb(of=…, whole=True)`."""
+    if not explanation:
+        metavar = "| COMMAND [ARGS]..."
+        return typer.Typer(cls=_Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
+    app = typer.Typer(add_completion=False, no_args_is_help=True)
+    app.callback(help=explanation, epilog=options.examples(*examples))(lambda: None)
+    return app
 
 
 def verb(
@@ -113,39 +100,33 @@ def verb(
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
-    In place of that the command has the options that verbs share: --store, --kafka, --json. Returns the typer app.
-
-    Args:
-        examples: for the end of its help.
-        of: the group that it belongs to; by itself without one.
-        name: its name, where that is not the function's.
-        whole: whether it is what the group itself does, `either`.
-        store: whether it has --store.
-        kafka: whether it has --kafka.
+    In place of that the command has the options that verbs share: --json, and --store and --kafka if it is to. Its help
+    ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does; `name` is
+    its name, where that is not the function's. Returns the typer app.
     """
     app = of or typer.Typer(add_completion=False)
 
     def register(body: Callable[..., None]) -> typer.Typer:
-        shared = {"store": options.Store if store else None, "kafka": options.Kafka if kafka else None}
+        def command(*, store: str | None = None, kafka: str | None = None, as_json: bool = False, **own: Any) -> None:
+            with closing(Session(store, kafka, as_json=as_json)) as session:
+                body(session, **own)
 
-        def command(*, store: str | None = None, kafka: str | None = None, as_json: bool = False, **given: Any) -> None:
-            with closing(Session(Output(as_json=as_json), store, kafka)) as session:
-                body(session, **given)
-
-        own = inspect.signature(body).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
+        own = inspect.signature(body).parameters.values()
         parameters = [each.replace(kind=keyword) for each in own if each.name != "session"]
-        parameters += [
-            inspect.Parameter(each, keyword, default=None, annotation=kind) for each, kind in shared.items() if kind
-        ]
-        parameters.append(inspect.Parameter("as_json", keyword, default=False, annotation=options.Json))
+        if store:
+            parameters.append(inspect.Parameter("store", keyword, default=options.STORE, annotation=str | None))
+        if kafka:
+            parameters.append(inspect.Parameter("kafka", keyword, default=options.KAFKA, annotation=str | None))
+        parameters.append(inspect.Parameter("as_json", keyword, default=options.JSON, annotation=bool))
         command.__doc__ = body.__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        epilog = options.examples(*examples)
         if whole:
-            app.callback(invoke_without_command=True, epilog=options.examples(*examples))(command)
+            app.callback(invoke_without_command=True, epilog=epilog)(command)
         else:
-            app.command(name or body.__name__, epilog=options.examples(*examples))(command)
+            app.command(name or body.__name__, epilog=epilog)(command)
         return app
 
     return register

@@ -23,16 +23,10 @@ _HELP = (
 
 
 class Shell:
-    """Carries out statements. What fails is told, and the next one is asked all the same.
+    """Carries out statements, from the moment `ref` on. What fails is told, and the next one is asked all the same.
 
-    Args:
-        session: where results go.
-        ref: the moment to begin at.
-        limit: how many rows are printed for people; 0 for all.
-
-    Raises:
-        Usage: `ref` is none.
-        NotFound: there is no such app or moment.
+    `limit` is how many rows are printed for people; 0 for all. Raises `Usage` where `ref` is none, and `NotFound`
+    where there is no such app or moment.
     """
 
     def __init__(self, session: Session, ref: str, limit: int) -> None:
@@ -55,7 +49,7 @@ class Shell:
                 self._session.note("interrupted")
                 failed += 1
             except Exception as error:
-                self._session.output.failure(error)
+                self._session.failure(error)
                 failed += 1
         return failed
 
@@ -86,22 +80,20 @@ class Shell:
             from ..results.rows import rows
 
             moment = self._moment()
-            found, cuts = moment.answer(text)
-            self._session.show(rows(found, moment.cut, cuts, self._limit))
+            self._session.show(rows(*moment.answer(text), moment.cut, self._limit))
         return True
 
-    def _at(self, said: str) -> None:
+    def _at(self, moment: str) -> None:
         from ..moments.query.moments import ref_of_words
 
-        if said:
-            unquoted = said[1:-1] if said[0] == said[-1] == "'" and len(said) > 2 else said
+        if moment:
+            unquoted = moment[1:-1] if moment[0] == moment[-1] == "'" and len(moment) > 2 else moment
             store, now_ms = self._session.client.store, instants.now_ms()
             self._move(ref_of_words(store, self._app.name, unquoted, now_ms=now_ms))
         cut = self._moment().cut
         versions = ", ".join(f"{stage}@v{version}" for stage, version in cut.versions.items())
         data = {"app": cut.app, "ref": self.ref, "versions": cut.versions, "thinned_out": cut.thinned}
-        line = f"at {self.ref}, committed {instants.when(cut.time_ms)}: {versions}"
-        self._session.show(Result(data, line))
+        self._session.show(Result(data, f"at {self.ref}, committed {instants.when(cut.time_ms)}: {versions}"))
 
     def _move(self, ref: str) -> None:
         """Go to a moment. But for the newest, which goes on, it is always the same from here on."""
@@ -121,8 +113,7 @@ class Shell:
 def read(lines: Iterable[bytes]) -> Iterator[str]:
     """The statements in these lines, each as soon as its `;` has come, and what comes after the last.
 
-    Raises:
-        Usage: a line is not UTF-8.
+    Raises `Usage` where a line is not UTF-8.
     """
     from ..moments.query.clauses import split, words
 
@@ -157,6 +148,5 @@ def is_finished(text: str) -> bool:
     """Whether a text that is typed can be carried out: nothing comes after its last `;`, but a word that needs none."""
     from ..moments.query.clauses import split, words
 
-    _, rest = split(text)
-    left = words(rest)
-    return not left or (len(left) == 1 and any(left[0].says(word) for word in ("exit", "quit", "help")))
+    rest = words(split(text)[1])
+    return not rest or (len(rest) == 1 and any(rest[0].says(word) for word in ("exit", "quit", "help")))

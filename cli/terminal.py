@@ -1,4 +1,6 @@
-"""The one way to the terminal: whatever is printed for people or machines leaves this process here.
+"""The one way to the terminal: results as words and tables or as JSON, errors, notes and progress leave here.
+
+Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 
 Everything is a line, and every line goes through `printable`: the only line breaks, colours and control characters that
 reach a terminal are those of this module, and of rich, which draws what was made printable before. A test sees to it
@@ -16,9 +18,12 @@ from contextlib import contextmanager
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TextIO
 
+import typer
+
+from ..errors import SlackwaterError
 from ..printable import escaped_in_json, printable
 from ..results.document import Block, Table
-from ..results.text import drawn, plain
+from ..results.shown import Result, drawn, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,11 +32,82 @@ QUOTED = "  | "
 """Before each line of text that is shown as it came: a query, the end of a log. No line of ours begins like this."""
 
 _PIECE = 1 << 16
+_BUG = "this is a bug in slackwater, not something you did"
+_BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
+
+
+Progress = Callable[..., None]
+"""Takes a line, what just happened or empty, and then blocks: the whole, shown in one place on a terminal."""
+
+
+class Printer:
+    """Where a verb hands its result: drawn by rich on a terminal, plain and whole elsewhere; or one JSON document."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def show(self, result: Result) -> None:
+        """The result. Raises `typer.Exit` where what was asked does not hold."""
+        self._print(result)
+        if result.failed:
+            raise typer.Exit(1)
+
+    def _print(self, result: Result) -> None:
+        """The blocks, one under the other, and the notes on stderr; or the data, indented on a terminal."""
+        if not self.as_json:
+            print_parts(result.blocks)
+            for line in result.notes:
+                self.note(line)
+            return
+        import msgspec
+
+        # Sums of integers come as decimals from DuckDB: numbers all the same.
+        encoded = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode(result.data)
+        _print_json((msgspec.json.format(encoded, indent=2) if is_terminal() else encoded).decode())
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[Result], None]]:
+        """What it yields shows results: on a terminal in one place, else one under the other."""
+        if self.as_json or not is_terminal():
+            yield self._print
+            return
+        with _live() as draw:
+            yield lambda result: draw((*result.blocks, *result.notes))
+
+    def note(self, line: str) -> None:
+        """A line on stderr; for machines nothing: what matters to them is in the result."""
+        if not self.as_json:
+            print_note(line)
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """The picture, in one place, on a terminal; else the lines, as notes."""
+        if self.as_json or not is_terminal(stderr=True):
+            yield lambda line, *picture: self.note(line) if line else None
+            return
+        with _live(stderr=True, transient=True) as draw:
+            yield lambda line, *picture: draw(picture or (line,))
+
+    def failure(self, error: Exception) -> None:
+        """The sentence, what it quotes, and the next step; for machines as `error` a name of `errors`, or "Bug"."""
+        if isinstance(error, SlackwaterError):
+            kind, sentence, quoted, hint = type(error).__name__, error.sentence, error.quoted, error.hint
+        else:
+            words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            sentence, _, quoted = ", ".join((words, *getattr(error, "__notes__", ()))).partition("\n")
+            kind, sentence, hint = "Bug", f"{_BUG}: {sentence}", _BUG_HINT
+        if not self.as_json:
+            print_failure("bug" if kind == "Bug" else "error", sentence, quoted=quoted, hint=hint)
+            return
+        import json
+
+        described = {"error": kind, "message": f"{sentence}\n{quoted}" if quoted else sentence, "hint": hint}
+        _print_json(json.dumps(described, ensure_ascii=False), stderr=True)
 
 
 def is_terminal(*, stderr: bool = False) -> bool:
     """Whether somebody looks at what is printed."""
-    return _stream(stderr).isatty()
+    return (sys.stderr if stderr else sys.stdout).isatty()
 
 
 def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
@@ -50,7 +126,7 @@ def print_note(line: str) -> None:
     _write(f"{printable(line)}\n", True)
 
 
-def print_json(document: str, *, stderr: bool = False) -> None:
+def _print_json(document: str, *, stderr: bool = False) -> None:
     """JSON, with the values that it has; characters that could steer a terminal are JSON's escapes."""
     _write(f"{escaped_in_json(document)}\n", stderr)
 
@@ -72,7 +148,7 @@ def print_traceback(error: BaseException) -> None:
 
 
 @contextmanager
-def live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable[[Sequence[Block]], None]]:
+def _live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable[[Sequence[Block]], None]]:
     """On a terminal: what it yields draws parts in the place of those it drew before."""
     from rich.console import Group
     from rich.live import Live
@@ -124,10 +200,6 @@ class Lines(logging.Handler):
             self.handleError(record)
 
 
-def _stream(stderr: bool) -> TextIO:
-    return sys.stderr if stderr else sys.stdout
-
-
 def _console(stderr: bool) -> "Console":
     from rich.console import Console
 
@@ -136,12 +208,11 @@ def _console(stderr: bool) -> "Console":
 
 def _write(text: str, stderr: bool) -> None:
     """In pieces: unbuffered, Python takes the part that a closed pipe took for the whole."""
-    stream = _stream(stderr)
+    stream: TextIO = sys.stderr if stderr else sys.stdout
     if stream.encoding and stream.encoding.lower() not in ("utf-8", "utf8"):
         # Not every terminal has our words' characters.
         text = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
-    for start in range(0, len(text), _PIECE):
-        stream.write(text[start : start + _PIECE])
+    stream.writelines(text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
     stream.flush()
 
 

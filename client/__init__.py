@@ -13,9 +13,8 @@ from .client import Client, open
 if TYPE_CHECKING:
     from ..moments.query.columns import TableColumn
     from .app import StoredApp
-    from .moment import Moment, Tables
+    from .moment import Bisection, Moment, Tables
     from .results import Difference, KeyHistory, Log, TableDifference, Verification
-    from .search import Bisection
 
 __all__ = [
     "Bisection",
@@ -32,19 +31,16 @@ __all__ = [
     "open",
 ]
 
-
-_HOMES = {
-    "Bisection": ".search",
-    "Moment": ".moment",
+_MODULES = {
     "StoredApp": ".app",
     "TableColumn": "..moments.query.columns",
-    "Tables": ".moment",
+    **dict.fromkeys(("Bisection", "Moment", "Tables"), ".moment"),
     **dict.fromkeys(("Difference", "KeyHistory", "Log", "TableDifference", "Verification"), ".results"),
 }
 
 
 def __getattr__(name: str) -> Any:
     # The command line imports this package too, and must not wait for Arrow and DuckDB.
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
+    return getattr(import_module(_MODULES[name], __name__), name)

@@ -1,21 +1,29 @@
-"""An app as it is stored: its history, and what can be done to it."""
+"""An app as it is stored: its history, and what operators do to it, from clones and compaction to its removal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event
+from typing import TYPE_CHECKING, Any, Self
 
 from .. import instants
-from ..moments.cut.stored import own_request
+from ..durations import format_ms
+from ..errors import Refused, Unavailable, Usage
+from ..keep.clone.clone import ClonePlan
+from ..keep.clone.clone import clone as make_clone
+from ..keep.clone.first_versions import has_run
+from ..keep.gc.collect import MARGIN_MS, collect, explain
+from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
+from ..keep.maintain.removal import Removal, remove_app
+from ..keep.maintain.stages import rescale, retire
+from ..keep.rejected import retries
 from ..moments.status import lag
-from ..moments.take import taking
-from ..moments.take.remove import remove_or_withdraw
-from ..moments.take.waiting import SnapshotProgress, take
-from ..results import snapshots
+from ..pipeline.kafka.channels import group_of
+from ..results import kept, rows, snapshots
+from ..results.formats import store_flag
 from ..results.shown import Result
-from .kept import KeptApp
-from .moment import Moment
+from .history import AppHistory
 
 if TYPE_CHECKING:
     from ..keep.migrate.migrate import Migrated
@@ -23,59 +31,173 @@ if TYPE_CHECKING:
     from ..pipeline.run.options import Options
 
 
-class StoredApp(KeptApp):
-    """An app of a store, whether it runs or not."""
+class StoredApp(AppHistory):
+    """An app of a store, whether it runs or not.
 
-    def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
-        """Take a snapshot of the app while it runs, and give its moment. Records in flight are kept with it.
+    Whatever changes it raises `Unavailable` when the store or Kafka does not answer; the same call again finishes what
+    was begun.
+    """
+
+    def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
+        """Have rejected records that wait put through the current program: those of all stages, or of one."""
+        client, now_ms = self._client, instants.now_ms()
+        waiting = retries.waiting(client.store, self.name, stage)
+        running = {name for beat in lag.beats(client.store, self.name, now_ms) for name in beat.stages}
+        for name in () if dry_run else waiting:
+            retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
+        return rows.retries(self.name, waiting, running, dry_run=dry_run)
+
+    def clone(
+        self,
+        to: str,
+        *,
+        at: str | datetime = "now",
+        topics: Mapping[str, str] | None = None,
+        sinks: Mapping[str, str] | None = None,
+        store: str | None = None,
+    ) -> Self:
+        """Make a new app from a moment of this one: same state, same offsets, topics between stages of its own.
+
+        No state is copied. A call that was interrupted is finished by the same call.
 
         Args:
-            name: what to call it.
-            instant: pin the newest consistent moment instead, which asks no stage: for an app that does not run.
-                Records in flight are kept then if it is known where Kafka is.
-            timeout_s: how long to wait for the stages; after that the request is withdrawn.
+            to: the new app's name.
+            at: the moment, as `at` takes it.
+            topics: topics that it reads instead, by the names that the app declares.
+            sinks: what it publishes: a topic of its own for each sink, by the name that the app declares; default
+                nothing.
+            store: the store root of the new app; default the same.
+
+        Returns:
+            The new app, which has not begun to run.
 
         Raises:
-            Usage: no snapshot can have this name.
-            Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
-            Unavailable: a stage did not answer in time and is named.
+            Usage: the name or the moment is malformed, or nothing says where Kafka is.
+            NotFound: there is no such moment, topic or sink.
+            Refused: the name is taken, a topic does not hold the offsets, or records in flight are gone.
         """
-        store, reader = self._client.store, self._client.channels()
-        taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
-        return self.at(taken.name)
+        self._clone(self._ref(at), to, store, topics=topics or {}, sinks=sinks)
+        return type(self)(self._client.beside(store), to)
 
-    def take(
-        self, name: str, *, instant: bool, timeout_s: float, wait: bool, on_look: Callable[[SnapshotProgress], None]
+    def cloned(self, source: str, to: str, store: str | None, *, dry_run: bool, **chosen: Mapping[str, str]) -> Result:
+        """What `clone` does, from a whole ref, with `topics` and `sinks`; tells what was done, or would be."""
+        client = self._client
+        made = self._clone(source, to, store, dry_run=dry_run, **chosen)
+        client.note_thinned(source, made.source.thinned)
+        runs = made.done and has_run(client.beside(store).store, made.info)
+        return snapshots.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
+
+    def _clone(self, source: str, to: str, store: str | None, **chosen: Any) -> ClonePlan:
+        client, target = self._client, self._client.beside(store).store
+        channels = client.known_channels("in which a clone has topics of its own")
+        return make_clone(client.store, source, to, channels=channels, target_store=target, by=client.by, **chosen)
+
+    def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
+        """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""
+        client, now_ms = self._client, instants.now_ms()
+        done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
+        return kept.rescaled(done, dry_run=dry_run)
+
+    def retire(self, stage: str, *, dry_run: bool = False) -> Result:
+        """Let the app go on without a stage that is gone from its program; its consumer group goes, too.
+
+        Raises `NotFound` where there is none, and `Refused` where another stage reads what it sends.
+        """
+        client, group = self._client, group_of(self.name, stage)
+        done = retire(client.store, self.name, stage, by=client.by, now_ms=instants.now_ms(), dry_run=dry_run)
+        try:
+            if client.settings.brokers and not dry_run:
+                client.settings.open_kafka().delete_groups([group])  # its lag would only grow
+        except Unavailable as error:
+            client.note(f"the consumer group {group} is still there: {error.message}")
+        return kept.retired(done, client.flags, dry_run=dry_run)
+
+    def compact(
+        self,
+        stages: Sequence[str] = (),
+        *,
+        threads: int = 1,
+        full: bool = False,
+        dry_run: bool = False,
+        on_version: Callable[[Compacted], None] = lambda _done: None,
     ) -> Result:
-        """As `snapshot`, but tells how far it is; without `wait`, it is only asked for."""
-        client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
+        """Merge the SSTs of all tables, or of some stages', as each table's policy calls for, or with `full` all.
 
-        def is_new() -> bool:
-            # A call that was interrupted is typed again: it finds what that one took, or its request.
-            return taking.taken_already(store, app, name, "markers", by=client.by, now_ms=now_ms) is None
+        Raises `NotFound` for a stage that there is not, and `Refused` for one without a table.
+        """
+        if dry_run:
+            return kept.to_compact(self.name, plan(self._client.store, self.name, tuple(stages), full=full))
+        compactor = self.compactor(stages, threads, Event())
+        done = compactor.once(full=full, on_version=on_version)
+        earlier = () if done else merged_last(self._client.store, self.name, compactor.wanted)
+        return kept.compacted(self.name, done, earlier)
 
-        if not wait and not instant and is_new():
-            own = own_request(store, app, name, client.by)
-            return snapshots.asked(app, own or taking.request(store, app, name, client.by), already=own is not None)
-        if not instant and not lag.beats(store, app, now_ms) and is_new():
-            client.note(f"nobody runs {app} now: its next runner takes the snapshot; --instant needs none")
-        reader = client.channels()
-        by = client.by
-        taken, already = take(
-            store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
-        )
-        if instant and reader is None and not already:
-            client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-        return snapshots.taken(taken, client.flags, already=already)
+    def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
+        """What merges with so many threads what is due, until `stop`."""
+        client, wanted, clock = self._client, tuple(stages), instants.now_ms
+        store, cache, by = client.store, client.cache, client.by
+        return AppCompactor(store, cache, self.name, wanted, by=by, threads=threads, now_ms=clock, stop=stop)
 
-    def forget(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
-        """Remove a snapshot, or withdraw the request for one; with `force` also one that a clone lives from.
+    def gc(
+        self, *, margin_ms: int = MARGIN_MS, explained: str = "", dry_run: bool = False, **rules: int | None
+    ) -> Result:
+        """Collect versions that retention lets go, and objects that nothing has named for `margin_ms`, an hour or more.
 
-        Raises `NotFound` where there is none, and `Refused` where a clone lives from it.
+        With `explained`, an object, it only says why that is kept, or not. `rules` are `all_ms`, `hourly_ms`,
+        `daily_ms` and `versions`, before those of the settings. Raises `Usage` for a shorter margin, and `NotFound`
+        for the app or the object.
         """
         client = self._client
-        gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
-        return snapshots.unpinned(f"{self.name}@{name}", gone, dry_run=dry_run)
+        retention = client.settings.retention_of(self.name, **rules)
+        if margin_ms < MARGIN_MS:
+            why = "what a merge writes may be half an hour old before a version names it"
+            hint = "leave --margin away; what nothing names goes after an hour"
+            raise Usage(f"--margin is {format_ms(margin_ms)}; expected 1h or more: {why}", hint=hint)
+        if explained:
+            return kept.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
+        done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
+        return kept.collected(done)
+
+    def remove(
+        self, *, topics: bool = False, fence: bool = False, force: bool = False, dry_run: bool = False
+    ) -> Result:
+        """Remove the app: its tables, its history, its snapshots. Nothing of it can be brought back.
+
+        With `topics` also its repartition topics and consumer groups in Kafka; with `fence` also when a runner holds
+        it, which stops; with `force` also when clones live from it, which are damaged then.
+
+        Raises:
+            Usage: nothing says where Kafka is, for `topics`.
+            NotFound: there is no such app.
+            Refused: a clone lives from it, or a runner holds it; or Kafka does not let topics be removed.
+        """
+        client = self._client
+        # Says what is missing before anything is done.
+        channels = client.known_channels("which have its topics") if topics else None
+
+        def groups(removal: Removal) -> tuple[str, ...]:
+            return tuple(group_of(removal.app, stage) for stage in removal.stages)
+
+        def outside(removal: Removal) -> None:
+            if channels is None:
+                return
+            if refused := channels.kafka.delete_topics(removal.topics):
+                why = f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}"
+                raise Refused(why, hint="remove them yourself, then say it again without --topics")
+            channels.kafka.delete_groups(groups(removal))
+
+        done = remove_app(
+            client.store,
+            self.name,
+            by=client.by,
+            now_ms=instants.now_ms(),
+            fence=fence,
+            force=force,
+            dry_run=dry_run,
+            outside=outside,
+            on_wait=client.note,
+        )
+        return kept.removed(done, groups(done.removal), topics=topics, dry_run=dry_run)
 
     def migrate(
         self,
@@ -114,14 +236,8 @@ class StoredApp(KeptApp):
         # Spark's Python side takes a second or two.
         from ..pipeline.migrate.program import migrate_file
 
-        return migrate_file(
-            str(code),
-            app=self.name,
-            options=self._run_options(master, spark_conf, py_files),
-            renames=rename or {},
-            stages=rename_stage or {},
-            dry_run=dry_run,
-        )
+        options, renames, stages = self._run_options(master, spark_conf, py_files), rename or {}, rename_stage or {}
+        return migrate_file(str(code), app=self.name, options=options, renames=renames, stages=stages, dry_run=dry_run)
 
     def backfill(
         self,
@@ -138,20 +254,9 @@ class StoredApp(KeptApp):
     ) -> "Backfilled":
         """Compute columns that a migration added over the past too, from Kafka, beside the app, which may run.
 
-        Migrates the app first, if it is not. A call that was broken off is finished by the same call. Starts Spark,
-        unless a session runs here already.
-
-        Args:
-            code: the file of the changed program.
-            since: a moment of the app, as `at` takes it: from there on; empty for all that its stages read and Kafka
-                has.
-            rename: as of `migrate`.
-            rename_stage: likewise.
-            dry_run: only look: what would be read, and what cannot be computed.
-            master: Spark's master URL; default all cores of this machine.
-            spark_conf: further settings of Spark.
-            py_files: Python files and zips that the program imports.
-            on_progress: told in words what goes on.
+        Migrates the app first, if it is not, with the same arguments; Spark has all cores of this machine by default.
+        A call that was broken off is finished by the same call. `since` is a moment of the app, as `at` takes it: from
+        there on; empty for all that its stages read and Kafka has. `on_progress` is told in words what goes on.
 
         Returns:
             The columns that got their past, with the offsets from which on they are complete (`filled`), those that
@@ -182,7 +287,6 @@ class StoredApp(KeptApp):
         self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
     ) -> "Options":
         """How Spark is started; with Kafka where the client knows it. Raises `Usage`."""
-        # Spark's Python side takes a second or two.
         from ..pipeline.spark.conf import check_py_files, check_settings
 
         channels = self._client.channels()

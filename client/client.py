@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import Usage
 from ..results.document import Block, Title
 from ..results.shown import Shown
 from ..settings import load
 from ..store.versions.apps import list_apps, read_app
-from .connection import Connection
+from .backends import Backends, names_of_stage
 
 if TYPE_CHECKING:
     from ..keep.init.initialise import Initialised
@@ -38,7 +37,7 @@ def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noq
     return Client(load(store=store, kafka=kafka))
 
 
-class Client(Connection, Shown):
+class Client(Backends, Shown):
     """A store and its apps. Threads may share it. `close` it, or use it in a `with`, to give back its open files.
 
     Whatever asks the store raises `Unavailable` when it does not answer, and `Usage` once the client is closed.
@@ -98,8 +97,11 @@ class Client(Connection, Shown):
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
         self.known_channels("from which the app goes on")
+        words = [
+            f"{topic}={where if isinstance(where, str) else msgspec.json.encode(dict(enumerate(where))).decode()}"
+            for topic, where in (offsets or {}).items()
+        ]
         text = at.isoformat() if isinstance(at, datetime) else at
-        words = [f"{topic}={_said(where)}" for topic, where in (offsets or {}).items()]
         return self.initialise(stage, str(file), sql, str(code), words, text, dry_run, on_progress)[0]
 
     def initialise(
@@ -113,38 +115,19 @@ class Client(Connection, Shown):
         dry_run: bool,
         on_progress: "Callable[[Loaded], None]",
     ) -> "tuple[Initialised, FirstVersion]":
-        """As `init`, with `offsets` in the words of the command line; and what the version is besides its rows."""
+        """What `init` does, with `offsets` in the words of the command line; and what the version has besides rows."""
         # Spark's Python side takes a second or two.
         from ..keep.init.initialise import initialise
         from ..keep.init.source import RowSource
         from ..pipeline.migrate.first_version import first_version_of
 
         app, name = names_of_stage(stage)
-        source, kafka = RowSource(file, sql), self.known_channels("from which the app goes on").kafka
+        rows, kafka = RowSource(file, sql), self.known_channels("from which the app goes on").kafka
         first = first_version_of(code, app, name, self.store, kafka, offsets=offsets, at=at, by=self.by)
-        done = initialise(
-            self.store,
-            first.manifest,
-            source,
-            info=first.info,
-            channels=first.channels,
-            dry_run=dry_run,
-            on_progress=on_progress,
-        )
-        return done, first
+        store, info, channels = self.store, first.info, first.channels
+        return initialise(
+            store, first.manifest, rows, info=info, channels=channels, dry_run=dry_run, on_progress=on_progress
+        ), first
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)
-
-
-def names_of_stage(text: str) -> tuple[str, str]:
-    """App and stage of `APP/STAGE`. Raises `Usage`."""
-    app, _, stage = text.partition("/")
-    if not stage:
-        raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
-    return app, stage
-
-
-def _said(where: str | Sequence[int]) -> str:
-    """Where a topic begins, as the command line says it."""
-    return where if isinstance(where, str) else msgspec.json.encode(dict(enumerate(where))).decode()

@@ -1,38 +1,49 @@
-"""What an app has been: its moments, and what changed from one to the next."""
+"""What an app has been: its moments and snapshots, what changed between them, and what made something wrong."""
 
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from .. import instants
 from ..errors import Refused, Unavailable, Usage
-from ..keep.rejected import retries
 from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.in_flight import in_flight
 from ..moments.cut.resolve import resolve
-from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
+from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, own_request, read_snapshot
 from ..moments.diff.key_history import key_history
-from ..moments.query.log import entries
+from ..moments.query.log import entries, unreplayable
 from ..moments.status import lag
+from ..moments.take import taking
 from ..moments.take.audit_log import list_operations
-from ..results import history, rows, snapshots
+from ..moments.take.remove import remove_or_withdraw
+from ..moments.take.waiting import SnapshotProgress, take
+from ..results import history, snapshots
 from ..results.document import Block, Title
 from ..results.shown import Result, Shown
+from ..search.flips import Flips, scan
+from ..search.predicate import Predicate
+from ..search.programs import Function, Python
+from ..search.search import Edge, bisect
+from ..search.session import Asked
+from ..search.verdict import Evaluation, Verdict
 from ..store.versions.apps import read_app
-from .connection import Connection
-from .moment import Moment
+from .backends import Backends
+from .moment import Bisection, Moment
+from .replays import record_behind
 from .results import Difference, KeyHistory, Log
 from .status import waiting_for
 
 
 class AppHistory(Shown):
-    """The history of an app, which is only read here: `StoredApp` has what changes an app.
+    """The history of an app: read, searched, and pinned by snapshots. `StoredApp` has what changes an app.
 
     Whatever reads it raises `Corruption` when an object is not what a manifest promises, and `Unavailable` when the
     store or Kafka does not answer.
     """
 
-    def __init__(self, client: Connection, name: str) -> None:
+    def __init__(self, client: Backends, name: str) -> None:
         self.name = name
         self._client = client
 
@@ -43,8 +54,8 @@ class AppHistory(Shown):
 
     def all_snapshots(self) -> Result:
         """Its snapshots, and those that it was asked for."""
-        taken, asked = self.snapshots, open_requests(self._client.store, self.name)
-        return snapshots.snapshots(self.name, taken, asked, waiting_for(self._client, self.name, asked))
+        taken, requests = self.snapshots, open_requests(self._client.store, self.name)
+        return snapshots.snapshots(self.name, taken, requests, waiting_for(self._client, self.name, requests))
 
     def describe(self, name: str) -> Result:
         """A snapshot: its versions, where its inputs stood, and what was on the way. Raises `NotFound`."""
@@ -66,9 +77,59 @@ class AppHistory(Shown):
             Usage: that is no moment, or one of another app, or the client is closed.
             NotFound: there is no such snapshot, stage or version, or the history begins later.
         """
-        now_ms = instants.now_ms()
-        ref = self._ref(moment, stage)
+        now_ms, ref = instants.now_ms(), self._ref(moment, stage)
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
+
+    def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
+        """Take a snapshot of the app while it runs, and give its moment. Records in flight are kept with it.
+
+        Args:
+            name: what to call it.
+            instant: pin the newest consistent moment instead, which asks no stage: for an app that does not run.
+                Records in flight are kept then if it is known where Kafka is.
+            timeout_s: how long to wait for the stages; after that the request is withdrawn.
+
+        Raises:
+            Usage: no snapshot can have this name.
+            Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
+            Unavailable: a stage did not answer in time and is named.
+        """
+        store, reader = self._client.store, self._client.channels()
+        taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
+        return self.at(taken.name)
+
+    def take(
+        self, name: str, *, instant: bool, timeout_s: float, wait: bool, on_look: Callable[[SnapshotProgress], None]
+    ) -> Result:
+        """What `snapshot` does, telling how far it is; without `wait`, it is only asked for."""
+        client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
+        by = client.by
+
+        def is_new() -> bool:
+            # A call that was interrupted is typed again: it finds what that one took, or its request.
+            return taking.taken_already(store, app, name, "markers", by=by, now_ms=now_ms) is None
+
+        if not wait and not instant and is_new():
+            own = own_request(store, app, name, by)
+            return snapshots.requested(app, own or taking.request(store, app, name, by), already=own is not None)
+        if not instant and not lag.beats(store, app, now_ms) and is_new():
+            client.note(f"nobody runs {app} now: its next runner takes the snapshot; --instant needs none")
+        reader = client.channels()
+        taken, already = take(
+            store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
+        )
+        if instant and reader is None and not already:
+            client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
+        return snapshots.taken(taken, client.flags, already=already)
+
+    def forget(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
+        """Remove a snapshot, or withdraw the request for one; with `force` also one that a clone lives from.
+
+        Raises `NotFound` where there is none, and `Refused` where a clone lives from it.
+        """
+        client = self._client
+        gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
+        return snapshots.unpinned(f"{self.name}@{name}", gone, dry_run=dry_run)
 
     def log(self, limit: int = 20, *, stage: str = "", replayable: bool = False) -> Log:
         """The newest `limit` commits (0 for all), newest first: of the app, or of one stage.
@@ -91,7 +152,7 @@ class AppHistory(Shown):
         return history.operations(list_operations(self._client.store, self.name, limit), self.name)
 
     def verify(self, ref: str, *, deep: bool, on_progress: Callable[[str], None]) -> Report:
-        """As `Moment.verify`, of a whole ref, whose manifests may be damaged, too."""
+        """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         client, now_ms = self._client, instants.now_ms()
         reader = client.channels() if deep else None
         found = verify(client.store, ref, now_ms=now_ms, deep=deep, reader=reader, on_progress=on_progress)
@@ -108,12 +169,11 @@ class AppHistory(Shown):
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """The newest `limit` changes (0 for all) of the row of one key, newest first, over the versions that are left.
 
-        `key` is as `Moment.get` takes it, which raises likewise.
+        `key` is what `Moment.get` takes, with the same errors.
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         now_ms = instants.now_ms()
-        found = key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms)
-        return KeyHistory(found)
+        return KeyHistory(key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms))
 
     def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
         """The newest `limit` records (0 for all) that stages, or one, rejected and that wait to be retried.
@@ -123,14 +183,108 @@ class AppHistory(Shown):
         client, cut = self._client, Moment.around(self._client, self.name, "read").cut
         return rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
 
-    def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
-        """Have rejected records that wait put through the current program: those of all stages, or of one."""
-        client, now_ms = self._client, instants.now_ms()
-        waiting = retries.waiting(client.store, self.name, stage)
-        running = {name for beat in lag.beats(client.store, self.name, now_ms) for name in beat.stages}
-        for name in () if dry_run else waiting:
-            retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
-        return rows.retries(self.name, waiting, running, dry_run=dry_run)
+    def bisect(
+        self,
+        *,
+        where: str = "",
+        check: str = "",
+        table: str = "",
+        python: Function | None = None,
+        run: str = "",
+        good: str | datetime | None = None,
+        bad: str | datetime | None = None,
+        edge: Edge = "",
+        code: str | Path | None = None,
+        on_step: Callable[[Evaluation], None] | None = None,
+    ) -> Bisection:
+        """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
+
+        Args:
+            where: SQL over the app's tables that returns rows when something is wrong.
+            check: a condition in SQL that must hold: over the rows of one table or their aggregates, or as a SELECT.
+                One that is NULL holds.
+            table: the table that `check` is over, where its columns do not say.
+            python: a function that gets a DuckDB connection with the tables as views, and returns whether the moment is
+                good. It may assert instead, and raise `unittest.SkipTest` where it cannot tell.
+            run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
+                `$SLACKWATER_REF`; it exits with 0 for good, 125 to skip, any other below 128 for bad.
+            good: a moment at which nothing is wrong, as `at` takes it; default the beginning of the history.
+            bad: a moment at which something is; default now.
+            edge: `first` or `last`: which change is meant, should the search meet several.
+            code: the file of the program that ran: with it the commit is replayed, on a Spark of this machine, until
+                the input record is found (`Bisection.record`).
+            on_step: told of each evaluation.
+
+        Raises:
+            Usage: a moment or the SQL is malformed, or there is no predicate, or more than one; or nothing says where
+                Kafka is, for `code`.
+            NotFound: there is no such moment, table or column.
+            Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`.
+            SlackwaterError: the function raised something, or the command stopped the search.
+        """
+        client, predicate = self._client, self._predicate(where, check, table, python, run)
+        verdict = self.search(predicate, good=self._end(good), bad=self._end(bad), edge=edge, on_step=on_step)
+        good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
+        record = record_behind(client, verdict, code) if code and not verdict.candidates else None
+        return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad), record)
+
+    def search(self, predicate: Predicate, **how: Any) -> Verdict:
+        """What `bisect` does, with any predicate; `how` is what `search.bisect` takes: whole refs for the ends."""
+        client = self._client
+        reader = client.channels() if predicate.sql and predicate.channels else None
+        return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
+
+    def scan(
+        self,
+        *,
+        where: str = "",
+        check: str = "",
+        table: str = "",
+        good: str | datetime | None = None,
+        bad: str | datetime | None = None,
+    ) -> Flips:
+        """All versions at which a condition on single rows of one table went from good to bad or back.
+
+        Reads what versions wrote, once, and no version's whole state. The arguments are those of `bisect`: `where`
+        returns the wrong rows of one table, of which each is wrong or not by itself, and `check` must hold for each.
+
+        Raises `Refused` where the condition is not one on single rows, or versions in between were thinned out, and
+        what else `bisect` raises.
+        """
+        return self.flips(self._predicate(where, check, table), self._end(good), self._end(bad))
+
+    def flips(self, predicate: Predicate, good: str | None, bad: str | None) -> Flips:
+        """What `scan` does, with any predicate, and whole refs for the ends."""
+        return scan(self._client.store, self._client.cache, self.name, predicate, good=good, bad=bad)
+
+    def note_input_gone(self) -> None:
+        """Tell of which versions Kafka does not hold the input any more, where it is known where Kafka is."""
+        client = self._client
+        if (topics := client.channels()) is None:
+            return
+        try:
+            gone = unreplayable(client.store, self.name, topics.starts)
+        except (Unavailable, Refused) as error:
+            client.note(f"note: nobody knows what Kafka still holds: {error.message}")
+            return
+        if gone:
+            versions = ", ".join(f"{stage} up to v{version}" for stage, version in gone.items())
+            client.note(f"note: Kafka does not hold all input any more of {versions}: these can be found, not replayed")
+
+    def _predicate(
+        self, where: str, check: str, table: str, python: Function | None = None, run: str = ""
+    ) -> Predicate:
+        """What says whether a moment is bad. Raises `Usage` unless just one does, and `NotFound` for the table."""
+        if python is None:
+            asked = Asked(self.name, where=where, check=check, table=table, run=run)
+            if not asked.by_hand:
+                return asked.predicate(self._client.store)
+        elif not (where or check or run):
+            return Python(getattr(python, "__name__", "function"), python)
+        raise Usage("say what is wrong by one of where=, check=, python= and run=")
+
+    def _end(self, moment: str | datetime | None) -> str | None:
+        return None if moment is None else self._ref(moment)
 
     def _ref(self, moment: str | datetime, stage: str = "") -> str:
         text = moment.isoformat() if isinstance(moment, datetime) else moment

@@ -1,6 +1,7 @@
-"""A moment of an app: one version of each stage, which can be queried, and which never changes."""
+"""A moment of an app: one version of each stage, which can be queried, and which never changes; two around a fault."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
@@ -12,18 +13,21 @@ from .. import instants
 from ..errors import NotFound
 from ..keep.verify.verify import verify
 from ..moments.cut.graph import Cut, Thinned, channels
+from ..moments.cut.lineage import Window
 from ..moments.cut.moments import having, later_stages
 from ..moments.cut.resolve import resolve_around, telling_if_collected
 from ..moments.diff.moments import StoredCut, diff
 from ..moments.query.answers import answer, as_relation, channel_tables, names_channels
 from ..moments.query.columns import TableColumn, columns, get
 from ..moments.query.export import Exported, export
+from ..results import verdict
 from ..results.document import Block, Table, Time, Title
-from ..results.rows import KeyRow, columns_table
+from ..results.rows import columns_table
 from ..results.shown import Shown
+from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.sst.arrow_types import python_rows
-from .connection import Connection
+from .backends import Backends
 from .results import Difference, Verification
 
 
@@ -46,7 +50,7 @@ class Moment(Shown):
     manifest promises, and `Unavailable` when the store or Kafka does not answer.
     """
 
-    def __init__(self, client: Connection, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
+    def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
         self.ref = ref
         """As it was asked for, in the words of the command line."""
         self.cut = cut
@@ -55,7 +59,7 @@ class Moment(Shown):
         self._is_whole = is_whole
 
     @classmethod
-    def around(cls, client: Connection, ref: str, done: str) -> "Moment":
+    def around(cls, client: Backends, ref: str, done: str) -> "Moment":
         """The moment of a ref, for reading; notes say which stages cannot be read, and if it is another moment.
 
         `done` is what happens to the one stage that is left then. Raises as `StoredApp.at`.
@@ -112,8 +116,8 @@ class Moment(Shown):
         later = later_stages(client.store, cut) if self._is_whole else {}
         # Kafka is asked for records in flight alone.
         reader, now_ms = client.channels() if names_channels(sql) else None, instants.now_ms()
-        told = others.__setitem__
-        rows = answer(client.store, client.cache, cut, sql, later=later, reader=reader, now_ms=now_ms, on_moment=told)
+        found = others.__setitem__
+        rows = answer(client.store, client.cache, cut, sql, later=later, reader=reader, now_ms=now_ms, on_moment=found)
         named = cut.under_names_of(later).stages
         for name, head in later.items():
             if head.table is not None and name.casefold() in sql.casefold():
@@ -141,7 +145,7 @@ class Moment(Shown):
         return self.write(Path(path), force=force).path
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
-        """As `export`, of some tables or all; what was written."""
+        """What `export` does, for some tables or all; gives what was written."""
         client = self._client
         return export(client.store, client.cache, self.cut, self.ref, path, only=tables, force=force)
 
@@ -155,18 +159,19 @@ class Moment(Shown):
             NotFound: there is no such table.
             Usage: there are not as many values as key columns, or one is not of its column's type.
         """
-        found = python_rows(self.look_up(table, key).found)
-        return found[0] if found else None
+        rows = python_rows(self.look_up(table, key)[0])
+        return rows[0] if rows else None
 
-    def look_up(self, table: str, key: object) -> KeyRow:
-        """As `get`; the row as a table of Arrow, and what was read for it."""
+    def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
+        """What `get` does: the row, or none, as a table; the cut that has the table; requests and bytes read for it."""
         counted = CountingStore(self._client.store)
         with telling_if_collected(counted, self.cut):
             cut = having(counted, self.cut, (table,))
             found = get(counted, cut, table, key if isinstance(key, tuple) else (key,))
         manifest = cut.tables[table]
         self._note_name(table, manifest.stage)
-        return KeyRow(found, cut, counted.requests, counted.bytes_read, sum(sst.bytes for sst in manifest.ssts))
+        effort = {"requests": counted.requests, "bytes": counted.bytes_read}
+        return found, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
     def diff(self, other: "Moment", *, table: str = "") -> Difference:
         """What another moment has that this one has not (it was added), and the other way round; of one table, or all.
@@ -203,8 +208,50 @@ class Moment(Shown):
 
     def _blocks(self) -> Iterator[Block]:
         yield Title(f"{self.ref}, committed {instants.iso(self.cut.time_ms)}")
-        stages = [(self.cut.stages[stage], stage in self.cut.tables) for stage in self.versions]
-        rows = ((at.stage, f"v{at.version}", Time(at.time_ms), at.stage if keeps else "-") for at, keeps in stages)
+        stages, tables = (self.cut.stages[stage] for stage in self.versions), self.cut.tables
+        rows = ((s.stage, f"v{s.version}", Time(s.time_ms), s.stage if s.stage in tables else "-") for s in stages)
         yield Table.of(("stage", "version", "committed", "table"), rows)
         if self.thinned_out:
             yield "the history was thinned out by gc: this is the nearest moment that is left"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Bisection(Shown):
+    """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
+
+    verdict: Verdict
+    """All that was found out."""
+    good: Moment | None
+    """The moment right before it; None when it is the first commit."""
+    bad: Moment
+    """The moment that ends with it."""
+    record: Guilty | None = None
+    """The input record behind it, and how it was found; None where nothing was replayed."""
+
+    @property
+    def stage(self) -> str:
+        """The stage whose commit it is."""
+        return self.verdict.stage
+
+    @property
+    def version(self) -> int:
+        """The commit's version."""
+        return self.verdict.bad_version
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The offsets behind the commit, on users' topics."""
+        return self.verdict.lineage.sources
+
+    @property
+    def rows(self) -> duckdb.DuckDBPyRelation:
+        """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
+        return as_relation(self.verdict.rows)
+
+    @property
+    def keys(self) -> duckdb.DuckDBPyRelation | None:
+        """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
+        return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
+
+    def _blocks(self) -> Iterable[Block]:
+        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)

@@ -9,8 +9,7 @@ from ..errors import SlackwaterError, Usage
 from ..moments.diff.key_history import KeyHistory, RowChange
 from ..moments.query.columns import parse_key
 from ..search.verdict import Guilty, Hop, Verdict
-from .client import names_of_stage
-from .connection import Connection
+from .backends import Backends, names_of_stage
 from .moment import Moment
 
 if TYPE_CHECKING:
@@ -26,54 +25,52 @@ STARTING = "starting Spark for the replay"
 
 
 def record_behind(
-    client: Connection, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None] = lambda _hop: None
+    client: Backends, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None] = lambda _hop: None
 ) -> Guilty:
     """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`."""
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.record import find_record
 
-    with _opened(client, verdict.app, code, "which have the records to replay") as program:
+    with _opened(client, verdict.app, code) as program:
         return find_record(program, verdict, verdict.predicate, on_hop)
 
 
 def record_if_any(
-    client: Connection, verdict: Verdict, code: Path | None, progress: Callable[[str], None]
+    client: Backends, verdict: Verdict, code: Path | None, progress: Callable[[str], None]
 ) -> Guilty | None:
     """The input record behind a verdict; None, and a note why, where nothing can be replayed here."""
     if verdict.candidates:
         return None  # it is not known which commit it was
-    file = code or client.settings.programs.get(verdict.app)
+    file, ran = code or client.settings.programs.get(verdict.app), verdict.bad.stages[verdict.stage].program
     if file is None:
-        ran = verdict.bad.stages[verdict.stage].program
-        client.note(
-            f"note: which input record it was, a replay tells: add --code {ran.path if ran else 'FILE'}, the program "
-            "that ran"
-        )
+        add = f"add --code {ran.path if ran else 'FILE'}, the program that ran"
+        client.note(f"note: which input record it was, a replay tells: {add}")
         return None
     if client.channels() is None:
         client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
         return None
-
-    def on_hop(hop: Hop) -> None:
-        progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays")
-
     try:
         progress(STARTING)
-        return record_behind(client, verdict, file, on_hop)
+        return record_behind(
+            client,
+            verdict,
+            file,
+            lambda hop: progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays"),
+        )
     except SlackwaterError as error:
         # What is found already is not lost.
-        more = f"; {error.hint}" if error.hint else ""
-        client.note(f"note: the commit is found, but nothing is replayed: {error.message}{more}")
+        why = "; ".join(filter(None, (error.message, error.hint)))
+        client.note(f"note: the commit is found, but nothing is replayed: {why}")
         return None
 
 
 def records_behind(
-    client: Connection, found: KeyHistory, code: Path | None, progress: Callable[[str], None]
+    client: Backends, found: KeyHistory, code: Path | None, progress: Callable[[str], None]
 ) -> tuple[Guilty | None, ...]:
     """The record behind each change of a key; None for a change that no batch made, or nobody knows which."""
     file = client.program_of(found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
     progress(STARTING)
-    with _opened(client, found.app, file, "which have the records to replay") as program:
+    with _opened(client, found.app, file) as program:
         from ..pipeline.replay.record import why
 
         def record_of(change: RowChange) -> Guilty | None:
@@ -86,7 +83,7 @@ def records_behind(
 
 
 @contextmanager
-def batch_of(client: Connection, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
+def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
     """The batch that a ref `app/stage@version` names, what it sent, and the key that is asked for, if any.
 
     Raises:
@@ -94,14 +91,13 @@ def batch_of(client: Connection, ref: str, code: Path | None, key: tuple[object,
             asked for a key. Others as `StoredApp.at` and `StageReplay.of`.
     """
     app, stage = names_of_stage(ref.partition("@")[0])
-    after, only = Moment.around(client, ref, "replayed").cut.stages[stage], None
-    if key:
-        if after.table is None:
-            raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
-        only = parse_key(stage, after.table, key)
+    after = Moment.around(client, ref, "replayed").cut.stages[stage]
+    if key and after.table is None:
+        raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
+    only = parse_key(stage, after.table, key) if key and after.table is not None else None
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")
-    with _opened(client, app, file, "which have the records to replay") as program:
+    with _opened(client, app, file) as program:
         from ..pipeline.claim.claim import program_of
         from ..pipeline.replay.compare import sent_rows
         from ..pipeline.replay.stage_replay import StageReplay
@@ -123,9 +119,9 @@ def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
         yield opened
 
 
-def _opened(client: Connection, app: str, code: str | Path, what_for: str) -> "AbstractContextManager[LoadedProgram]":
+def _opened(client: Backends, app: str, code: str | Path) -> "AbstractContextManager[LoadedProgram]":
     """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
-    kafka = client.known_channels(what_for).kafka
+    kafka = client.known_channels("which have the records to replay").kafka
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.program import open_program
     from ..pipeline.run.program import load_app

@@ -4,16 +4,16 @@ So one that a person answers goes on with the next word, and any is shown, or pr
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from .. import instants
-from ..errors import NotFound, Refused
+from ..errors import NotFound, Refused, Usage
+from ..results import html, markdown
 from ..results import verdict as shown
-from ..results.document import Page
-from ..results.report.contents import Case, document
-from ..results.report.masking import Mask
+from ..results.report import Case, Mask, document
 from ..results.shown import Result
 from ..search import session as kept
 from ..search.ends import pinned
@@ -22,14 +22,16 @@ from ..search.predicate import Wanted
 from ..search.session import BEGINNING, Asked, KeptSearch, KnownAnswer
 from ..search.verdict import Answer, Evaluation, Guilty, Verdict
 from ..store.versions.apps import free_name
-from .connection import Connection
-from .search import SearchedApp
+from ..whole_file import check_folder, whole_file
+from .backends import Backends
+from .history import AppHistory
 
 _FOLDER = Path(".slackwater")
 """Where they are kept, beside what `dev` keeps."""
+_HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 
 
-def begun(client: Connection, asked: Asked) -> KeptSearch:
+def begun(client: Backends, asked: Asked) -> KeptSearch:
     """A search that begins; of one by hand, ends that are named have their answers. Raises `Refused` if one is open."""
     app = asked.app
     try:
@@ -37,10 +39,9 @@ def begun(client: Connection, asked: Asked) -> KeptSearch:
     except NotFound:
         before = None
     if before is not None and before.wanted is not None:
-        raise Refused(
-            f"a search of {app} by hand is open: {before.wanted or 'the beginning'} is to be looked at",
-            hint=f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` forgets it",
-        )
+        hint = f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` forgets it"
+        moment = before.wanted or "the beginning"
+        raise Refused(f"a search of {app} by hand is open: {moment} is to be looked at", hint=hint)
     if not asked.by_hand:
         return KeptSearch(client.root, asked)
     good = _marks(client, app, "good", filter(None, [asked.good]))
@@ -49,41 +50,36 @@ def begun(client: Connection, asked: Asked) -> KeptSearch:
     return KeptSearch(client.root, asked).with_marks(*good, *bad)
 
 
-def answered(client: Connection, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
+def answered(client: Backends, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
     """The app's search, with a person's answer for these moments; without any, for the one that is to be looked at.
 
-    Raises:
-        NotFound: there is no search, or no such moment.
-        Refused: it is one of another store, or no moment is to be looked at.
+    Raises `NotFound` for the search or a moment, and `Refused` where it is one of another store, or none is to be
+    looked at.
     """
     search = of_app(client, app)
     if not refs and search.wanted is None:
-        raise Refused(
-            f"no moment of {app} is to be looked at: {search.found or 'the search was interrupted'}",
-            hint=f"name the moment: slackwater bisect {answer} {app} REF",
-        )
+        why, hint = search.found or "the search was interrupted", f"slackwater bisect {answer} {app} REF"
+        raise Refused(f"no moment of {app} is to be looked at: {why}", hint=f"name the moment: {hint}")
     marks = _marks(client, app, answer, refs) or [KnownAnswer(search.wanted or "", answer, by_hand=True)]
     return search.with_marks(*marks)
 
 
-def _marks(client: Connection, app: str, answer: Answer, refs: Iterable[str]) -> list[KnownAnswer]:
+def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> list[KnownAnswer]:
     now_ms = instants.now_ms()
-    pinned_refs = ("" if ref == BEGINNING else pinned(client.store, app, ref, answer, now_ms) for ref in refs)
-    return [KnownAnswer(ref, answer, by_hand=True) for ref in pinned_refs]
+    fixed = ("" if ref == BEGINNING else pinned(client.store, app, ref, answer, now_ms) for ref in refs)
+    return [KnownAnswer(ref, answer, by_hand=True) for ref in fixed]
 
 
-def of_app(client: Connection, app: str) -> KeptSearch:
+def of_app(client: Backends, app: str) -> KeptSearch:
     """The app's search. Raises `NotFound`, and `Refused` when it is one of another store."""
     search = kept.read(_FOLDER, app)
     if search.store != client.root:
-        raise Refused(
-            f"the search of {app} is one in {search.store}, not in {client.root}",
-            hint=f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`",
-        )
+        hint = f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`"
+        raise Refused(f"the search of {app} is one in {search.store}, not in {client.root}", hint=hint)
     return search
 
 
-def of_log(client: Connection, file: Path) -> KeptSearch:
+def of_log(client: Backends, file: Path) -> KeptSearch:
     """The search that a log gives. Raises `NotFound` for the file, and `Usage` where it is none."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -92,7 +88,7 @@ def of_log(client: Connection, file: Path) -> KeptSearch:
     return kept.of_log(text, client.root)
 
 
-def log(client: Connection, app: str) -> Result:
+def log(client: Backends, app: str) -> Result:
     """The commands that give the app's search again."""
     lines = tuple(kept.log_of(of_app(client, app)))
     return Result({"app": app, "lines": lines}, *lines)
@@ -107,7 +103,7 @@ def reset(app: str) -> Result:
     return Result({"app": app, "removed": was_there}, line)
 
 
-def go_on(client: Connection, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
+def go_on(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
     """Search with what is known, and keep what is found out; a result says what a person is to look at first.
 
     Raises as `StoredApp.bisect`.
@@ -121,7 +117,7 @@ def go_on(client: Connection, search: KeptSearch, on_step: Callable[[Evaluation]
         _write(client, search)
 
     try:
-        found = SearchedApp(client, asked.app).search(
+        found = AppHistory(client, asked.app).search(
             asked.predicate(client.store),
             good=asked.good or None,
             bad=asked.bad or None,
@@ -137,14 +133,12 @@ def go_on(client: Connection, search: KeptSearch, on_step: Callable[[Evaluation]
     for ref, cut in found.resolved.items():
         client.note_thinned(ref, cut.thinned)
     if found.begins:
-        client.note(
-            f"note: the history of {found.app} before {found.begins} was thinned out by gc; "
-            "of that, the moments that are left are searched"
-        )
+        before = f"the history of {found.app} before {found.begins} was thinned out by gc"
+        client.note(f"note: {before}; of that, the moments that are left are searched")
     return found
 
 
-def _write(client: Connection, search: KeptSearch) -> None:
+def _write(client: Backends, search: KeptSearch) -> None:
     """Keep it. One that a predicate makes goes on where the folder cannot be written."""
     try:
         search.write(_FOLDER)
@@ -155,20 +149,48 @@ def _write(client: Connection, search: KeptSearch) -> None:
             client.note(f"note: {error.message}")
 
 
-def clone_name(client: Connection, verdict: Verdict) -> str:
+def clone_name(client: Backends, verdict: Verdict) -> str:
     """A name for a clone, to look into a verdict, that no app has."""
     return free_name(client.store, f"{verdict.app}-staging")
 
 
-def report_of(client: Connection, verdict: Verdict, guilty: Guilty | None, *, show_values: bool) -> Page:
-    """The report of a verdict, and the record behind it; without `show_values`, values are hidden.
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The files in which a verdict is reported; None for none."""
 
-    Raises:
-        NotFound: a manifest around the verdict was collected meanwhile.
-        Corruption: one is not readable.
-        Unavailable: storage did not answer.
-    """
-    reader = client.channels() if verdict.predicate.channels else None
-    evidence = collect(client.store, client.cache, verdict, reader)
-    case = Case(verdict, guilty, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
-    return document(case, Mask(show_values))
+    report: Path | None
+    """For HTML."""
+    md: Path | None = None
+    """For Markdown."""
+    show_values: bool = False
+    """Without, values are hidden."""
+
+    def check(self) -> None:
+        """Before the search: raise `Usage` or `Refused` where they could not be written."""
+        for option, path, endings in (("--report", self.report, _HTML), ("--md", self.md, _MARKDOWN)):
+            if path is None:
+                continue
+            if path.suffix.lower() not in endings:
+                expected = " or ".join(endings)
+                raise Usage(f"{option} {path} has another format: expected a name that ends with {expected}")
+            check_folder(path, option)
+        if self.show_values and self.report is None and self.md is None:
+            raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
+
+    def write(self, client: Backends, verdict: Verdict, guilty: Guilty | None) -> None:
+        """Write them, and say so; `guilty` is the record behind the verdict, None where nothing was replayed.
+
+        Raises `NotFound` where a manifest around it was collected meanwhile, and `Refused` for a file that cannot be
+        written; `Corruption` and `Unavailable` as all that reads a store.
+        """
+        if self.report is None and self.md is None:
+            return
+        reader = client.channels() if verdict.predicate.channels else None
+        evidence = collect(client.store, client.cache, verdict, reader)
+        case = Case(verdict, guilty, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
+        made = document(case, Mask(self.show_values))
+        for option, path, render in (("--report", self.report, html.render), ("--md", self.md, markdown.render)):
+            if path is not None:
+                with whole_file(path, option) as temporary:
+                    temporary.write_text(render(made), encoding="utf-8")
+                client.note(f"the report is in {path}")

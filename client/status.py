@@ -8,17 +8,19 @@ from ..durations import format_ms
 from ..moments.cut.stored import Request, open_requests
 from ..moments.status.cost import cost_of
 from ..moments.status.overview import overviews
+from ..moments.take.taking import answers
+from ..moments.take.waiting import ask_whether_gone, silent_stages
 from ..results import status as shown
 from ..results.shown import Result
 from ..store.versions.apps import list_apps
-from .connection import Connection
+from .backends import Backends
 
 _ANSWERED_MS = 10_000
 """By then a stage that runs has answered, as a rule."""
 _KAFKA_TIMEOUT_S = 3.0
 
 
-def status(client: Connection, app: str | None) -> Result:
+def status(client: Backends, app: str | None) -> Result:
     """How far every stage of all apps is, or of one with all details; the ends of topics need Kafka."""
     from ..pipeline.kafka.open import EndOffsets
 
@@ -36,33 +38,26 @@ def status(client: Connection, app: str | None) -> Result:
     return shown.status(found, in_detail=app is not None, damaged=damaged, notes=notes, empty=_empty(client))
 
 
-def cost(client: Connection, app: str | None, since_ms: int) -> Result:
+def cost(client: Backends, app: str | None, since_ms: int) -> Result:
     """What the store is asked and keeps for all apps, or one, by the versions of the last `since_ms`; and its price."""
     store, prices, began_ms = client.store, client.settings.prices, instants.now_ms() - since_ms
     costs = tuple(cost_of(store, name, began_ms, prices) for name in ((app,) if app else list_apps(store)))
     return shown.cost(costs, format_ms(since_ms), _empty(client))
 
 
-def waiting_for(client: Connection, app: str, asked: Sequence[Request]) -> Iterator[str]:
+def waiting_for(client: Backends, app: str, requests: Sequence[Request]) -> Iterator[str]:
     """A sentence for each snapshot under way that waits for stages which do nothing."""
-    if not asked:
-        return
-    from ..moments.take.taking import answers
-    from ..moments.take.waiting import ask_whether_gone, silent_stages
-
-    for request in asked:
+    for request in requests:
         if instants.now_ms() - request.created_ms < _ANSWERED_MS:
             continue
         found = answers(client.store, app, request)
         if silent := silent_stages(found):
             stages = ", ".join(f"{stage} (last commit {instants.when(found[stage].head_ms)})" for stage in silent)
-            yield (
-                f"snapshot {request.name} waits for {stages}, which {'does' if len(silent) == 1 else 'do'} not answer: "
-                f"{ask_whether_gone(app, silent)}"
-            )
+            waits = f"{stages}, which {'does' if len(silent) == 1 else 'do'} not answer"
+            yield f"snapshot {request.name} waits for {waits}: {ask_whether_gone(app, silent)}"
 
 
-def _empty(client: Connection) -> str:
+def _empty(client: Backends) -> str:
     # A root with a typing error looks like one that nothing was written to yet; a folder can tell the two apart.
     if client.root.startswith("/") and not Path(client.root).exists():
         return f"no app in this store yet, and no folder {client.root}; `slackwater run FILE` makes both"

@@ -3,15 +3,13 @@
 Text in it is as it came, also a stranger's: whoever renders it makes it harmless.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from ..instants import iso
 from . import formats
-from .report.picture import Timeline
-
-_Item = TypeVar("_Item")
+from .picture import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Answered:
     """What a moment was found to be."""
 
     text: Literal["good", "bad", "skip"]
@@ -50,7 +48,7 @@ class Time:
         return iso(self.time_ms, self.precision) if self.time_ms else ""
 
 
-Span = str | int | None | Name | Value | Found | Time
+Span = str | int | None | Name | Value | Answered | Time
 """A piece of a line: a `str` is words of ours, an `int` a count, None a count that is not known."""
 Line = tuple[Span, ...]
 """Pieces that follow each other; blanks between them are theirs."""
@@ -65,7 +63,7 @@ class Title:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class Remark:
     """A line that explains rather than tells."""
 
     line: Cell
@@ -90,11 +88,6 @@ class Table:
         names = tuple(heading.removeprefix(">") if isinstance(heading, str) else heading for heading in headings)
         return cls(names, to_right, tuple(map(tuple, rows)))
 
-    @classmethod
-    def each(cls, items: Iterable[_Item], columns: Mapping[str, Callable[[_Item], Cell]]) -> "Table":
-        """A row for each item, a column for each heading."""
-        return cls.of(tuple(columns), ([cell(item) for cell in columns.values()] for item in items))
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -110,7 +103,7 @@ class Listing:
     text: str
 
 
-Block = Cell | Title | Aside | Table | Facts | Listing | Timeline
+Block = Cell | Title | Remark | Table | Facts | Listing | Timeline
 """A span or a line by itself is a line of text. A timeline is a picture; what it shows is in words beside it."""
 
 
@@ -133,7 +126,7 @@ class Page:
     facts: Facts
     """How it was found."""
     sections: tuple[Section, ...]
-    closing: Aside
+    closing: Remark
 
 
 def spans(cell: Cell) -> Line:

@@ -45,24 +45,20 @@ def windows(texts: Iterable[str]) -> str:
     return ", ".join(shown)
 
 
-def places(offsets: Iterable[tuple[str, Sequence[int]]]) -> str:
+def offsets(by_topic: Iterable[tuple[str, Sequence[int]]]) -> str:
     """An offset of each partition of topics, as `windows`: `flights[0] 120, [1] 98`."""
-    return windows(f"{topic}[{partition}] {at}" for topic, each in offsets for partition, at in enumerate(each))
+    return windows(f"{topic}[{partition}] {at}" for topic, each in by_topic for partition, at in enumerate(each))
 
 
 def between(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
     """What lies between two offsets of each partition, as `windows`; partitions without anything are left out."""
-    offsets = enumerate(zip(starts, ends, strict=False))
-    return windows(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in offsets if start < end)
+    pairs = enumerate(zip(starts, ends, strict=False))
+    return windows(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in pairs if start < end)
 
 
-def starts(offsets: Mapping[str, Sequence[int]]) -> str:
-    """An offset of each partition, by topic: `flights[0] 120, [1] 98`."""
-    each = (
-        f"{topic}{', '.join(f'[{partition}] {at}' for partition, at in enumerate(found))}"
-        for topic, found in sorted(offsets.items())
-    )
-    return "; ".join(each)
+def starts(by_topic: Mapping[str, Sequence[int]]) -> str:
+    """An offset of each partition, by topic: `flights[0] 120, [1] 98; legs[0] 3`."""
+    return "; ".join(offsets([each]) for each in sorted(by_topic.items()))
 
 
 def bar(done: int, total: int) -> str:
@@ -74,8 +70,3 @@ def bar(done: int, total: int) -> str:
 def store_flag(root: str | None) -> str:
     """The `--store` to type for a root; empty for None."""
     return f" --store {shlex.quote(root)}" if root else ""
-
-
-def listed(*counted: tuple[int, str]) -> str:
-    """Each number with its noun: `1 row, 2 SSTs`."""
-    return ", ".join(plural(number, noun) for number, noun in counted)

@@ -1,20 +1,19 @@
 """What has happened: the commits of an app, what was done to it, the changes of a key, the rows that differ."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 from .. import instants
 from ..moments.cut.graph import Cut
 from ..moments.diff.key_changes import KeyChange
-from ..moments.diff.key_history import KeyHistory, RowChange
+from ..moments.diff.key_history import KeyHistory
 from ..moments.diff.moments import TableDiff
 from ..moments.query.log import LogEntry
 from ..moments.take.audit_log import Operation
 from ..search.verdict import Guilty
 from . import formats, values
 from .document import Block, Cell, Name, Table, Title
-from .shown import Result
+from .shown import Result, fields
 from .values import value_lines, word
 from .verdict import record_data
 
@@ -31,32 +30,32 @@ def log(commits: Sequence[LogEntry], app_name: str) -> Result:
 def commits_table(commits: Sequence[LogEntry]) -> Table:
     """A line for each commit, and one for those right before it that are gone."""
     # Kafka was asked whether it still holds what they read.
-    asked_kafka = any(entry.replayable is not None for entry in commits)
+    with_replays = any(entry.replayable is not None for entry in commits)
     timed = any(entry.watermark_ms is not None for entry in commits)
-    more = (*(["watermark"] if timed else []), *(["can be"] if asked_kafka else []))
-    lines = (line for entry in commits for line in _lines(entry, asked_kafka=asked_kafka, timed=timed))
-    return Table.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), lines)
-
-
-def _lines(entry: LogEntry, *, asked_kafka: bool, timed: bool) -> Iterator[tuple[Cell, ...]]:
-    watermark = "-" if entry.watermark_ms is None else instants.iso(entry.watermark_ms)
-    is_idle = entry.kind in _IDLE
-    yield (
-        instants.when(entry.time_ms),
-        entry.stage,
-        f"v{entry.version}",
-        entry.kind,
-        "-" if is_idle else entry.rows_in,
-        "-" if is_idle else formats.duration(entry.duration_ms),
-        ", ".join(entry.snapshots),
-        *([watermark] if timed else []),
-        *(["restored, replayed" if entry.replayable else "restored"] if asked_kafka else []),
-        formats.windows(map(str, entry.windows)) or "; ".join(_instead(entry)),
-    )
-    if entry.thinned is not None:
-        first, last = entry.thinned
-        versions = f"v{first}..v{last}" if first < last else f"v{first}"
-        yield ("", entry.stage, versions, "gone", "-", "-", "", *("-" * (timed + asked_kafka)), "thinned out by gc")
+    rows: list[tuple[Cell, ...]] = []
+    for entry in commits:
+        watermark = "-" if entry.watermark_ms is None else instants.iso(entry.watermark_ms)
+        is_idle = entry.kind in _IDLE
+        rows.append(
+            (
+                instants.when(entry.time_ms),
+                entry.stage,
+                f"v{entry.version}",
+                entry.kind,
+                "-" if is_idle else entry.rows_in,
+                "-" if is_idle else formats.duration(entry.duration_ms),
+                ", ".join(entry.snapshots),
+                *([watermark] if timed else []),
+                *(["restored, replayed" if entry.replayable else "restored"] if with_replays else []),
+                formats.windows(map(str, entry.windows)) or "; ".join(_instead(entry)),
+            )
+        )
+        if entry.thinned is not None:
+            first, last = entry.thinned
+            versions, none = f"v{first}..v{last}" if first < last else f"v{first}", "-" * (timed + with_replays)
+            rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
+    more = (*(["watermark"] if timed else []), *(["can be"] if with_replays else []))
+    return Table.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
 
 
 def _instead(entry: LogEntry) -> Iterator[str]:
@@ -89,44 +88,38 @@ def key_history(
     notes = [f"note: the record behind one change cannot be told: {reason}" for reason in reasons]
     notes += _notes(found, limit)
     if verbose:
-        took = formats.plural(found.reads.requests, "request")
-        notes.append(f"read {formats.size(found.reads.bytes)} of SSTs in {took}")
-    (values_of_key,) = values.rows(found.key)
-    fields = ("stage", "version", "after_version", "time_ms", "expired", "gap", "windows", "before", "after")
+        requests = formats.plural(found.reads.requests, "request")
+        notes.append(f"read {formats.size(found.reads.bytes)} of SSTs in {requests}")
+    names = ("stage", "version", "after_version", "time_ms", "expired", "gap", "windows", "before", "after")
     changes = (
-        {name: getattr(each, name) for name in fields}
+        fields(each, *names)
         | {"change": each.kind, "inherited": each.inherited or None, "formerly": each.formerly or None}
         | {"record": record_data(record)}
         for each, record in zip(found.changes, behind or (None,) * len(found.changes), strict=True)
     )
     data = {
-        "app": found.app,
-        "table": found.table,
-        "key": values_of_key,
+        **fields(found, "app", "table"),
+        "key": values.rows(found.key)[0],
         "changes": values.stream(changes),
         "whole_from": found.whole_from or None,
-        "read": {"requests": found.reads.requests, "bytes": found.reads.bytes},
+        "read": fields(found.reads, "requests", "bytes"),
     }
     never = f"table {found.table} of {found.app} never had a key {key}, in the versions that are left"
     return Result(data, changes_table(found, behind) if found.changes else never, notes=notes)
 
 
 def changes_table(found: KeyHistory, behind: Sequence[Guilty | None] | None = None) -> Table:
-    """A line for each value that changed."""
-    headings = ("committed", ">version", "", "column", ">before", ">after", "read" if behind is None else "because of")
+    """A line for each value that changed; the first of a change says when, by which version, and of what it came."""
     reads = [formats.windows(map(str, change.windows)) for change in found.changes]
     records = reads if behind is None else [str(each.hops[-1].record) if each and each.hops else "-" for each in behind]
-    lines = (_change(change, record) for change, record in zip(found.changes, records, strict=True))
-    return Table.of(headings, chain.from_iterable(lines))
-
-
-def _change(change: RowChange, read: str) -> Iterator[tuple[Cell, ...]]:
-    """A line for each value that changed; the first says when, by which version, and of what it came."""
-    what = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
-    about = (instants.when(change.time_ms), f"v{change.version}", what)
-    for line in value_lines(change.before, change.after):
-        yield (*about, *line, read)
-        about, read = ("", "", ""), ""
+    rows: list[tuple[Cell, ...]] = []
+    for change, record in zip(found.changes, records, strict=True):
+        what = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
+        first, *others = value_lines(change.before, change.after)
+        rows.append((instants.when(change.time_ms), f"v{change.version}", what, *first, record))
+        rows += (("", "", "", *line, "") for line in others)
+    last = "read" if behind is None else "because of"
+    return Table.of(("committed", ">version", "", "column", ">before", ">after", last), rows)
 
 
 def _notes(found: KeyHistory, limit: int) -> Iterator[str]:
@@ -137,10 +130,9 @@ def _notes(found: KeyHistory, limit: int) -> Iterator[str]:
         if change.inherited == "clone":
             yield f"* {found.app} is a clone: the row was there when it was made, and its history is the source's"
         elif change.inherited == "renamed":
-            yield (
-                f"* {found.table} was called {change.formerly} until v{change.version}, and the row was there: "
-                f"slackwater history {found.app} {change.formerly} KEY goes on"
-            )
+            goes_on = f"slackwater history {found.app} {change.formerly} KEY goes on"
+            until = f"* {found.table} was called {change.formerly} until v{change.version}"
+            yield f"{until}, and the row was there: {goes_on}"
         elif change.inherited:
             yield f"* the row was there at v{change.version}, and what was before that gc has collected"
     if any(change.gap for change in found.changes):
@@ -160,13 +152,22 @@ def diff(
     out: Path | None = None,
 ) -> Result:
     """The rows that differ between two moments, named by `refs`; `out` is the file that has all of them."""
+
+    def row(change: KeyChange) -> dict[str, object]:
+        sides = fields(change, "before", "after") if with_values else {}
+        return {"key": change.key, "change": change.kind, **sides}
+
+    names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike")
     equal = all(each.equal for each in found)
     sides = zip("ab", refs, cuts, strict=True)
     data = {
         **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in sides},
         "equal": equal,
-        "tables": [_table_data(each, with_rows=with_rows, with_values=with_values) for each in found],
-        "file": str(out) if out is not None else None,
+        "tables": [
+            fields(each, *names) | {"rows": values.stream(map(row, each.changes)) if with_rows else None}
+            for each in found
+        ],
+        "file": out,
     }
     blocks: list[Block] = []
     for each in found:
@@ -174,50 +175,34 @@ def diff(
     return Result(data, *blocks[1:], failed=not equal)
 
 
-def _table_data(each: TableDiff, *, with_rows: bool, with_values: bool) -> dict[str, object]:
-    def row(change: KeyChange) -> dict[str, object]:
-        sides = {"before": change.before, "after": change.after} if with_values else {}
-        return {"key": change.key, "change": change.kind, **sides}
-
-    fields = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike")
-    rows = {"rows": values.stream(map(row, each.changes)) if with_rows else None}
-    return {name: getattr(each, name) for name in fields} | rows
-
-
 def table_diff(
     each: TableDiff, *, with_rows: bool = True, with_values: bool = True, out: Path | None = None
 ) -> Iterator[Block]:
     """How one table differs."""
     counts = ((each.added, "added"), (each.removed, "removed"), (each.changed, "changed"))
-    told = ", ".join(f"{formats.count(many)} {what}" for many, what in counts if many)
-    yield Title(f"{each.table}: {told or 'no row differs'}")
+    differing = ", ".join(f"{number:,} {what}" for number, what in counts if number)
+    yield Title(f"{each.table}: {differing or 'no row differs'}")
     yield from each.unlike
     if each.changed and each.columns:
         about = f"of {'about ' if each.about else ''}{formats.plural(each.rows_in_both, 'row')}"
         # Rounded down: all are equal only where all are.
         equal = [(each.rows_in_both - one.differing) * 1_000_000 // each.rows_in_both for one in each.columns]
-        lines = (
-            (one.column, one.differing, f"{parts / 10_000:g} %") for one, parts in zip(each.columns, equal, strict=True)
-        )
+        counted = zip(each.columns, equal, strict=True)
+        lines = ((one.column, one.differing, f"{parts / 10_000:g} %") for one, parts in counted)
         yield Table.of(("column", ">differ", f">{about} equal"), lines)
-    if with_rows and len(each.changes):
-        yield ""
-        yield from _rows(each, with_values=with_values, out=out)
-
-
-def _rows(each: TableDiff, *, with_values: bool, out: Path | None) -> Iterator[Block]:
-    def key(change: KeyChange) -> tuple[Cell, ...]:
-        return change.kind, *map(word, change.key.values())
-
+    if not (with_rows and len(each.changes)):
+        return
+    yield ""
     some = each.changes.head(formats.MOST_SHOWN)
     headings: tuple[str | Name, ...] = ("", *map(Name, each.changes.keys.column_names))
+    keys = [(change, (change.kind, *map(word, change.key.values()))) for change in some]
     if with_values:
         # A line for each value that differs; of a row that one side has, for each that it has.
-        lines = ((*key(change), *line) for change in some for line in value_lines(change.before, change.after))
-        yield Table.of((*headings, "column", ">before", ">after"), lines)
+        rows = ((*key, *line) for change, key in keys for line in value_lines(change.before, change.after))
+        yield Table.of((*headings, "column", ">before", ">after"), rows)
     else:
-        yield Table.of(headings, map(key, some))
+        yield Table.of(headings, (key for _, key in keys))
     if (more := len(each.changes) - formats.MOST_SHOWN) > 0:
-        yield f"and {formats.count(more)} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
+        yield f"and {more:,} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
     elif out is not None:
         yield f"{formats.plural(len(each.changes), 'row')} in {out}"

@@ -11,8 +11,8 @@ from string import Template
 
 from ..printable import printable
 from . import document
-from .document import Block, Cell, Page, Section, Span, Table, spans, words
-from .report.picture import Timeline, draw
+from .document import Block, Cell, Page, Span, Table, spans, words
+from .picture import Timeline, draw
 
 _NUMBER = ("", ' class="number"')
 
@@ -20,11 +20,15 @@ _NUMBER = ("", ' class="number"')
 def render(page: Page) -> str:
     """The file's text: `page.html`, whose style sheet has no `url`, no `@import`, and nothing of a user's."""
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    sections = ""
+    for section in page.sections:
+        blocks = "\n".join(map(_block, section.blocks))
+        sections += f"<section>\n<h2>{_escaped(section.title)}</h2>\n{blocks}\n</section>\n"
     return template.substitute(
         title=_escaped(page.title),
         sentence=_line(page.sentence),
         facts=_block(page.facts),
-        sections="".join(map(_section, page.sections)),
+        sections=sections,
         closing=_block(page.closing),
     )
 
@@ -34,16 +38,11 @@ def notebook(blocks: Iterable[Block]) -> str:
     return f"<div>{''.join(map(_block, blocks))}</div>"
 
 
-def _section(section: Section) -> str:
-    blocks = "\n".join(map(_block, section.blocks))
-    return f"<section>\n<h2>{_escaped(section.title)}</h2>\n{blocks}\n</section>\n"
-
-
 def _block(block: Block) -> str:
     match block:
         case document.Title(line):
             return f"<b>{_line(line)}</b>"
-        case document.Aside(line):
+        case document.Remark(line):
             return f'<p class="aside">{_line(line)}</p>'
         case Table():
             return _wide(f"<table>{''.join(_rows(block))}</table>")
@@ -89,7 +88,7 @@ def _span(span: Span) -> str:
             return f'<code class="{kind}">{_escaped(text)}</code>'
         case document.Time():
             return f"<time>{span.text}</time>"
-        case document.Found(word):
+        case document.Answered(word):
             return f'<span class="{word}">{word}</span>'
         case _:
             return _escaped(words(span))

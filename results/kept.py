@@ -10,8 +10,8 @@ from ..keep.maintain.removal import Removed
 from ..keep.maintain.stages import Rescaled, Retired
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
-from . import formats
 from .document import Table, Title
+from .formats import count, plural, size
 from .shown import Result, Words, result
 
 _RULES = {
@@ -40,39 +40,27 @@ def explained(found: Explanation) -> Result:
 def collected(done: Collected) -> Words:
     """What garbage collection took, and why the rest stays."""
     verb = "would collect" if done.dry_run else "collected"
-    what = f"{formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}" if done.objects else "nothing"
+    what = f"{plural(done.objects, 'object')}, {size(done.bytes)}" if done.objects else "nothing"
     yield Title(f"{verb} {what} of {done.app}")
-    yield Table.each(
-        done.stages,
-        {
-            "stage": lambda each: each.stage,
-            ">versions gone": lambda each: each.versions,
-            ">SSTs gone": lambda each: each.ssts,
-            ">size gone": lambda each: formats.size(each.bytes),
-            ">versions kept": lambda each: each.kept_versions,
-            "whole from": lambda each: f"v{each.first} to v{each.head}",
-            ">size kept": lambda each: formats.size(each.kept_bytes),
-        },
-    )
+    headings = ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "whole from", ">size kept")
+    sizes = ((s, size(s.bytes), f"v{s.first} to v{s.head}", size(s.kept_bytes)) for s in done.stages)
+    rows = ((s.stage, s.versions, s.ssts, gone, s.kept_versions, whole, kept) for s, gone, whole, kept in sizes)
+    yield Table.of(headings, rows)
     words = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
     for each in done.stages:
-        rules = ", ".join(f"{formats.count(number)} {words[rule]}" for rule, number in each.rules.items())
-        yield f"{each.stage} keeps {rules}"
+        yield f"{each.stage} keeps {', '.join(f'{count(n)} {words[rule]}' for rule, n in each.rules.items())}"
     for each in done.stages:
         for reader in each.held_up_by:
-            yield (
-                f"{each.stage} keeps versions for {reader}, which has not committed for an hour or more: "
-                f"{ask_whether_gone(done.app, [reader])}"
-            )
+            advice = ask_whether_gone(done.app, [reader])
+            yield f"{each.stage} keeps versions for {reader}, which has not committed for an hour or more: {advice}"
     if done.records:
-        yield f"{formats.plural(done.records, 'object')} of records in flight that no snapshot names"
+        yield f"{plural(done.records, 'object')} of records in flight that no snapshot names"
     if done.leftovers:
-        yield f"{formats.plural(done.leftovers, 'write')} that had broken off"
-    for gone in done.absent:
-        yield f"snapshot {gone.snapshot} pins {gone.stage}@v{gone.version}, which is not there; what else it pins stays"
-    waiting = sum(each.waiting_ssts for each in done.stages)
-    if waiting:
-        yield f"{formats.plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
+        yield f"{plural(done.leftovers, 'write')} that had broken off"
+    for lost in done.absent:
+        yield f"snapshot {lost.snapshot} pins {lost.stage}@v{lost.version}, which is not there; what else it pins stays"
+    if waiting := sum(each.waiting_ssts for each in done.stages):
+        yield f"{plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
     if done.retention.keeps_everything:
         yield "no rule of retention is set, so the whole history stays: [retention] in slackwater.toml has the rules"
     return done
@@ -80,13 +68,12 @@ def collected(done: Collected) -> Words:
 
 def compacted_line(done: Compacted) -> str:
     """One version that merged SSTs, in one line."""
-    where = ", ".join(map(str, done.partitions))
     words = (
         f"{done.stage} v{done.version}",
-        f"{formats.plural(done.inputs, 'SST')} to {done.outputs}",
-        f"partition{'s' if len(done.partitions) > 1 else ''} {where}",
-        f"{formats.size(done.bytes_read)} read, {formats.size(done.bytes_written)} written",
-        f"{formats.plural(done.left_out, 'merge')} left out: somebody else was faster" if done.left_out else "",
+        f"{plural(done.inputs, 'SST')} to {done.outputs}",
+        f"partition{'s' if len(done.partitions) > 1 else ''} {', '.join(map(str, done.partitions))}",
+        f"{size(done.bytes_read)} read, {size(done.bytes_written)} written",
+        f"{plural(done.left_out, 'merge')} left out: somebody else was faster" if done.left_out else "",
     )
     return "  ".join(filter(None, words))
 
@@ -101,40 +88,23 @@ def compacted(app_name: str, done: Sequence[Compacted], earlier: Sequence[Manife
         yield f"nothing to merge in {app_name}"
     else:
         yield Title(f"compacted {app_name}")
-        yield Table.each(
-            done,
-            {
-                "stage": lambda each: each.stage,
-                ">version": lambda each: f"v{each.version}",
-                ">merges": lambda each: each.merges,
-                ">SSTs before": lambda each: each.inputs,
-                ">after": lambda each: each.outputs,
-                ">read": lambda each: formats.size(each.bytes_read),
-                ">written": lambda each: formats.size(each.bytes_written),
-            },
-        )
+        headings = ("stage", ">version", ">merges", ">SSTs before", ">after", ">read", ">written")
+        sizes = ((m, size(m.bytes_read), size(m.bytes_written)) for m in done)
+        rows = ((m.stage, f"v{m.version}", m.merges, m.inputs, m.outputs, read, wrote) for m, read, wrote in sizes)
+        yield Table.of(headings, rows)
     return {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
 
 
 @result
 def to_compact(app_name: str, due: Sequence[Merge]) -> Words:
     """What would be merged."""
-    if due:
-        yield Title(f"would merge in {app_name}")
-        yield Table.each(
-            due,
-            {
-                "stage": lambda each: each.stage,
-                ">partition": lambda each: str(each.partition),
-                ">SSTs": lambda each: each.inputs,
-                ">size": lambda each: formats.size(each.bytes),
-                "of levels": lambda each: ", ".join(map(str, each.levels)),
-                "into level": lambda each: str(each.level),
-                "": lambda each: "moved, not rewritten" if each.moves else "",
-            },
-        )
-    else:
+    if not due:
         yield f"nothing to merge in {app_name}"
+    else:
+        yield Title(f"would merge in {app_name}")
+        words = ((m, ", ".join(map(str, m.levels)), "moved, not rewritten" if m.moves else "") for m in due)
+        rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in words)
+        yield Table.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
     return {"app": app_name, "dry_run": True, "merges": due}
 
 
@@ -142,13 +112,13 @@ def to_compact(app_name: str, due: Sequence[Merge]) -> Words:
 def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
     """Another number of state partitions."""
     stage = f"{done.app}/{done.stage}"
-    what = f"{stage} from {done.before} to {formats.plural(done.partitions, 'state partition')}"
+    what = f"{stage} from {done.before} to {plural(done.partitions, 'state partition')}"
     if done.before == done.partitions:
-        yield f"done already: {stage} has {formats.plural(done.before, 'state partition')}"
+        yield f"done already: {stage} has {plural(done.before, 'state partition')}"
     elif dry_run:
         yield f"would rescale {what} with v{done.version}"
     else:
-        yield f"rescaled {what} with v{done.version}; {formats.plural(done.ssts, 'SST')} kept as they are"
+        yield f"rescaled {what} with v{done.version}; {plural(done.ssts, 'SST')} kept as they are"
         yield "a runner that is on stops now; go on with them: slackwater run FILE"
     return asdict(done) | {"dry_run": dry_run}
 
@@ -165,14 +135,13 @@ def retired(done: Retired, flags: str, *, dry_run: bool) -> Words:
         yield f"would retire {stage} with v{done.version}"
         yield f"{last}; a runner that has it would stop"
     else:
-        yield f"retired {stage} with v{done.version}; its history stays, and so does its table" + (
-            f" ({formats.plural(done.ssts, 'SST')})" if done.ssts else ""
-        )
+        table = f" ({plural(done.ssts, 'SST')})" if done.ssts else ""
+        yield f"retired {stage} with v{done.version}; its history stays, and so does its table{table}"
         yield f"{last}; a runner that has it stops within seconds, with all stages that it runs"
     if done.snapshots:
         yield f"snapshots under way do not wait for it {'then' if dry_run else 'any more'}: {', '.join(done.snapshots)}"
     for sender, versions in done.unread.items():
-        yield f"it has not read {formats.plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
+        yield f"it has not read {plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
     if not dry_run:
         yield f'see its last state: slackwater query {stage}{flags} "SELECT …"; a program that has it brings it back'
     return data
@@ -181,19 +150,17 @@ def retired(done: Retired, flags: str, *, dry_run: bool) -> Words:
 @result
 def removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
     """An app that was removed wholly; `groups` are its consumer groups, which go with the topics if `topics` do."""
-    removal, what = done.removal, done.contents
+    removal, what, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
     if done.already:
-        when = instants.when(removal.time_ms)
-        yield f"{removal.app} was removed {when}, by {removal.by}: done already"
+        yield f"{removal.app} was removed {instants.when(removal.time_ms)}, by {removal.by}: done already"
     else:
         stages, versions = (len(removal.stages), "stage"), (what.versions, "version")
-        counts = formats.listed(stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
-        size = f"{formats.plural(what.objects, 'object')}, {formats.size(what.bytes)}"
-        yield f"{'would remove' if dry_run else 'removed'} {removal.app}: {counts}; {size}"
-    left = {"topics": ", ".join(removal.topics), "consumer groups": ", ".join(groups)}
-    for kind, names in left.items():
+        counted = (stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
+        counts = ", ".join(plural(number, noun) for number, noun in counted)
+        yield f"{verb} {removal.app}: {counts}; {plural(what.objects, 'object')}, {size(what.bytes)}"
+    for kind, names in (("topics", ", ".join(removal.topics)), ("consumer groups", ", ".join(groups))):
         if names and topics:
-            yield f"{'would remove' if dry_run else 'removed'} from Kafka its {kind} {names}"
+            yield f"{verb} from Kafka its {kind} {names}"
         elif names:
             yield f"left in Kafka are its {kind} {names}: --topics removes them"
     return asdict(done) | {"groups": groups, "dry_run": dry_run}

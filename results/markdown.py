@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from ..printable import printable
 from . import document
-from .document import Block, Cell, Page, Section, Span, Table, spans, words
-from .report.picture import Timeline
+from .document import Block, Cell, Page, Span, Table, spans, words
+from .picture import Timeline
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
 """ASCII's punctuation: any of it may begin markup somewhere."""
@@ -16,23 +16,21 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~&$@]")
 
 def render(page: Page) -> str:
     """The file's text."""
-    facts = "\n\n".join(_block(page.facts))
-    parts = (f"## {_line(page.sentence)}", facts, *map(_section, page.sections), *_block(page.closing))
-    return "\n\n".join(parts) + "\n"
-
-
-def _section(section: Section) -> str:
-    return "\n\n".join((f"### {_words(section.title)}", *(text for block in section.blocks for text in _block(block))))
+    parts = [f"## {_line(page.sentence)}", *_block(page.facts)]
+    for section in page.sections:
+        parts += (f"### {_words(section.title)}", *(text for block in section.blocks for text in _block(block)))
+    return "\n\n".join((*parts, *_block(page.closing))) + "\n"
 
 
 def _block(block: Block) -> Iterator[str]:
     match block:
         case document.Title(line):
             yield f"**{_line(line)}**"
-        case document.Aside(line):
+        case document.Remark(line):
             yield f"<sub>{_line(line)}</sub>"
         case Table():
-            yield "\n".join(_rows(block))
+            headings, *rows = (f"| {' | '.join(map(_line, row))} |" for row in (block.headings, *block.rows))
+            yield "\n".join((headings, f"|{'|'.join('--:' if right else '---' for right in block.to_right)}|", *rows))
         case document.Facts(rows):
             yield "\n".join(f"- {_span(name)}: {_line(line)}" for name, line in rows)
         case document.Listing(text):
@@ -44,16 +42,6 @@ def _block(block: Block) -> Iterator[str]:
             return
         case _:
             yield _line(block)
-
-
-def _rows(table: Table) -> Iterator[str]:
-    yield _row(table.headings)
-    yield f"|{'|'.join('--:' if right else '---' for right in table.to_right)}|"
-    yield from map(_row, table.rows)
-
-
-def _row(row: tuple[Cell, ...]) -> str:
-    return f"| {' | '.join(map(_line, row))} |"
 
 
 def _line(line: Cell) -> str:
@@ -68,7 +56,7 @@ def _span(span: Span) -> str:
             return f"*{_words(text)}*"
         case document.Time():
             return span.text
-        case document.Found(word):
+        case document.Answered(word):
             return f"**{word}**"
         case _:
             return _words(words(span))

@@ -10,17 +10,17 @@ from ..keep.migrate.migrate import Migrated, lines
 from ..pipeline.batch.batch_report import BatchReport
 from ..pipeline.migrate.backfill import Backfilled
 from ..pipeline.migrate.first_version import FirstVersion
-from ..pipeline.replay.compare import ChannelComparison, Comparison
+from ..pipeline.replay.compare import Comparison
 from . import formats, values
 from .document import Block, Cell, Table, Title
-from .shown import Result, Words, result
+from .formats import plural
+from .shown import Result, Words, fields, result
 
 
 @result
 def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, dry_run: bool) -> Words:
     """What a changed program changes, and what was computed over the past; None where that was not asked for."""
     yield from _migrated(done, file, dry_run, flags)
-    yield from past_words(past, dry_run) if past is not None else ()
     data = {
         "app": done.plan.app,
         "migration": done.number or None,
@@ -30,7 +30,17 @@ def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, 
         "changes": done.plan.changes,
         "dry_run": dry_run,
     }
-    return data if past is None else data | {"backfill": _past_data(past)}
+    if past is None:
+        return data
+    yield from past_words(past, dry_run)
+    columns = [
+        fields(each.target, "stage", "columns", "since")
+        | fields(each, "whole", "records", "from_ms", "keys", "keys_exact", "ssts", "bytes")
+        | {"version": each.version or None, "complete_from": each.starts, "until": each.target.ends}
+        | {"needed": each.needed or None}
+        for each in past.filled
+    ]
+    return data | {"backfill": {"columns": columns, "left": past.left}}
 
 
 def _migrated(done: Migrated, file: str, dry_run: bool, flags: str) -> Iterator[Block]:
@@ -42,32 +52,17 @@ def _migrated(done: Migrated, file: str, dry_run: bool, flags: str) -> Iterator[
         return
     for change in done.plan.changes:
         version = done.versions.get(change.stage)
-        at = f"  v{version}" if version else f"  v{change.version} now" if change.version else ""
-        yield f"{change.stage}{at}"
+        yield change.stage + (f"  v{version}" if version else f"  v{change.version} now" if change.version else "")
         yield from (f"  {line}" for line in lines(change))
     if dry_run:
         yield "nothing was changed (--dry-run)"
         return
-    commits = formats.plural(len(done.versions), "commit")
-    yield f"migration {done.number} of {app} is done: {commits}, no data rewritten"
-    yield f"before it: {app}@{done.snapshot}"
+    before = f"{app}@{done.snapshot}"
+    yield f"migration {done.number} of {app} is done: {plural(len(done.versions), 'commit')}, no data rewritten"
+    yield f"before it: {before}"
     yield f"run it: slackwater run {file} --app {app}{flags}"
-    yield (
-        f"back to before, beside it: slackwater clone {app}@{done.snapshot} {app}-before{flags}, and run the old "
-        f"program with --app {app}-before"
-    )
-
-
-def _past_data(past: Backfilled) -> dict[str, object]:
-    fields = ("whole", "records", "from_ms", "keys", "keys_exact", "ssts", "bytes")
-    columns = [
-        {name: getattr(each.target, name) for name in ("stage", "columns", "since")}
-        | {name: getattr(each, name) for name in fields}
-        | {"version": each.version or None, "complete_from": each.starts, "until": each.target.ends}
-        | {"needed": each.needed or None}
-        for each in past.filled
-    ]
-    return {"columns": columns, "left": past.left}
+    clone = f"slackwater clone {before} {app}-before{flags}"
+    yield f"back to before, beside it: {clone}, and run the old program with --app {app}-before"
 
 
 def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
@@ -79,11 +74,11 @@ def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
         windows = [formats.between(topic, at, target.ends[topic]) for topic, at in each.starts.items()]
         since = f", from {instants.iso(each.from_ms)} on" if each.from_ms is not None else ""
         read = ", ".join(filter(None, windows)) or "nothing: nothing was read before"
-        read += f" (about {formats.plural(each.records, 'record')}{since})"
+        read += f" (about {plural(each.records, 'record')}{since})"
         if dry_run:
             yield f"{target.stage}: {columns} would be computed from {read}"
         else:
-            keys, ssts = formats.plural(each.keys, "key"), formats.plural(each.ssts, "SST")
+            keys, ssts = plural(each.keys, "key"), plural(each.ssts, "SST")
             keys = keys if each.keys_exact else f"at most {keys}"
             yield f"{target.stage}  v{each.version}"
             yield f"  {columns} computed from {read}"
@@ -104,14 +99,14 @@ def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
 def initialised(done: Initialised, first: FirstVersion, program: str, *, dry_run: bool) -> Words:
     """A table that begins with rows from elsewhere."""
     where = f"{done.app}/{done.stage}"
-    held = f"{formats.plural(done.rows, 'row')} in {formats.plural(done.ssts, 'SST')}, {formats.size(done.bytes)}"
+    held = f"{plural(done.rows, 'row')} in {plural(done.ssts, 'SST')}, {formats.size(done.bytes)}"
     if done.already:
         yield f"done already: {where} v{done.version} has these {held}"
     else:
         yield f"{f'would begin {where}' if dry_run else f'{where} begins'} with v{done.version}: {held}"
-    yield f"it reads on from {formats.places(done.offsets.items())}"
+    yield f"it reads on from {formats.offsets(done.offsets.items())}"
     if first.others:
-        starts = formats.places(first.info.starts.items())
+        starts = formats.offsets(first.info.starts.items())
         begins = f"at {starts}" if starts else "where the program says"
         yield f"{', '.join(first.others)} {'begins' if len(first.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
@@ -120,46 +115,17 @@ def initialised(done: Initialised, first: FirstVersion, program: str, *, dry_run
 
 
 def replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Result:
-    """A batch that was run again beside what was committed; `bundle` and `test` are the files that have it."""
-    files = {"bundle": str(bundle) if bundle is not None else None, "test": str(test) if test is not None else None}
-    return Result({**_comparison(found), **files}, *_replayed(found, bundle, test), failed=not found.same)
+    """A batch that was run again beside what was committed; `bundle` and `test` are the files that have it.
 
-
-def _replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Iterator[Block]:
-    yield Title(f"{found.ref} gives {'what' if found.same else 'something else than'} was committed")
-    yield Table.of(("it read", ">records"), found.read)
-    yield ""
-    yield Table.of(("it wrote", "", ">committed", ">replayed", ">different"), _written(found))
-    if found.different:
-        yield ""
-        yield values.changes(found.different, "committed", "replayed")
-        yield from _more(len(found.different), "key")
-    if found.hidden:
-        yield ""
-        yield (
-            f"{formats.plural(found.hidden, 'key')} differ in what is not shown: internal columns, or a row that only "
-            "one of both wrote again as it was"
-        )
-    for channel in found.channels:
-        yield from _channel(channel)
-    if bundle is not None:
-        yield ""
-        yield f"{bundle} has it all ({formats.size(bundle.stat().st_size)}); to replay it anywhere:"
-        yield f"  slackwater replay {bundle}"
-    if test is not None:
-        yield f"{test} expects what was committed: put right in it what should have been"
-
-
-def _comparison(found: Comparison) -> dict[str, object]:
-    """The same for machines, with all keys and rows that differ; bytes are hexadecimal."""
-    return {
-        **{name: getattr(found, name) for name in ("app", "stage", "version", "time_ms", "same", "hidden")},
+    For machines with all keys and rows that differ; bytes are hexadecimal.
+    """
+    keys = ({"key": each.key, "committed": each.before, "replayed": each.after} for each in found.different or ())
+    data = {
+        **fields(found, "app", "stage", "version", "time_ms", "same", "hidden"),
         "read": [{"topic": topic, "records": count} for topic, count in found.read],
         "keys_committed": found.committed.num_rows if found.committed is not None else None,
         "keys_replayed": found.num_replayed if found.committed is not None else None,
-        "different": values.stream(
-            {"key": each.key, "committed": each.before, "replayed": each.after} for each in found.different or ()
-        ),
+        "different": values.stream(keys),
         "channels": [
             {
                 "name": each.name,
@@ -171,34 +137,54 @@ def _comparison(found: Comparison) -> dict[str, object]:
             }
             for each in found.channels
         ],
+        "bundle": bundle,
+        "test": test,
     }
+    return Result(data, *_replayed(found, bundle, test), failed=not found.same)
 
 
-def _written(found: Comparison) -> Iterator[tuple[Cell, ...]]:
+def _replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Iterator[Block]:
+    written: list[tuple[Cell, ...]] = []
     if found.committed is not None:
         keys = len(found.different or ()) + found.hidden
-        yield found.stage, "keys", found.committed.num_rows, found.num_replayed, keys
+        written.append((found.stage, "keys", found.committed.num_rows, found.num_replayed, keys))
     for each in found.channels:
-        sent = each.committed.rows
+        sent, replayed = each.committed.rows, each.replayed.num_rows
         different = None if sent is None else each.missing.num_rows + each.added.num_rows
-        yield each.name, "rows sent", sent.num_rows if sent is not None else None, each.replayed.num_rows, different
-
-
-def _channel(channel: ChannelComparison) -> Iterator[Block]:
-    if channel.committed.rows is None:
+        written.append((each.name, "rows sent", None if sent is None else sent.num_rows, replayed, different))
+    yield Title(f"{found.ref} gives {'what' if found.same else 'something else than'} was committed")
+    yield Table.of(("it read", ">records"), found.read)
+    yield ""
+    yield Table.of(("it wrote", "", ">committed", ">replayed", ">different"), written)
+    if found.different:
         yield ""
-        yield f"what was sent on {channel.name} is not compared: {channel.committed.unknown}"
-    for rows, what in ((channel.missing, "were sent then, and are not now"), (channel.added, "were not sent then")):
-        if rows.num_rows:
+        yield values.changes(found.different, "committed", "replayed")
+        yield from _more(len(found.different), "key")
+    if found.hidden:
+        yield ""
+        what = "internal columns, or a row that only one of both wrote again as it was"
+        yield f"{plural(found.hidden, 'key')} differ in what is not shown: {what}"
+    for each in found.channels:
+        if each.committed.rows is None:
             yield ""
-            yield f"rows of {channel.name} that {what}:"
-            yield values.grid(rows, formats.MOST_SHOWN)
-            yield from _more(rows.num_rows, "row")
+            yield f"what was sent on {each.name} is not compared: {each.committed.unknown}"
+        for rows, what in ((each.missing, "were sent then, and are not now"), (each.added, "were not sent then")):
+            if rows.num_rows:
+                yield ""
+                yield f"rows of {each.name} that {what}:"
+                yield values.grid(rows, formats.MOST_SHOWN)
+                yield from _more(rows.num_rows, "row")
+    if bundle is not None:
+        yield ""
+        yield f"{bundle} has it all ({formats.size(bundle.stat().st_size)}); to replay it anywhere:"
+        yield f"  slackwater replay {bundle}"
+    if test is not None:
+        yield f"{test} expects what was committed: put right in it what should have been"
 
 
 def _more(count: int, noun: str) -> Iterator[Block]:
     if count > formats.MOST_SHOWN:
-        yield f"and {formats.count(count - formats.MOST_SHOWN)} more; --json gives each {noun}"
+        yield f"and {count - formats.MOST_SHOWN:,} more; --json gives each {noun}"
 
 
 def commit_line(commit: BatchReport) -> str:
@@ -207,8 +193,8 @@ def commit_line(commit: BatchReport) -> str:
     words = (
         instants.iso(commit.time_ms),
         f"{commit.stage} v{commit.version}",
-        formats.plural(commit.rows_in, "row"),
-        f"{formats.plural(commit.keys, 'key')} written" if commit.keys else "",
+        plural(commit.rows_in, "row"),
+        f"{plural(commit.keys, 'key')} written" if commit.keys else "",
         f"{formats.count(commit.rows_out)} out" if commit.rows_out else "",
         f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
         f"held back {commit.stall_seconds:.1f} s by {commit.state.l0_files} L0 SSTs" if commit.stall_seconds else "",

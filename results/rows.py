@@ -1,25 +1,25 @@
 """Rows of a moment: what a query returns, a key's row, tables and their columns, exports, rejected records."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 
 from .. import instants
-from ..keep.rejected.listing import RejectedRecord, RejectedRecords
+from ..keep.rejected.listing import RejectedRecords
 from ..moments.cut.graph import Cut
 from ..moments.query.columns import TableColumn, columns
 from ..moments.query.export import ABOUT, Exported
 from . import formats, values
 from .document import Cell, Table, Title
-from .shown import Result, Words, result
+from .shown import Result, Words, fields, result
 
-_SHOWN = 60
+_MOST_ERROR = 60
 """Characters of an error that a table has room for."""
 
 
-def rows(found: pa.Table, cut: Cut, others: Mapping[str, Cut], limit: int) -> Result:
+def rows(found: pa.Table, others: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
     """Rows at a moment, for people the first `limit` (0 for all); `others` are other moments that were read."""
     moments = {ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()}
     about = {"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, "moments": moments}
@@ -30,13 +30,13 @@ def rows(found: pa.Table, cut: Cut, others: Mapping[str, Cut], limit: int) -> Re
 
 def tables(cut: Cut) -> Result:
     """The tables of a moment and their columns."""
-    found = {name: (manifest.version, columns(manifest)) for name, manifest in cut.tables.items()}
+    found = {name: columns(manifest) for name, manifest in cut.tables.items()}
+    versions = {name: manifest.version for name, manifest in cut.tables.items()}
     data = [
-        {"table": name, "version": version, "columns": list(map(asdict, each)), "thinned_out": cut.thinned}
-        for name, (version, each) in found.items()
+        {"table": name, "version": versions[name], "columns": list(map(asdict, each)), "thinned_out": cut.thinned}
+        for name, each in found.items()
     ]
-    none = f"{cut.ref} has no table: none of its stages keeps state"
-    return Result(data, columns_table({name: each for name, (_, each) in found.items()}) if found else none)
+    return Result(data, columns_table(found) if found else f"{cut.ref} has no table: none of its stages keeps state")
 
 
 def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> Table:
@@ -57,33 +57,21 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is")
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
     yield Table.of(("table", ">version", ">rows"), lines)
-    about = {"app": cut.app, "versions": cut.versions, "tables": written.rows, "thinned_out": cut.thinned}
-    return {"file": str(file), "bytes": written.bytes, **about}
+    about = fields(cut, "app", "versions") | {"tables": written.rows, "thinned_out": cut.thinned}
+    return {"file": file, "bytes": written.bytes, **about}
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRow:
-    """What a look-up of a key found, and what it took."""
-
-    found: pa.Table
-    """One row or none."""
-    cut: Cut
-    requests: int
-    bytes: int
-    table_bytes: int
-    """Of the whole table."""
-
-
-def row(read: KeyRow, table: str, key: Sequence[str], *, verbose: bool) -> Result:
-    """The row of a key, as it was typed; `verbose` says what was read for it."""
-    (found,) = values.rows(read.found) or (None,)
+def row(
+    read: pa.Table, cut: Cut, effort: Mapping[str, int], table: str, key: Sequence[str], *, verbose: bool
+) -> Result:
+    """The row of a key, as it was typed, or none; `verbose` says what was read for it, as `Moment.look_up` gives it."""
+    (found,) = values.rows(read) or (None,)
     lines = ((name, values.word(value)) for name, value in (found or {}).items())
-    took = {"requests": read.requests, "bytes": read.bytes, "table_bytes": read.table_bytes}
-    data = {"found": found is not None, "row": found, "read": took, "thinned_out": read.cut.thinned}
-    notes = [f"table {table} of {read.cut.ref} has no key {' '.join(key)}"] if found is None else []
+    data = {"found": found is not None, "row": found, "read": effort, "thinned_out": cut.thinned}
+    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}"] if found is None else []
     if verbose:
-        what = formats.plural(read.requests, "request")
-        notes.append(f"read {formats.size(read.bytes)} of {formats.size(read.table_bytes)} in {what}")
+        requests = formats.plural(effort["requests"], "request")
+        notes.append(f"read {formats.size(effort['bytes'])} of {formats.size(effort['table_bytes'])} in {requests}")
     return Result(data, *([Table.of(("column", "value"), lines)] if found else []), notes=notes, failed=found is None)
 
 
@@ -94,21 +82,18 @@ def rejected(found: RejectedRecords, limit: int) -> Result:
     if not found.records:
         none = f"no rejected record of {found.app} waits"
         return Result(data, none if found.total else f"no stage of {found.app} rejected a record")
-    counts = "; ".join(
-        f"{name}: {formats.plural(found.waiting[name], 'record')} waiting of {total:,}"
-        for name, total in found.total.items()
-    )
-    headings = ("stage", "record", "rejected", ">attempts", "error", "")
+    rows: list[tuple[Cell, ...]] = []
+    for each in found.records:
+        sentence = each.message.partition("\n")[0]
+        error = f"{each.error}: {sentence[:_MOST_ERROR]}{'…' * (len(sentence) > _MOST_ERROR)}"
+        done = "waits" if each.retried is None else f"retried by v{each.retried}"
+        rows.append((each.stage, each.address, instants.when(each.rejected_ms), str(each.attempts), error, done))
+    waiting = ((name, formats.plural(found.waiting[name], "record"), total) for name, total in found.total.items())
+    counts = "; ".join(f"{name}: {records} waiting of {total:,}" for name, records, total in waiting)
     is_part = len(found.records) == limit
     notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
-    return Result(data, Table.of(headings, map(_record, found.records)), "", counts, notes=notes)
-
-
-def _record(each: RejectedRecord) -> tuple[Cell, ...]:
-    sentence = each.message.partition("\n")[0]
-    short = sentence if len(sentence) <= _SHOWN else f"{sentence[:_SHOWN]}…"
-    done = "waits" if each.retried is None else f"retried by v{each.retried}"
-    return each.stage, each.address, instants.when(each.rejected_ms), str(each.attempts), f"{each.error}: {short}", done
+    table = Table.of(("stage", "record", "rejected", ">attempts", "error", ""), rows)
+    return Result(data, table, "", counts, notes=notes)
 
 
 @result

@@ -1,15 +1,24 @@
-"""What verbs show and methods give: in words where Python prints it, as a table in notebooks, as data for machines."""
+"""What verbs show and methods give: in words where Python prints it, a table in notebooks, data for machines.
 
-from collections.abc import Callable, Generator, Iterable
+And blocks as text: drawn by rich for a terminal, or plain aligned columns for a pipe.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import wraps
-from typing import ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from .document import Block
-from .text import plain
+from ..printable import printable
+from .document import Block, Facts, Listing, Remark, Table, Title, text_of
+from .picture import Timeline
 
-_Given = ParamSpec("_Given")
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_Params = ParamSpec("_Params")
 Words = Generator[Block, None, object]
 """Yields blocks for people, and returns the data for machines."""
+_FOLDED = 20
+"""Columns of the terminal that a value which does not fit shall have at least."""
 
 
 class Shown:
@@ -50,12 +59,12 @@ class Result(Shown):
         return *self.blocks, *self.notes
 
 
-def result(told: Callable[_Given, Words]) -> Callable[_Given, Result]:
+def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
     """Makes a function that gives a `Result` of one that gives its `Words`."""
 
-    @wraps(told)
-    def made(*args: _Given.args, **kwargs: _Given.kwargs) -> Result:
-        blocks, words = [], told(*args, **kwargs)
+    @wraps(words_of)
+    def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
+        blocks, words = [], words_of(*args, **kwargs)
         while True:
             try:
                 blocks.append(next(words))
@@ -63,3 +72,74 @@ def result(told: Callable[_Given, Words]) -> Callable[_Given, Result]:
                 return Result(end.value, *blocks)
 
     return made
+
+
+def fields(value: object, *names: str) -> dict[str, Any]:
+    """These attributes of a value, for machines."""
+    return {name: getattr(value, name) for name in names}
+
+
+def plain(block: Block) -> str:
+    """Columns two spaces apart, nothing shortened, no blanks at the ends of lines."""
+    if not isinstance(block, Table):
+        return f"{_line(block)}\n"
+    lines = _cells(block)
+    widths, text = _widths(lines), ""
+    for line in lines:
+        blanks = [" " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)]
+        padded = zip(line, blanks, block.to_right, strict=True)
+        text += "  ".join(blank + cell if right else cell + blank for cell, blank, right in padded).rstrip() + "\n"
+    return text
+
+
+def drawn(block: Block, width: int) -> "RenderableType":
+    """The same for a terminal of `width` columns: a bold heading; wide values fold, they are never cut."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    if not isinstance(block, Table):
+        return Text(_line(block), style="bold" if isinstance(block, Title) else "")
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    headings, *rows = lines = _cells(block)
+    widths = _widths(lines)
+    # The columns that must not fold are the narrowest ones, while that leaves the others enough.
+    fixed: set[int] = set()
+    room = width - 2 * len(widths)
+    for number in sorted(range(len(widths)), key=widths.__getitem__):
+        room -= widths[number]
+        if room < _FOLDED * (len(widths) - len(fixed) - 1):
+            break
+        fixed.add(number)
+    for number, (name, right) in enumerate(zip(headings, block.to_right, strict=True)):
+        justify: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number in fixed)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _line(block: Block) -> str:
+    match block:
+        case Title(line) | Remark(line):
+            return printable(text_of(line))
+        case Table() | Facts() | Listing() | Timeline():
+            raise TypeError(f"a {type(block).__name__} is no line of text")
+        case _:
+            return printable(text_of(block))
+
+
+def _cells(table: Table) -> list[tuple[str, ...]]:
+    """The headings, and the rows."""
+    return [tuple(printable(text_of(cell)) for cell in line) for line in (table.headings, *table.rows)]
+
+
+def _widths(lines: Sequence[tuple[str, ...]]) -> tuple[int, ...]:
+    return tuple(max(map(_width, column)) for column in zip(*lines, strict=True))
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)

@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 from .. import instants
 from ..keep.clone.clone import ClonePlan
-from ..keep.verify.ledger import LedgerEntry
 from ..keep.verify.report import CHECKS
 from ..keep.verify.verify import Report
 from ..moments.cut.graph import Cut
@@ -14,9 +13,8 @@ from ..moments.cut.stored import Request, Snapshot
 from ..moments.take.audit_log import Operation
 from . import formats
 from .document import Block, Cell, Table, Title
-from .shown import Result, Words, result
-
-_ACCEPTED = "sent = consumed + lost + in flight"
+from .formats import plural, size
+from .shown import Result, Words, fields, result
 
 
 def verification(report: Report) -> Result:
@@ -32,66 +30,55 @@ def verified(report: Report) -> Iterator[Block]:
     # Most apps never lose a record: a column for it is there only where one did.
     lossy = any(any(entry.lost) for entry in report.ledger)
     if report.ledger:
-        lost = (">lost",) if lossy else ()
-        counted = (">sent", ">consumed", *lost, ">in flight", ">difference", "counted in")
-        yield Table.of(
-            ("channel", "from", "to", "partition", *counted),
-            (line for entry in report.ledger for line in _entry(entry, lossy=lossy)),
-        )
+        counted = (">sent", ">consumed", *((">lost",) if lossy else ()), ">in flight", ">difference", "counted in")
+        yield Table.of(("channel", "from", "to", "partition", *counted), _ledger(report, lossy=lossy))
     yield ""
-    yield Table.of(
-        ("", ">checked", "", ">differences"),
-        (
-            (
-                each.check,
-                formats.plural(each.checked, CHECKS[each.check][0]),
-                _ACCEPTED if lossy and each.check == "channels" else CHECKS[each.check][1],
-                str(each.differences),
-            )
-            for each in report.checks
-        ),
-    )
+    accepted = {"channels": "sent = consumed + lost + in flight"} if lossy else {}
+    rows = []
+    for each in report.checks:
+        noun, law = CHECKS[each.check]
+        law = accepted.get(each.check, law)
+        rows.append((each.check, plural(each.checked, noun), law, str(each.differences)))
+    yield Table.of(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
-    read = f"{formats.plural(report.requests, 'request')}, {formats.size(report.bytes_read)} read"
     if report.consistent:
-        yield f"consistent ({read})"
+        yield f"consistent ({plural(report.requests, 'request')}, {size(report.bytes_read)} read)"
         return
     yield f"not consistent: {report.differences[0].message}"
     if more := len(report.differences) - 1:
-        yield f"and {formats.plural(more, 'more difference')}; --json has them all"
+        yield f"and {plural(more, 'more difference')}; --json has them all"
 
 
-def _entry(entry: LedgerEntry, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
-    """One line for the channel, and one for each partition where it does not add up."""
-    counted = entry.in_flight
-    place = (entry.channel, f"{entry.sender}@v{entry.sender_version}", f"{entry.receiver}@v{entry.receiver_version}")
-    sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
-    where = f"{counted.where} (not re-read)" if counted.where and counted.not_reread else counted.where or "not re-read"
-    lost = (sum(entry.lost),) if lossy else ()
-    yield (*place, "all", sent, consumed, *lost, counted.rows, entry.difference, where)
-    for partition, (*passed, gone, rows, difference) in enumerate(entry.partitions):
-        if difference:
-            numbers = (*passed, *((gone,) if lossy else ()), rows, difference)
-            yield ("", "", "", str(partition), *numbers, "")
+def _ledger(report: Report, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
+    """One line for each channel, and one for each partition where it does not add up."""
+    for entry in report.ledger:
+        counted, where = entry.in_flight, entry.in_flight.where
+        where = f"{where} (not re-read)" if where and counted.not_reread else where or "not re-read"
+        ends = (f"{entry.sender}@v{entry.sender_version}", f"{entry.receiver}@v{entry.receiver_version}")
+        sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
+        lost = (sum(entry.lost),) if lossy else ()
+        yield (entry.channel, *ends, "all", sent, consumed, *lost, counted.rows, entry.difference, where)
+        for partition, (*passed, gone, rows, difference) in enumerate(entry.partitions):
+            if difference:
+                yield ("", "", "", str(partition), *passed, *((gone,) if lossy else ()), rows, difference, "")
 
 
 @result
 def taken(snapshot: Snapshot, flags: str, *, already: bool) -> Words:
     """A snapshot that was taken, now or by the same call before."""
-    took = formats.duration(snapshot.completed_ms - snapshot.created_ms)
+    name, took = f"{snapshot.app}@{snapshot.name}", formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     if already:
         done = f"is the one that you took {instants.age(snapshot.completed_ms)}"
-    begin = "done already: " if already else ""
-    yield f"{begin}snapshot {snapshot.app}@{snapshot.name} {done}: {versions(snapshot)}"
+    yield f"{'done already: ' if already else ''}snapshot {name} {done}: {versions(snapshot)}"
     if rows := sum(kept.rows for kept in snapshot.channels):
-        yield f"{formats.plural(rows, 'record')} on the way between stages kept with it"
-    yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'
+        yield f"{plural(rows, 'record')} on the way between stages kept with it"
+    yield f'query it: slackwater query {name} "SELECT …"{flags}'
     return snapshot
 
 
-def asked(app_name: str, request: Request, *, already: bool) -> Result:
+def requested(app_name: str, request: Request, *, already: bool) -> Result:
     """A snapshot that was asked for, now or by the same call before."""
     name, when = request.name, f" already, {instants.age(request.created_ms)}" if already else ""
     return Result(request, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
@@ -113,29 +100,17 @@ def snapshot(found: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
     yield f"{found.app}@{found.name}  {found.kind}, {instants.when(found.completed_ms)}{by}"
     if found.clone:
         yield f"kept for the clone {found.clone}"
-    manifests = [cut.stages[stage] for stage in cut.versions]
-    yield Table.each(
-        manifests,
-        {
-            "stage": lambda m: m.stage,
-            ">version": lambda m: f"v{m.version}",
-            "committed": lambda m: instants.iso(m.time_ms),
-            "table": lambda m: m.stage if m.table else "-",
-            "read up to": lambda m: formats.places((i.topic, i.offsets) for i in m.inputs.values()),
-        },
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for stage, version in cut.versions.items():
+        at = cut.stages[stage]
+        offsets = formats.offsets((read.topic, read.offsets) for read in at.inputs.values())
+        rows.append((stage, f"v{version}", instants.iso(at.time_ms), stage if at.table else "-", offsets))
+    yield Table.of(("stage", ">version", "committed", "table", "read up to"), rows)
     if flights:
         yield ""
-        yield Table.each(
-            flights,
-            {
-                "on the way": lambda f: f.channel,
-                "from": lambda f: f.sender,
-                "to": lambda f: f.receiver or "-",
-                ">rows": lambda f: f.rows,
-                "offsets": lambda f: formats.between(f.topic, f.starts, f.ends),
-            },
-        )
+        windows = ((f, formats.between(f.topic, f.starts, f.ends)) for f in flights)
+        lines = ((f.channel, f.sender, f.receiver or "-", f.rows, between) for f, between in windows)
+        yield Table.of(("on the way", "from", "to", ">rows", "offsets"), lines)
     else:
         yield "nothing was on the way between stages"
     inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
@@ -148,12 +123,12 @@ def unpinned(what: str, gone: Snapshot | Request | Operation, *, dry_run: bool) 
     match gone:
         case Operation():
             line = f"done already: {what} was removed {instants.when(gone.time_ms)} by {gone.by}"
+            return Result({"removed": None, "dry_run": dry_run, "done_already": True}, line)
         case Snapshot():
             line = f"{done} {what} ({versions(gone)})"
         case _:
             line = f"{done} the request for {what}"
-    earlier = isinstance(gone, Operation)
-    return Result({"removed": None if earlier else gone, "dry_run": dry_run, "done_already": earlier}, line)
+    return Result({"removed": gone, "dry_run": dry_run, "done_already": False}, line)
 
 
 def versions(snapshot: Snapshot) -> str:
@@ -164,13 +139,11 @@ def versions(snapshot: Snapshot) -> str:
 @result
 def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: bool) -> Words:
     """A clone of `source`; `runs` says whether one that was there before has run on."""
+    origin = plan.info.origin
     if plan.done:
-        origin = plan.info.origin
         since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
-        yield (
-            f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
-            f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
-        )
+        when = f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
+        yield f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, {when}"
         if runs:
             yield "it has run on since; another clone of that moment needs another name"
     else:
@@ -178,16 +151,10 @@ def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: boo
     return {
         "app": plan.info,
         "store": plan.target_root,
-        "source": {
-            "app": plan.source.app,
-            "versions": plan.source.versions,
-            "time_ms": plan.source.time_ms,
-            "thinned_out": plan.source.thinned,
-        },
+        "source": fields(plan.source, "app", "versions", "time_ms") | {"thinned_out": plan.source.thinned},
         "topics": plan.topics,
-        "sinks": plan.info.origin.sinks if plan.info.origin else {},
-        "in_flight": plan.in_flight,
-        "resumed": plan.resumed,
+        "sinks": origin.sinks if origin else {},
+        **fields(plan, "in_flight", "resumed"),
         "done_already": plan.done,
         "dry_run": dry_run,
     }
@@ -196,24 +163,17 @@ def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: boo
 def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator[Block]:
     done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
     yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
-    manifests = [plan.source.stages[stage] for stage in plan.source.versions]
-    yield Table.each(
-        manifests,
-        {
-            "stage": lambda at: at.stage,
-            ">version": lambda at: f"v{at.version}",
-            "committed": lambda at: instants.iso(at.time_ms),
-            ">state shared": lambda at: formats.size(sum(sst.bytes for sst in at.ssts)) if at.table else "-",
-            "goes on at": lambda at: formats.places(
-                (plan.topics[name], read.offsets) for name, read in at.inputs.items() if not read.upstream
-            ),
-        },
-    )
-    rows = sum(flight.rows for flight in plan.in_flight)
-    if rows:
-        yield f"{formats.plural(rows, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
+    rows: list[tuple[Cell, ...]] = []
+    for stage, version in plan.source.versions.items():
+        at = plan.source.stages[stage]
+        shared = size(sum(sst.bytes for sst in at.ssts)) if at.table else "-"
+        topics = ((plan.topics[name], read.offsets) for name, read in at.inputs.items() if not read.upstream)
+        rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
+    yield Table.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
+    if on_the_way := sum(flight.rows for flight in plan.in_flight):
+        yield f"{plural(on_the_way, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
     publishes = plan.info.origin.sinks if plan.info.origin else {}
-    silent = sorted({name for at in manifests for name in at.sinks} - publishes.keys())
+    silent = sorted({name for at in plan.source.stages.values() for name in at.sinks} - publishes.keys())
     if publishes:
         yield f"it publishes {', '.join(f'{name} to {topic}' for name, topic in publishes.items())}"
     if silent:

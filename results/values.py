@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from ..moments.diff.key_changes import KeyChanges
     from ..moments.diff.moments import TableDiff
 
+_ENDINGS = (".parquet", ".csv", ".json")
+"""What `write` writes."""
+_MOST = 4_000
+"""Characters of a value that are shown, unless said otherwise."""
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
 def grid(table: pa.Table, limit: int | None = None) -> Table:
     """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
-    shown = table if limit is None else table.slice(0, min(limit, table.num_rows))
-    headings = tuple(map(Name, table.column_names))
-    types = pa.types
-    to_right = tuple(
-        types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) for kind in table.schema.types
-    )
-    return Table(headings, to_right, tuple(tuple(map(word, row.values())) for row in rows(shown)))
+    is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    to_right = tuple(any(each(kind) for each in is_number) for kind in table.schema.types)
+    some = table if limit is None else table.slice(0, min(limit, table.num_rows))
+    lines = tuple(tuple(map(word, row.values())) for row in rows(some))
+    return Table(tuple(map(Name, table.column_names)), to_right, lines)
 
 
 def word(value: object) -> str:
@@ -50,6 +52,21 @@ def word(value: object) -> str:
             return _encoder.encode(value).decode()
         case _:
             return str(value)
+
+
+def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
+    """Bytes as the text that they are, else hexadecimal, as `shortened`."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = data.hex()
+    return shortened(text, most, more)
+
+
+def shortened(text: str, most: int = _MOST, more: str = "") -> str:
+    """The first `most` characters; of what is longer `more` says so, or how many there are more."""
+    cut_off = len(text) - most
+    return text if cut_off <= 0 else text[:most] + (more or f"… and {formats.plural(cut_off, 'character')} more")
 
 
 def value_lines(
@@ -80,10 +97,7 @@ def changes(
     show: Callable[[object], Cell] = word,
     none: str = "(no row)",
 ) -> Table:
-    """The first keys, with a line for each value that changed, by `value_lines`.
-
-    `before` and `after` are what both sides are called.
-    """
+    """The first keys, with a line for each value that changed, by `value_lines`; `before` and `after` are headings."""
     names = (Name(name) for name in keys.keys.column_names)
     rows = (
         (*map(show, key.key.values()), *line)
@@ -113,8 +127,7 @@ def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
 def stacked(found: "Iterable[TableDiff]") -> pa.Table:
     """The rows that differ of all tables, with the table's name before them; columns that one does not have are null.
 
-    Raises:
-        Usage: the columns of these tables do not go together.
+    Raises `Usage` where the columns of these tables do not go together.
     """
     flat = ((each.table, each.changes.flat()) for each in found)
     tables = [rows.add_column(0, "table", pa.array([name] * rows.num_rows, pa.string())) for name, rows in flat]
@@ -126,65 +139,55 @@ def stacked(found: "Iterable[TableDiff]") -> pa.Table:
 
 def check_ending(path: Path) -> None:
     """Raise `Usage` unless `write` knows the ending."""
-    if path.suffix.lower() not in _WRITERS:
-        *others, last = _WRITERS
-        expected = f"{', '.join(others)} or {last}"
-        raise Usage(f"--out {path} does not say its format: expected a name that ends with {expected}")
+    if path.suffix.lower() not in _ENDINGS:
+        *others, last = _ENDINGS
+        expected = f"expected a name that ends with {', '.join(others)} or {last}"
+        raise Usage(f"--out {path} does not say its format: {expected}")
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Write the rows to `path`, whole or not at all: Parquet, CSV or JSON (an array) by its ending.
+    """Write the rows to `path`, whole or not at all: Parquet, CSV or JSON (an array) by its ending, which was checked.
 
-    Raises:
-        KeyError: `check_ending` would have refused the ending.
-        Refused: the file cannot be written, or such a file cannot hold a column.
+    Raises `Refused` where the file cannot be written, or such a file cannot hold a column.
     """
-    writer = _WRITERS[path.suffix.lower()]
+    from pyarrow import csv, parquet
+
     check_folder(path, "--out")
+    table = table.rename_columns(_unique(table.column_names))
     try:
         with whole_file(path, "--out") as temporary:
-            writer(table.rename_columns(_unique(table.column_names)), temporary)
+            match path.suffix.lower():
+                case ".parquet":
+                    parquet.write_table(table, temporary, compression="zstd")
+                case ".csv":
+                    csv.write_csv(_in_words(table), temporary)
+                case _:
+                    with temporary.open("wb") as file:
+                        file.writelines(_json(table))
+                        file.write(b"\n")
     except pa.ArrowException as error:
         hint = "let the query return text, as in column::VARCHAR, or choose another ending"
         raise Refused(f"{path} cannot hold these columns: {error}", hint=hint) from None
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    from pyarrow import parquet
-
-    parquet.write_table(table, path, compression="zstd")
-
-
-def _write_csv(table: pa.Table, path: Path) -> None:
-    from pyarrow import csv
-
-    for number, field in enumerate(table.schema):
-        column = table.column(number)
-        if _is_worded(field.type) or _goes_beyond(column):
+def _in_words(table: pa.Table) -> pa.Table:
+    """The table with words for what CSV cannot say, and for times that Python lacks: Arrow writes them wrongly."""
+    types = pa.types
+    for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
+        is_worded = types.is_nested(field.type) or types.is_interval(field.type) or _holds_binary(field.type)
+        if not is_worded and (types.is_timestamp(field.type) or types.is_date(field.type)):
+            (extremes,) = python_values(pa.array([pc.min_max(column)]))
+            is_worded = isinstance(extremes, dict) and any(isinstance(value, str) for value in extremes.values())
+        if is_worded:
             texts = [None if value is None else word(_hexadecimal(value)) for value in python_values(column)]
             table = table.set_column(number, field.name, pa.array(texts, pa.string()))
-    csv.write_csv(table, path)
-
-
-def _write_json(table: pa.Table, path: Path) -> None:
-    with path.open("wb") as file:
-        file.writelines(_json(table))
-        file.write(b"\n")
-
-
-_WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
-    ".parquet": _write_parquet,
-    ".csv": _write_csv,
-    ".json": _write_json,
-}
-"""How a table is written, by the ending of the file's name."""
+    return table
 
 
 def _json(table: pa.Table) -> Iterator[bytes]:
     separator = b"["
     for row in chain.from_iterable(_batches(table)):
-        yield separator
-        yield _encoder.encode(row)
+        yield separator + _encoder.encode(row)
         separator = b",\n "
     yield b"]" if table.num_rows else b"[]"
 
@@ -198,20 +201,6 @@ def _batches(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
         for row in found if binary else ():
             row.update((name, _hexadecimal(row[name])) for name in binary)
         yield found
-
-
-def _is_worded(kind: pa.DataType) -> bool:
-    """Whether CSV has no way of its own to say such values."""
-    types = pa.types
-    return bool(types.is_nested(kind) or types.is_interval(kind) or _holds_binary(kind))
-
-
-def _goes_beyond(column: pa.ChunkedArray) -> bool:
-    """Whether dates or times are among these that Arrow writes wrongly: Python has no value for them either."""
-    if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
-        return False
-    (extremes,) = python_values(pa.array([pc.min_max(column)]))
-    return isinstance(extremes, dict) and any(isinstance(value, str) for value in extremes.values())
 
 
 def _holds_binary(kind: pa.DataType) -> bool:

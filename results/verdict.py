@@ -15,26 +15,48 @@ from ..search.session import KeptSearch
 from ..search.verdict import MAX_ROWS, Evaluation, Guilty, Verdict
 from . import formats
 from .document import Block, Name, Table, Title
-from .report.masking import readable
-from .shown import Result
-from .values import changes, for_json, stream
+from .formats import plural
+from .shown import Result, fields
+from .values import changes, for_json, readable, stream
 
 _MAX_TEXT = 2_000
 """Characters of a record's value that are printed for people."""
 
 
 def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, clone: str, flags: str) -> Result:
-    """The answer of a search.
+    """The answer of a search, and the record behind it, None where nothing was replayed; `out` is a file with all keys.
 
-    Args:
-        found: the verdict.
-        guilty: the record behind it; None where nothing was replayed.
-        out: the file that has all keys; None for none.
-        edge: which change was asked for, `first` or `last`; empty for any.
-        clone: a name for a clone that no app has.
-        flags: what commands to type next need besides.
+    `edge` is which change was asked for, `first` or `last`, empty for any; `clone` a name for a clone that no app has;
+    `flags` are what commands to type next need besides.
     """
-    return Result(_data(found, out, guilty), *blocks(found, out, guilty, clone, flags), notes=notes(found, edge))
+
+    def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
+        return [{"cut": step.cut.versions} | fields(step, "ref", "bad", "answer", "why", "took_ms") for step in of]
+
+    def moment(which: str, cut: Cut) -> dict[str, Any]:
+        about = {name: getattr(found, f"{which}_{name}") for name in ("ref", "version", "time_ms")}
+        return about | {"cut": cut.versions}
+
+    keys = found.keys
+    data = {
+        **fields(found, "app", "where", "stage", "more_rows", "candidates", "evaluations"),
+        "predicate": found.predicate.text,
+        "last_good": moment("good", found.good),
+        "first_bad": moment("bad", found.bad),
+        "windows": found.lineage.direct,
+        "source_windows": found.lineage.sources,
+        "lost_windows": found.lineage.lost,
+        "keys": _sides(keys),
+        "keys_named": bool(keys and keys.named),
+        "file": out if keys is not None else None,
+        "rows": for_json(found.rows)["rows"],
+        "steps": steps(found.steps),
+        "non_monotone": steps(found.non_monotone),
+        "thinned_out": {ref: cut.thinned for ref, cut in found.resolved.items() if cut.thinned is not None},
+        "begins": found.begins or None,
+        "record": record_data(guilty),
+    }
+    return Result(data, *blocks(found, out, guilty, clone, flags), notes=notes(found, edge))
 
 
 def sentence(found: Verdict) -> str:
@@ -50,32 +72,35 @@ def blocks(
     """For people: the first keys, and what to type next; `clone` is empty where no clone is offered."""
     yield Title(sentence(found))
     if found.candidates:
-        yield (
-            "the versions in between were thinned out by gc"
-            if found.thinned
-            else "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
-        )
-    good = (found.good_ref, instants.when(found.good_time_ms), found.good.ref)
-    yield Table.of(
-        ("", "", "committed", "the whole app"),
-        (
-            ("last good", *(good if found.good_ref else ("-", "before the first commit", ""))),
-            ("first bad", found.bad_ref, instants.when(found.bad_time_ms), found.bad.ref),
-        ),
-    )
+        skipped = "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
+        yield "the versions in between were thinned out by gc" if found.thinned else skipped
+    good = ("-", "before the first commit", "")
+    if found.good_ref:
+        good = (found.good_ref, instants.when(found.good_time_ms), found.good.ref)
+    first_bad = ("first bad", found.bad_ref, instants.when(found.bad_time_ms), found.bad.ref)
+    yield Table.of(("", "", "committed", "the whole app"), (("last good", *good), first_bad))
     yield ""
     yield from read(found.lineage)
-    if found.keys:
-        yield from _keys(found.keys, out)
+    if keys := found.keys:
+        yield ""
+        if not keys.named:
+            yield "the query names no key of this table; keys that this commit changed:"
+        # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
+        shown = keys.changed() or keys
+        yield changes(shown)
+        if (more := len(shown) - formats.MOST_SHOWN) > 0:
+            yield f"and {more:,} more; {'--json and --out FILE give all' if out is None else f'all are in {out}'}"
+        elif out is not None:
+            yield f"{plural(len(keys), 'key')} in {out}"
     if guilty is not None:
         yield from _record(guilty)
     yield ""
     if not found.where and found.rows.column(0)[0].as_py():
         yield f"at {found.bad_ref}: {found.rows.column(0)[0]}"
     made = sum(not step.given for step in found.steps)
-    effort = formats.plural(found.evaluations, "evaluation") if made else formats.plural(len(found.steps), "answer")
-    more = f", {made:,} with those that looked for other changes" if made > found.evaluations else ""
-    yield f"found with {effort}{more}; to go on:"
+    effort = plural(found.evaluations, "evaluation") if made else plural(len(found.steps), "answer")
+    others = f", {made:,} with those that looked for other changes" if made > found.evaluations else ""
+    yield f"found with {effort}{others}; to go on:"
     query = shlex.quote(found.where or f"FROM {found.stage}")
     yield from (f"  slackwater query {ref} {query}{flags}" for ref in (found.good_ref, found.bad_ref) if ref)
     if found.good_ref and clone:
@@ -85,60 +110,13 @@ def blocks(
 def notes(found: Verdict, edge: str = "") -> Iterator[str]:
     """What is worth knowing beside it; `edge` is which change was asked for."""
     if found.more_rows:
-        yield (
-            f"note: the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}; "
-            "keys that only later rows name are not reported"
-        )
+        more = f"the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}"
+        yield f"note: {more}; keys that only later rows name are not reported"
     if found.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in found.non_monotone)
         which = f"the {edge} that was met" if edge else "one of the changes"
-        yield (
-            f"it went from good to bad more than once ({against}), and this is {which}: "
-            f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
-        )
-
-
-def _data(found: Verdict, out: Path | None, guilty: Guilty | None) -> dict[str, Any]:
-    def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
-        fields = ("ref", "bad", "answer", "why", "took_ms")
-        return [{"cut": step.cut.versions} | {name: getattr(step, name) for name in fields} for step in of]
-
-    def moment(which: str, cut: Cut) -> dict[str, Any]:
-        fields = ("ref", "version", "time_ms")
-        return {name: getattr(found, f"{which}_{name}") for name in fields} | {"cut": cut.versions}
-
-    keys = found.keys
-    return {
-        **{name: getattr(found, name) for name in ("app", "where", "stage", "more_rows", "candidates", "evaluations")},
-        "predicate": found.predicate.text,
-        "last_good": moment("good", found.good),
-        "first_bad": moment("bad", found.bad),
-        "windows": found.lineage.direct,
-        "source_windows": found.lineage.sources,
-        "lost_windows": found.lineage.lost,
-        "keys": _sides(keys),
-        "keys_named": bool(keys and keys.named),
-        "file": str(out) if out is not None and keys is not None else None,
-        "rows": for_json(found.rows)["rows"],
-        "steps": steps(found.steps),
-        "non_monotone": steps(found.non_monotone),
-        "thinned_out": {ref: cut.thinned for ref, cut in found.resolved.items() if cut.thinned is not None},
-        "begins": found.begins or None,
-        "record": record_data(guilty),
-    }
-
-
-def _keys(keys: KeyChanges, out: Path | None) -> Iterator[Block]:
-    # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
-    shown = keys.changed() or keys
-    yield ""
-    if not keys.named:
-        yield "the query names no key of this table; keys that this commit changed:"
-    yield changes(shown)
-    if (more := len(shown) - formats.MOST_SHOWN) > 0:
-        yield f"and {more:,} more; {'--json and --out FILE give all' if out is None else f'all are in {out}'}"
-    elif out is not None:
-        yield f"{formats.plural(len(keys), 'key')} in {out}"
+        narrow = f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
+        yield f"it went from good to bad more than once ({against}), and this is {which}: {narrow}"
 
 
 def _sides(keys: KeyChanges | None) -> Any:
@@ -170,28 +148,26 @@ def windows(heading: str, unit: str, found: Iterable[Window]) -> Table:
 
 def _record(guilty: Guilty) -> Iterator[Block]:
     """The record, the way to it, and what it did; or why there is none."""
-    if guilty.message is not None:
+    message, hops = guilty.message, guilty.hops
+    if message is not None:
         yield ""
-        yield Title(f"{guilty.message.address} is the record behind it")
-        message = guilty.message
-        named = [(f"header {name}", data) for name, data in message.headers]
-        named = [*([("key", message.key)] if message.key is not None else []), *named, ("value", message.value)]
-        texts = (
-            (name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)"))
-            for name, data in named
-        )
-        yield Table.of(("", ""), (("sent", instants.when(message.time_ms)), *texts))
-    if guilty.hops:
+        yield Title(f"{message.address} is the record behind it")
+        key = [("key", message.key)] if message.key is not None else []
+        parts = (*key, *((f"header {name}", data) for name, data in message.headers), ("value", message.value))
+        rows = [("sent", instants.when(message.time_ms))]
+        for name, data in parts:
+            rows.append((name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")))
+        yield Table.of(("", ""), rows)
+    if hops:
         yield ""
-        rows = ((hop.stage, f"v{hop.version}", str(hop.record), hop.records, hop.replays) for hop in guilty.hops)
-        yield Table.of(("stage", "version", "turned bad with", ">of", ">replays"), rows)
-    if guilty.hops and not guilty.hops[0].alone:
-        needs = guilty.hops[0].needs
-        more = formats.plural(needs, "record") if needs else "records"
-        yield f"by itself it does not make it bad: it does so with {more} before it"
+        way = ((hop.stage, f"v{hop.version}", str(hop.record), hop.records, hop.replays) for hop in hops)
+        yield Table.of(("stage", "version", "turned bad with", ">of", ">replays"), way)
+        if not hops[0].alone:
+            more = plural(hops[0].needs, "record") if hops[0].needs else "records"
+            yield f"by itself it does not make it bad: it does so with {more} before it"
     if guilty.others:
-        more = formats.plural(guilty.others, "more record")
-        yield f"{more} that {guilty.hops[0].stage} v{guilty.hops[0].version} read would make it bad by themselves"
+        more = plural(guilty.others, "more record")
+        yield f"{more} that {hops[0].stage} v{hops[0].version} read would make it bad by themselves"
     if guilty.keys:
         yield ""
         yield "what it did:"
@@ -219,39 +195,26 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
         "headers": [{"name": name, "value": hexadecimal(value)} for name, value in message.headers] if message else [],
         "hops": [asdict(hop) | {"record": str(hop.record)} for hop in guilty.hops],
         "keys": _sides(guilty.keys),
-        "windows": guilty.windows,
-        "others": guilty.others,
+        **fields(guilty, "windows", "others"),
         "reason": guilty.reason or None,
     }
 
 
 def scan(found: Flips) -> Result:
     """All changes of a condition on single rows."""
-    changes = Table.each(
-        found.flips,
-        {
-            "commit": lambda flip: flip.ref,
-            "committed": lambda flip: instants.when(flip.time_ms),
-            "went from": lambda flip: "good to bad" if flip.bad else "bad to good",
-            ">wrong keys": lambda flip: flip.keys,
-        },
-    )
-    written = f"{found.stage}@v{found.first + 1}..v{found.last}, of {formats.plural(found.rows, 'row')} written"
-    return Result(found, changes if found.flips else "", f"{formats.plural(len(found.flips), 'change')} in {written}")
+    written = f"{found.stage}@v{found.first + 1}..v{found.last}, of {plural(found.rows, 'row')} written"
+    turns = {True: "good to bad", False: "bad to good"}
+    rows = ((flip.ref, instants.when(flip.time_ms), turns[flip.bad], flip.keys) for flip in found.flips)
+    changes = Table.of(("commit", "committed", "went from", ">wrong keys"), rows)
+    return Result(found, changes if found.flips else "", f"{plural(len(found.flips), 'change')} in {written}")
 
 
 def explained(search: KeptSearch) -> Result:
     """Each moment that was looked at, and what it was found to be."""
-    rows = (
-        (
-            str(number),
-            mark.ref or "before the first commit",
-            mark.answer,
-            "-" if mark.by_hand else formats.duration(mark.took_ms),
-            "said by hand" if mark.by_hand else mark.why,
-        )
-        for number, mark in enumerate(search.marks, 1)
-    )
+    rows = []
+    for number, mark in enumerate(search.marks, 1):
+        how = ("-", "said by hand") if mark.by_hand else (formats.duration(mark.took_ms), mark.why)
+        rows.append((str(number), mark.ref or "before the first commit", mark.answer, *how))
     last = f"{search.wanted or 'the beginning'} is to be looked at" if search.wanted is not None else search.found
     return Result(search, Table.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
 

@@ -1,28 +1,24 @@
 """`slackwater bisect`: find the commit, and its input, that made the state wrong."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
-from .. import options
-from ..reports import Reports
-from ..session import Session, either, verb
+from ..options import APP, Many, argument, flag, option, program
+from ..session import Session, group, verb
 
 if TYPE_CHECKING:
+    from ...client.searches import Reports
     from ...search.session import KeptSearch
-    from ...search.verdict import Evaluation
+    from ...search.verdict import Answer, Evaluation
 
-words = either()
+words = group()
 
-Refs = Annotated[
-    list[str] | None,
-    options.positional("REF...", "The moments; `beginning` is before the first. Default: the one asked for."),
-]
-LogFile = Annotated[Path, options.positional("FILE", "What `bisect log` printed, perhaps mended.")]
+_REFS = argument("REF...", "The moments; `beginning` is before the first. Default: the one asked for.", None)
 
 
 @verb(
@@ -37,23 +33,23 @@ LogFile = Annotated[Path, options.positional("FILE", "What `bisect log` printed,
 )
 def bisect(
     session: Session,
-    app_name: options.App,
-    where: str = options.option("SQL", "A query that returns rows when something is wrong.", ""),
-    check: str = options.option("CONDITION", "SQL that must hold, over a table's columns or as a SELECT.", ""),
-    table: str = options.option("TABLE", "Which table --check is over, where its columns do not say.", ""),
-    python: str = options.option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
-    run: str = options.option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
-    good: str = options.option("REF", "A moment at which nothing is wrong. Default: the beginning.", ""),
-    bad: str = options.option("REF", "A moment at which something is. Default: now.", ""),
-    first: bool = options.flag("--first", "The first change from good to bad, should there be several."),
-    last: bool = options.flag("--last", "The last one."),
-    scan: bool = options.flag("--scan", "List all changes; for a condition on the single rows of one table."),
-    out: Path | None = options.option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
-    code: Path | None = options.program("The program that ran, to replay the commit."),
-    no_replay: bool = options.flag("--no-replay", "Stop at the commit; do not look for the input record."),
-    report: Path | None = options.option("FILE", "Write what was found as one .html file, without the values."),
-    md: Path | None = options.option("FILE", "The same as .md, for a pull request."),
-    show_values: bool = options.flag("--show-values", "Show keys, rows, payloads and literals in these files."),
+    app_name: str = APP,
+    where: str = option("SQL", "A query that returns rows when something is wrong.", ""),
+    check: str = option("CONDITION", "SQL that must hold, over a table's columns or as a SELECT.", ""),
+    table: str = option("TABLE", "Which table --check is over, where its columns do not say.", ""),
+    python: str = option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
+    run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
+    good: str = option("REF", "A moment at which nothing is wrong. Default: the beginning.", ""),
+    bad: str = option("REF", "A moment at which something is. Default: now.", ""),
+    first: bool = flag("--first", "The first change from good to bad, should there be several."),
+    last: bool = flag("--last", "The last one."),
+    scan: bool = flag("--scan", "List all changes; for a condition on the single rows of one table."),
+    out: Path | None = option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
+    code: Path | None = program("The program that ran, to replay the commit."),
+    no_replay: bool = flag("--no-replay", "Stop at the commit; do not look for the input record."),
+    report: Path | None = option("FILE", "Write what was found as one .html file, without the values."),
+    md: Path | None = option("FILE", "The same as .md, for a pull request."),
+    show_values: bool = flag("--show-values", "Show keys, rows, payloads and literals in these files."),
 ) -> None:
     """Find the first commit at which something is wrong: by a query, a condition, a function or a command.
 
@@ -65,28 +61,25 @@ def bisect(
     Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until the input record
     is found that turned it bad.
     """
-    from ...client.searches import begun
+    from ...client.searches import Reports, begun
     from ...results import values, verdict
     from ...search.session import Asked
 
     if "@" in app_name or "/" in app_name:
         name = app_name.partition("@")[0].partition("/")[0]
-        raise Usage(
-            f"bisect takes the name of an app, found the ref {app_name!r}; --good and --bad take refs",
-            hint=f"write `slackwater bisect {name}`, and --good {app_name} if that is where it was good",
-        )
+        hint = f"write `slackwater bisect {name}`, and --good {app_name} if that is where it was good"
+        wrong = f"bisect takes the name of an app, found the ref {app_name!r}"
+        raise Usage(f"{wrong}; --good and --bad take refs", hint=hint)
     if first and last:
         raise Usage("--first and --last name two changes; give one of them")
     if out is not None:
         values.check_ending(out)
-    wanted = Reports(report, md, show_values)
-    wanted.check()
+    reports = Reports(report, md, show_values)
+    reports.check()
     asked = Asked(app_name, where, check, table, python, run, good, bad, "first" if first else "last" if last else "")
     if asked.by_hand:
-        raise Usage(
-            "nothing says what is wrong",
-            hint=f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`",
-        )
+        hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
+        raise Usage("nothing says what is wrong", hint=hint)
     app = session.app(app_name)
     if scan:
         predicate = asked.predicate(session.client.store)
@@ -94,15 +87,15 @@ def bisect(
         return
     search = begun(session.client, asked)
     app.note_input_gone()
-    _go_on(session, search, out, code, wanted, replay=not no_replay)
+    _go_on(session, search, out, code, reports, replay=not no_replay)
 
 
 @verb("slackwater bisect start flights --good flights@before-deploy", of=words)
 def start(
     session: Session,
-    app_name: options.App,
-    good: str = options.option("REF", "A moment that is good. Default: the beginning.", ""),
-    bad: str = options.option("REF", "A moment that is bad. Default: now is the first to look at.", ""),
+    app_name: str = APP,
+    good: str = option("REF", "A moment that is good. Default: the beginning.", ""),
+    bad: str = option("REF", "A moment that is bad. Default: now is the first to look at.", ""),
 ) -> None:
     """Begin a search in which a person says of each moment what it is.
 
@@ -115,34 +108,34 @@ def start(
 
 
 @verb("slackwater bisect good flights", of=words)
-def good(session: Session, app_name: options.App, refs: Refs = None) -> None:
+def good(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
     """Say that nothing is wrong at a moment; go on with the next."""
-    from ...client.searches import answered
-
-    _go_on(session, answered(session.client, app_name, "good", refs or []))
+    _answer(session, app_name, "good", refs)
 
 
 @verb("slackwater bisect bad flights", of=words)
-def bad(session: Session, app_name: options.App, refs: Refs = None) -> None:
+def bad(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
     """Say that something is wrong at a moment; go on with the next."""
-    from ...client.searches import answered
-
-    _go_on(session, answered(session.client, app_name, "bad", refs or []))
+    _answer(session, app_name, "bad", refs)
 
 
 @verb("slackwater bisect skip flights", "slackwater bisect skip flights flights/carriers@v41", of=words)
-def skip(session: Session, app_name: options.App, refs: Refs = None) -> None:
+def skip(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
     """Say that nobody can tell of a moment; go on with another.
 
     When only such moments are left, the commits that may be the first bad one are named, and the exit code is 2.
     """
+    _answer(session, app_name, "skip", refs)
+
+
+def _answer(session: Session, app_name: str, answer: "Answer", refs: list[str] | None) -> None:
     from ...client.searches import answered
 
-    _go_on(session, answered(session.client, app_name, "skip", refs or []))
+    _go_on(session, answered(session.client, app_name, answer, refs or []))
 
 
 @verb("slackwater bisect log flights > search.log", of=words)
-def log(session: Session, app_name: options.App) -> None:
+def log(session: Session, app_name: str = APP) -> None:
     """Print the search so far, as commands that `bisect replay` reads."""
     from ...client.searches import log as printed
 
@@ -150,7 +143,7 @@ def log(session: Session, app_name: options.App) -> None:
 
 
 @verb("slackwater bisect replay search.log", of=words, kafka=True)
-def replay(session: Session, file: LogFile) -> None:
+def replay(session: Session, file: Path = argument("FILE", "What `bisect log` printed, perhaps mended.")) -> None:
     """Take the answers of a log for given, and go on from there, in the place of the app's session."""
     from ...client.searches import of_log
 
@@ -158,7 +151,7 @@ def replay(session: Session, file: LogFile) -> None:
 
 
 @verb("slackwater bisect explain flights", of=words)
-def explain(session: Session, app_name: options.App) -> None:
+def explain(session: Session, app_name: str = APP) -> None:
     """Show of each moment that was looked at what it was found to be, how long that took, and why it was skipped."""
     from ...client.searches import of_app
     from ...results import verdict
@@ -167,7 +160,7 @@ def explain(session: Session, app_name: options.App) -> None:
 
 
 @verb("slackwater bisect reset flights", of=words)
-def reset(session: Session, app_name: options.App) -> None:
+def reset(session: Session, app_name: str = APP) -> None:
     """Forget the app's search."""
     from ...client.searches import reset as forget
 
@@ -179,7 +172,7 @@ def _go_on(
     search: "KeptSearch",
     out: Path | None = None,
     code: Path | None = None,
-    reports: Reports | None = None,
+    reports: "Reports | None" = None,
     *,
     replay: bool = False,
 ) -> None:
@@ -190,7 +183,7 @@ def _go_on(
     from ...results import verdict as shown
 
     client, app, edge = session.client, search.asked.app, search.asked.edge
-    with session.output.progress() as progress:
+    with session.progress() as progress:
 
         def on_step(step: "Evaluation") -> None:
             moment = step.ref or f"{app} before its first commit"
@@ -204,14 +197,13 @@ def _go_on(
     if isinstance(verdict, Result):
         session.show(verdict)
         return
-    if out is not None:
-        if verdict.keys is not None:
-            values.write(verdict.keys.flat(), out)
-        else:
-            why = "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
-            session.note(f"note: {why}, and {out} is not written")
+    if out is not None and verdict.keys is not None:
+        values.write(verdict.keys.flat(), out)
+    elif out is not None:
+        why = "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
+        session.note(f"note: {why}, and {out} is not written")
     session.show(shown.verdict(verdict, guilty, out, edge, clone_name(client, verdict), client.flags))
     if reports is not None:
-        reports.write(session, verdict, guilty)
+        reports.write(client, verdict, guilty)
     if verdict.candidates:
         raise typer.Exit(2)

@@ -7,25 +7,23 @@ from ... import instants
 from ...results import formats
 from ...results.document import Table, Title
 from ...results.shown import Result
-from .. import options, terminal
+from .. import terminal
+from ..options import DRY_RUN, flag, option
 from ..session import Session, group, verb
 
-dev = group()
+dev = group(
+    "Run Kafka and S3 on this machine, for development.\n\n"
+    "They run in the background; their data lies under .slackwater/.",
+    'eval "$(slackwater dev up)"',
+    "slackwater dev down",
+)
 
-_FOLDER = options.option("FOLDER", "Where the servers keep everything.", Path(".slackwater"), name="--folder")
+_FOLDER = option("FOLDER", "Where the servers keep everything.", Path(".slackwater"), name="--folder")
 
 
 def _port(name: str, usual: int) -> Any:
     where = f"Where {name} listens. Default: as last time, else {usual}, else any free port."
-    return options.option("PORT", where, min=1, max=65535)
-
-
-@dev.callback(epilog=options.examples('eval "$(slackwater dev up)"', "slackwater dev down"))
-def _dev() -> None:
-    """Run Kafka and S3 on this machine, for development.
-
-    They run in the background; their data lies under .slackwater/.
-    """
+    return option("PORT", where, min=1, max=65535)
 
 
 @verb(
@@ -47,7 +45,7 @@ def up(
     """
     from ...pipeline.dev.servers import DevServers
 
-    with session.output.progress() as progress:
+    with session.progress() as progress:
         servers = DevServers(folder, tell=progress)
         started = servers.up(kafka_port=kafka_port, s3_port=s3_port)
     status = servers.status()
@@ -58,7 +56,7 @@ def up(
     data = {"started": started, "servers": status, "environment": servers.environment()}
     result = Result(data | {"env_file": str(servers.env_file)}, *lines)
     source = f"source {_short(str(servers.env_file))}"
-    if terminal.is_terminal() and not session.output.as_json:
+    if terminal.is_terminal() and not session.as_json:
         # Nobody takes them over here: a person reads.
         session.note("")
         result.blocks = (Title(f"To use them, type these lines, or just: {source}"), *lines)
@@ -76,14 +74,14 @@ def up(
 )
 def down(
     session: Session,
-    purge: bool = options.flag("--purge", "Delete topics, objects and logs as well."),
-    dry_run: options.DryRun = False,
+    purge: bool = flag("--purge", "Delete topics, objects and logs as well."),
+    dry_run: bool = DRY_RUN,
     folder: Path = _FOLDER,
 ) -> None:
     """Stop Kafka and S3. Their data stays, unless it is to be purged."""
     from ...pipeline.dev.servers import DevServers
 
-    with session.output.progress() as progress:
+    with session.progress() as progress:
         servers = DevServers(folder, tell=progress)
         if dry_run:
             stopped = tuple(each.name for each in servers.status() if each.state != "stopped")
@@ -92,9 +90,8 @@ def down(
             stopped = servers.down()
             deleted = servers.purge() if purge else ()
     would = "would be " if dry_run else ""
-    lines = [f"{name} {would}stopped" for name in stopped] or [
-        f"no server of {folder.absolute()} runs; --folder names another"
-    ]
+    none = f"no server of {folder.absolute()} runs; --folder names another"
+    lines = [f"{name} {would}stopped" for name in stopped] or [none]
     lines += [f"{_short(each.path)} ({formats.size(each.bytes)}) {would}deleted" for each in deleted]
     session.show(Result({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines))
 
@@ -106,19 +103,14 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
 
     servers = DevServers(folder).status()
     logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
-    shown = Table.each(
-        servers,
-        {
-            "server": lambda each: each.name,
-            "state": lambda each: each.state,
-            "address": lambda each: each.address or "-",
-            ">pid": lambda each: str(each.pid or "-"),
-            "started": lambda each: instants.age(each.started_ms) if each.started_ms else "-",
-            ">data": lambda each: formats.size(each.data_bytes),
-            "folder": lambda each: _short(each.data),
-        },
+    ages = ((each, instants.age(each.started_ms) if each.started_ms else "-") for each in servers)
+    size = formats.size
+    rows = (
+        (s.name, s.state, s.address or "-", str(s.pid or "-"), age, size(s.data_bytes), _short(s.data))
+        for s, age in ages
     )
-    session.show(Result(servers, shown, *logs))
+    table = Table.of(("server", "state", "address", ">pid", "started", ">data", "folder"), rows)
+    session.show(Result(servers, table, *logs))
 
 
 def _short(path: str) -> str:

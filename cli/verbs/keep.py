@@ -2,16 +2,12 @@
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ...durations import HOUR_MS
 from ...errors import NotFound, Usage
 from ...results.shown import Result
-from .. import options
+from ..options import APP, DRY_RUN, STAGE, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
-
-if TYPE_CHECKING:
-    from ...client import StoredApp
 
 
 @verb(
@@ -22,16 +18,14 @@ if TYPE_CHECKING:
 )
 def clone(
     session: Session,
-    source: str = options.argument("SRC[@REF]", "The app to clone, and the moment. Default: now."),
-    name: str = options.argument("DST", "Name of the clone."),
-    topic: list[str] | None = options.option(
-        "NAME=OTHER", "Let the clone read topic OTHER where the app says NAME; may be repeated."
-    ),
-    sink: list[str] | None = options.option(
+    source: str = argument("SRC[@REF]", "The app to clone, and the moment. Default: now."),
+    name: str = argument("DST", "Name of the clone."),
+    topic: Many = option("NAME=OTHER", "Let the clone read topic OTHER where the app says NAME; may be repeated."),
+    sink: Many = option(
         "NAME=TOPIC", "Let the clone publish its sink NAME to this topic; may be repeated. Default: nothing."
     ),
-    to: str | None = options.option("ROOT", "Store root of the clone. Default: the source's."),
-    dry_run: options.DryRun = False,
+    to: str | None = option("ROOT", "Store root of the clone. Default: the source's."),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Make a new app from a moment of another one.
 
@@ -41,12 +35,12 @@ def clone(
     nothing unless --sink says where to. An interrupted clone is finished by the same command. --store is where the
     source is, --to where the clone goes.
     """
-    topics = options.pairs("--topic", topic, "NAME=OTHER", "flights=flights-corrected")
-    sinks = options.pairs("--sink", sink, "NAME=TOPIC", "alerts=staging-alerts")
+    topics = pairs("--topic", topic, "NAME=OTHER", "flights=flights-corrected")
+    sinks = pairs("--sink", sink, "NAME=TOPIC", "alerts=staging-alerts")
     try:
         session.show(session.app(source).cloned(source, name, to, dry_run=dry_run, topics=topics, sinks=sinks))
     except NotFound as error:
-        if error.what == "app" and session.said_store and not to:
+        if error.what == "app" and session.store_option and not to:
             error.hint += "; --store is where the source is, --to says where the clone goes"
         raise
 
@@ -56,9 +50,9 @@ def clone(
 )
 def rescale(
     session: Session,
-    stage: options.Stage,
-    partitions: int = options.option("N", "State partitions from now on.", ..., min=1),
-    dry_run: options.DryRun = False,
+    stage: str = STAGE,
+    partitions: int = option("N", "State partitions from now on.", ..., min=1),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Change the number of state partitions of a stage's table.
 
@@ -71,7 +65,7 @@ def rescale(
 
 
 @verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True)
-def retire(session: Session, stage: options.Stage, dry_run: options.DryRun = False) -> None:
+def retire(session: Session, stage: str = STAGE, dry_run: bool = DRY_RUN) -> None:
     """Let an app go on without a stage that is gone from its program.
 
     From then on snapshots do not wait for it, moments of the app leave it out, and garbage collection keeps nothing
@@ -82,9 +76,6 @@ def retire(session: Session, stage: options.Stage, dry_run: options.DryRun = Fal
     session.show(app.retire(name, dry_run=dry_run))
 
 
-_NICE = 10
-
-
 @verb(
     "slackwater compact flights --dry-run",
     "slackwater compact flights --stage carriers --full",
@@ -92,15 +83,13 @@ _NICE = 10
 )
 def compact(
     session: Session,
-    app_name: options.App,
-    stage: list[str] | None = options.option(
-        "NAME", "Only the table of this stage; may be repeated. Default: all tables."
-    ),
-    watch: bool = options.flag("--watch", "Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM."),
-    every: int = options.span("How often --watch looks. Default: 5s.", 5000, least_ms=100, bare_seconds=True),
-    threads: int = options.option("N", "Merges that go on at once.", 1, min=1),
-    full: bool = options.flag("--full", "Merge everything of each state partition into one run, due or not."),
-    dry_run: options.DryRun = False,
+    app_name: str = APP,
+    stage: Many = option("NAME", "Only the table of this stage; may be repeated. Default: all tables."),
+    watch: bool = flag("--watch", "Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM."),
+    every: int = span("How often --watch looks. Default: 5s.", 5000, least_ms=100, bare_seconds=True),
+    threads: int = option("N", "Merges that go on at once.", 1, min=1),
+    full: bool = flag("--full", "Merge everything of each state partition into one run, due or not."),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Merge the SSTs of an app's tables, as the policy of each table calls for.
 
@@ -117,24 +106,20 @@ def compact(
         return
     # Not everywhere can a process give way.
     with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    if watch:
-        _watch(session, app, stages, threads, every / 1_000)
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
+    if not watch:
+        with session.progress() as progress:
+            done = app.compact(stages, threads=threads, full=full, on_version=lambda one: progress(compacted_line(one)))
+        session.show(done)
         return
-    with session.output.progress() as progress:
-        done = app.compact(stages, threads=threads, full=full, on_version=lambda one: progress(compacted_line(one)))
-    session.show(done)
-
-
-def _watch(session: Session, app: "StoredApp", stages: list[str], threads: int, every_s: float) -> None:
     from ...pipeline.run.stopping import stop_signals
-    from ...results.kept import compacted_line
 
+    every_s = every / 1_000
     again = f"trying again in {every_s:g} s"
 
     def put_off(stage: str, error: Exception) -> None:
         session.note(f"compaction of {app.name}/{stage} put off; {again}")
-        session.output.failure(error)
+        session.failure(error)
 
     # Only what watches ends in order; else these end the process as always.
     with stop_signals() as stop:
@@ -153,14 +138,14 @@ def _watch(session: Session, app: "StoredApp", stages: list[str], threads: int, 
 )
 def gc(
     session: Session,
-    app_name: options.App,
-    all_: int | None = options.span("Keep every version this young.", name="--all"),
-    hourly: int | None = options.span("Within this age, keep a moment an hour."),
-    daily: int | None = options.span("Within this age, keep a moment a day."),
-    versions: int | None = options.option("N", "Keep the newest N versions of each stage.", min=1),
-    margin: int = options.span("Keep objects that nothing names for so long. Default, and the shortest: 1h.", HOUR_MS),
-    explain: str | None = options.option("OBJECT", "Say why this object is kept, or not; delete nothing."),
-    dry_run: options.DryRun = False,
+    app_name: str = APP,
+    all_: int | None = span("Keep every version this young.", name="--all"),
+    hourly: int | None = span("Within this age, keep a moment an hour."),
+    daily: int | None = span("Within this age, keep a moment a day."),
+    versions: int | None = option("N", "Keep the newest N versions of each stage.", min=1),
+    margin: int = span("Keep objects that nothing names for so long. Default, and the shortest: 1h.", HOUR_MS),
+    explain: str | None = option("OBJECT", "Say why this object is kept, or not; delete nothing."),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Collect garbage: versions that retention lets go, and objects that nothing names.
 
@@ -172,12 +157,7 @@ def gc(
     session.show(session.app(app_name).gc(margin_ms=margin, explained=explain or "", dry_run=dry_run, **rules))
 
 
-app = group()
-
-
-@app.callback(epilog=options.examples("slackwater app rm flights-staging --dry-run"))
-def _app() -> None:
-    """Remove an app wholly."""
+app = group("Remove an app wholly.", "slackwater app rm flights-staging --dry-run")
 
 
 @verb(
@@ -188,11 +168,11 @@ def _app() -> None:
 )
 def rm(
     session: Session,
-    app_name: options.App,
-    topics: bool = options.flag("--topics", "Also its repartition topics and consumer groups in Kafka."),
-    fence: bool = options.flag("--fence", "Also when a runner holds it: that stops."),
-    force: bool = options.flag("--force", "Also when clones live from it: these are damaged then."),
-    dry_run: options.DryRun = False,
+    app_name: str = APP,
+    topics: bool = flag("--topics", "Also its repartition topics and consumer groups in Kafka."),
+    fence: bool = flag("--fence", "Also when a runner holds it: that stops."),
+    force: bool = flag("--force", "Also when clones live from it: these are damaged then."),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Remove an app: its tables, its history, its snapshots.
 

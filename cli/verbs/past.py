@@ -1,12 +1,49 @@
-"""Verbs that tell what has happened: log, history, diff, verify."""
+"""Verbs that tell how far an app is and what has happened: status, log, history, diff, verify."""
 
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
+from ...durations import HOUR_MS
 from ...errors import Usage
-from .. import options
+from ..options import APP, KEY, REF, TABLE, argument, flag, key_values, option, program, span
 from ..session import Session, verb
+
+
+@verb(
+    "slackwater status",
+    "slackwater status flights --watch",
+    "slackwater status flights --cost --since 1d          # requests, bytes, and S3's bill for a month",
+    "slackwater status flights --json | jq '.[].stages[].inputs[].lag'",
+    kafka=True,
+)
+def status(
+    session: Session,
+    app_name: str | None = argument("APP", "Only this app. Default: all in the store.", None),
+    watch: bool = flag("--watch", "Show it again and again until Ctrl-C."),
+    every: int = span("How often --watch looks. Default: 2s.", 2000, least_ms=100, bare_seconds=True),
+    cost: bool = flag("--cost", "Show instead what the store is asked and keeps, and what a month costs."),
+    since: int | None = span("With --cost: by the versions of this time. Default: 1h."),
+) -> None:
+    """Show how far every stage is, and what it has not read yet; of one app also how its tables do.
+
+    The lag of users' topics needs Kafka; without it everything else is shown.
+    """
+    from ...client import status as of
+
+    if cost and watch:
+        raise Usage("--cost and --watch exclude each other")
+    if since is not None and not cost:
+        raise Usage("--since goes with --cost")
+    if cost:
+        session.show(of.cost(session.client, app_name, HOUR_MS if since is None else since))
+        return
+    with session.live() if watch else nullcontext(session.show) as show:
+        while True:
+            show(of.status(session.client, app_name))
+            if not watch:
+                break
+            time.sleep(every / 1_000)
 
 
 @verb(
@@ -17,10 +54,10 @@ from ..session import Session, verb
 )
 def log(
     session: Session,
-    app_name: options.App,
-    limit: int = options.option("N", "Show this many; 0 for all.", 20, min=0),
-    stage: str = options.option("NAME", "Only this stage.", ""),
-    operations: bool = options.flag("--operations", "Show what was done to the app, by whom, not its commits."),
+    app_name: str = APP,
+    limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
+    stage: str = option("NAME", "Only this stage.", ""),
+    operations: bool = flag("--operations", "Show what was done to the app, by whom, not its commits."),
 ) -> None:
     """Show the commits of an app, newest first.
 
@@ -47,13 +84,13 @@ def log(
 )
 def history(
     session: Session,
-    app_name: options.App,
-    table: options.Table,
-    key: options.Key,
-    limit: int = options.option("N", "Show this many changes; 0 for all.", 20, min=0),
-    why: bool = options.flag("--why", "Replay each change, and name the input record behind it."),
-    code: Path | None = options.program("The program that ran, for --why."),
-    verbose: bool = options.flag("--verbose", "Also say what was read for it.", "-v"),
+    app_name: str = APP,
+    table: str = TABLE,
+    key: list[str] = KEY,
+    limit: int = option("N", "Show this many changes; 0 for all.", 20, min=0),
+    why: bool = flag("--why", "Replay each change, and name the input record behind it."),
+    code: Path | None = program("The program that ran, for --why."),
+    verbose: bool = flag("--verbose", "Also say what was read for it.", "-v"),
 ) -> None:
     """Show each change of the row of one key, newest first.
 
@@ -63,10 +100,10 @@ def history(
     from ...client.replays import records_behind
     from ...results.history import key_history as shown
 
-    found = session.app(app_name).history(table, options.key_values(key), limit=limit).found
+    found = session.app(app_name).history(table, key_values(key), limit=limit).found
     behind = None
     if why and found.changes:
-        with session.output.progress() as progress:
+        with session.progress() as progress:
             behind = records_behind(session.client, found, code, progress)
     session.show(shown(found, " ".join(key), behind, limit=limit, verbose=verbose))
 
@@ -79,13 +116,13 @@ def history(
 )
 def diff(
     session: Session,
-    before: str = options.argument("A", "A moment, as everywhere: app, app@name, app@-5m, app/stage@v42."),
-    after: str = options.argument("B", "Another moment, of the same app or of another one."),
-    table: str = options.option("NAME", "Only this table.", ""),
-    stat: bool = options.flag("--stat", "Only how many rows differ."),
-    keys: bool = options.flag("--keys", "Only the keys of the rows that differ, not their values."),
-    out: Path | None = options.option("FILE", "Write all rows that differ to a .parquet, .csv or .json file."),
-    to: str | None = options.option("ROOT", "Store root of B. Default: A's."),
+    before: str = argument("A", "A moment, as everywhere: app, app@name, app@-5m, app/stage@v42."),
+    after: str = argument("B", "Another moment, of the same app or of another one."),
+    table: str = option("NAME", "Only this table.", ""),
+    stat: bool = flag("--stat", "Only how many rows differ."),
+    keys: bool = flag("--keys", "Only the keys of the rows that differ, not their values."),
+    out: Path | None = option("FILE", "Write all rows that differ to a .parquet, .csv or .json file."),
+    to: str | None = option("ROOT", "Store root of B. Default: A's."),
 ) -> None:
     """Show which rows differ between two moments.
 
@@ -108,6 +145,7 @@ def diff(
 
 
 _TELL_S = 1.0
+"""A person reads no faster."""
 
 
 @verb(
@@ -118,10 +156,8 @@ _TELL_S = 1.0
 )
 def verify(
     session: Session,
-    ref: options.Ref,
-    deep: bool = options.flag(
-        "--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."
-    ),
+    ref: str = REF,
+    deep: bool = flag("--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."),
 ) -> None:
     """Prove that a moment is whole: that it is consistent, complete and undamaged.
 
@@ -130,19 +166,14 @@ def verify(
     """
     from ...results.snapshots import verification
 
-    with session.output.progress() as progress:
-        report = session.app(ref).verify(ref, deep=deep, on_progress=_seldom(progress))
-    session.show(verification(report))
-
-
-def _seldom(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """`progress`, not more often than a person reads."""
     last_s = time.monotonic()
+    with session.progress() as progress:
 
-    def now_and_then(line: str) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s > _TELL_S:
-            last_s = time.monotonic()
-            progress(line)
+        def now_and_then(line: str) -> None:
+            nonlocal last_s
+            if time.monotonic() - last_s > _TELL_S:
+                last_s = time.monotonic()
+                progress(line)
 
-    return now_and_then
+        report = session.app(ref).verify(ref, deep=deep, on_progress=now_and_then)
+    session.show(verification(report))

@@ -1,15 +1,13 @@
 """Verbs that load a program: run, init, migrate."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import Usage
 from ...results import formats
-from .. import options
-from ..output import Progress
+from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, pairs, program, span
 from ..reporter import reporting
 from ..session import Session, verb
 
@@ -30,34 +28,30 @@ if TYPE_CHECKING:
 )
 def run(
     session: Session,
-    file: Path = options.argument("FILE", "Python file that declares the app."),
-    stage: list[str] | None = options.option("NAME", "Run only this stage; may be repeated. Default: all of them."),
-    app_name: str | None = options.option("NAME", "Run the program as this app, for example as a clone.", name="--app"),
-    until_caught_up: bool = options.flag("--until-caught-up", "Stop when all that is there at the start is read."),
-    max_records: int | None = options.option(
+    file: Path = argument("FILE", "Python file that declares the app."),
+    stage: Many = option("NAME", "Run only this stage; may be repeated. Default: all of them."),
+    app_name: str | None = option("NAME", "Run the program as this app, for example as a clone.", name="--app"),
+    until_caught_up: bool = flag("--until-caught-up", "Stop when all that is there at the start is read."),
+    max_records: int | None = option(
         "N", "At most this many records of an input a batch. Default: as the program says.", min=1
     ),
-    trigger: int | None = options.span("Shortest time from batch to batch. Default: as the program says."),
-    max_unflushed: int | None = options.option(
+    trigger: int | None = span("Shortest time from batch to batch. Default: as the program says."),
+    max_unflushed: int | None = option(
         "N", "How many versions a stage may run ahead of its last commit. Default: as the program says.", min=0
     ),
-    accept_loss: bool = options.flag("--accept-loss", "Go on when offsets not read yet are gone from Kafka."),
-    master: str = options.option("URL", "Spark master.", "local[*]"),
-    conf: options.Conf = None,
-    py_files: options.PyFiles = None,
-    patience: int = options.span(
+    accept_loss: bool = flag("--accept-loss", "Go on when offsets not read yet are gone from Kafka."),
+    master: str = option("URL", "Spark master.", "local[*]"),
+    conf: Many = CONF,
+    py_files: Many = PY_FILES,
+    patience: int = span(
         "How long to wait for a broker or store that is away. Default: 2m.", 120000, bare_seconds=True
     ),
-    metrics: int | None = options.option(
-        "PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535
-    ),
-    compaction: Literal["inline", "external"] = options.option(
+    metrics: int | None = option("PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535),
+    compaction: Literal["inline", "external"] = option(
         None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", "inline"
     ),
-    compaction_threads: int = options.option(
-        "N", "Merges of each stage that go on at once beside the batches.", 1, min=1
-    ),
-    gc: str = options.option("SPAN", "Collect garbage so often, if [retention] has rules: 1h, '1 day'; or off.", "1h"),
+    compaction_threads: int = option("N", "Merges of each stage that go on at once beside the batches.", 1, min=1),
+    gc: str = option("SPAN", "Collect garbage so often, if [retention] has rules: 1h, '1 day'; or off.", "1h"),
 ) -> None:
     """Run an app, or some of its stages, from where it stopped.
 
@@ -81,7 +75,7 @@ def run(
         compaction_threads=compaction_threads if compaction == "inline" else 0,
         gc_every_ms=gc_every_ms("--gc", gc),
     )
-    with reporting(session.output) as reporter, stop_signals(reporter.asked) as stop:
+    with reporting(session) as reporter, stop_signals(reporter.asked) as stop:
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
@@ -112,10 +106,9 @@ def _with_spark(
 
     spark_conf = settings_of(conf or ())
     if secrets := secrets_in(spark_conf):
-        session.note(
-            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
-            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
-        )
+        instead = "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
+        why = "a secret on the command line can be read by everybody on this machine (`ps`)"
+        session.note(f"{', '.join(secrets)}: {why}; {instead}")
     files = check_py_files(file for files in py_files or () for file in files.split(","))
     return replace(options, master=master, spark_conf=spark_conf, py_files=files)
 
@@ -132,20 +125,18 @@ _DRAW_S = 0.1
 )
 def init(
     session: Session,
-    stage: options.Stage,
-    file: str = options.argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
-    sql: str = options.option("SQL", "A query that returns the rows, in the place of FILE.", ""),
-    code: Path | None = options.program("The program that declares the app."),
-    offsets: list[str] = options.option(
+    stage: str = STAGE,
+    file: str = argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
+    sql: str = option("SQL", "A query that returns the rows, in the place of FILE.", ""),
+    code: Path | None = program("The program that declares the app."),
+    offsets: list[str] = option(
         "TOPIC=WHERE",
         "Where the app begins to read a topic: earliest, latest, or JSON by partition, as Spark's startingOffsets; may "
         "be repeated. Default: as the program says.",
         [],
     ),
-    at: str = options.option(
-        "TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""
-    ),
-    dry_run: options.DryRun = False,
+    at: str = option("TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Begin a stage's table with rows from elsewhere: they become its version 1.
 
@@ -157,29 +148,22 @@ def init(
 
     app, _ = session.stage(stage)
     program = session.client.program_of(app.name, code, "declares the table")
-    with session.output.progress() as progress:
+    last_s, is_sorted = 0.0, False
+    with session.progress() as progress:
         progress("starting Spark, which knows the program's columns")
-        drawn = _drawn(progress)
-        done, first = session.client.initialise(stage, file, sql, program, offsets, at, dry_run, drawn)
+
+        def on_progress(so_far: "Loaded") -> None:
+            """Rows read, and from when they are sorted a bar of those written."""
+            nonlocal last_s, is_sorted
+            rows = formats.plural(so_far.read, "row")
+            line = f"read and sorted {rows}" if so_far.rows and not is_sorted else ""
+            if line or time.monotonic() - last_s > _DRAW_S:
+                last_s, is_sorted = time.monotonic(), so_far.rows > 0
+                wrote = f"{formats.bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
+                progress(line, wrote if so_far.rows else f"read {rows}")
+
+        done, first = session.client.initialise(stage, file, sql, program, offsets, at, dry_run, on_progress)
     session.show(initialised(done, first, program, dry_run=dry_run))
-
-
-def _drawn(progress: Progress) -> "Callable[[Loaded], None]":
-    """Shows how far loading is: rows read, and from when they are sorted a bar of those written."""
-    last_s, sorted_rows = 0.0, False
-
-    def on_progress(so_far: "Loaded") -> None:
-        nonlocal last_s, sorted_rows
-        line = ""
-        if so_far.rows and not sorted_rows:
-            sorted_rows, line = True, f"read and sorted {formats.plural(so_far.read, 'row')}"
-        if line or time.monotonic() - last_s > _DRAW_S:
-            last_s = time.monotonic()
-            read = f"read {formats.plural(so_far.read, 'row')}"
-            wrote = f"{formats.bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
-            progress(line, wrote if so_far.rows else read)
-
-    return on_progress
 
 
 @verb(
@@ -192,26 +176,26 @@ def _drawn(progress: Progress) -> "Callable[[Loaded], None]":
 )
 def migrate(
     session: Session,
-    file: Path = options.argument("FILE", "Python file that declares the app, as it is to be from now on."),
-    app_name: str | None = options.option("NAME", "Migrate this app, for example a clone.", name="--app"),
-    rename: list[str] | None = options.option(
+    file: Path = argument("FILE", "Python file that declares the app, as it is to be from now on."),
+    app_name: str | None = option("NAME", "Migrate this app, for example a clone.", name="--app"),
+    rename: Many = option(
         "OLD=NEW", "A stored column has this name in the program; TABLE.OLD=NEW for one table. May be repeated."
     ),
-    rename_stage: list[str] | None = options.option(
+    rename_stage: Many = option(
         "OLD=NEW", "A stored stage has this name in the program: its table goes on under that. May be repeated."
     ),
-    backfill: bool = options.flag(
+    backfill: bool = flag(
         "--backfill", "Compute what was added over the past too, from Kafka, beside the running app."
     ),
-    since: str = options.option("REF", "With --backfill: from this moment of the app on.", "", name="--from"),
-    master: str = options.option(
+    since: str = option("REF", "With --backfill: from this moment of the app on.", "", name="--from"),
+    master: str = option(
         "URL",
         "Spark master. Default: local[1], which says what columns the program declares; to backfill, local[*].",
         "",
     ),
-    conf: options.Conf = None,
-    py_files: options.PyFiles = None,
-    dry_run: options.DryRun = False,
+    conf: Many = CONF,
+    py_files: Many = PY_FILES,
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Have an app go on with a changed program, with all that it has stored.
 
@@ -223,27 +207,21 @@ def migrate(
     """
     if since and not backfill:
         raise Usage("--from goes with --backfill")
-    renames = options.pairs("--rename", rename, "OLD=NEW", "delay=delay_min")
-    stages = options.pairs("--rename-stage", rename_stage, "OLD=NEW", "carriers=airlines")
+    renames = pairs("--rename", rename, "OLD=NEW", "delay=delay_min")
+    stages = pairs("--rename-stage", rename_stage, "OLD=NEW", "carriers=airlines")
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
     spark = master or ("local[*]" if backfill else "local[1]")
     run_options = _with_spark(session, by_settings, spark, conf, py_files)
-    with reporting(session.output) as reporter:
+    with reporting(session) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
         from ...pipeline.migrate.backfill import backfill_file
         from ...pipeline.migrate.program import migrate_file
         from ...results.programs import migrated
 
-        given: Any = {
-            "app": app_name,
-            "options": run_options,
-            "renames": renames,
-            "stages": stages,
-            "dry_run": dry_run,
-            "news": reporter,
-        }
-        past = backfill_file(str(file), since=since, **given) if backfill else None
-        done = past.migrated if past is not None else migrate_file(str(file), **given)
+        names: Any = {"app": app_name, "renames": renames, "stages": stages}
+        how: Any = {"options": run_options, "dry_run": dry_run, "news": reporter}
+        past = backfill_file(str(file), since=since, **names, **how) if backfill else None
+        done = past.migrated if past is not None else migrate_file(str(file), **names, **how)
     session.show(migrated(done, past, str(file), session.client.flags, dry_run=dry_run))

@@ -1,13 +1,13 @@
 """`slackwater replay`: run one batch of history again, here, and compare."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from bdb import BdbQuit
+from contextlib import ExitStack
 from pathlib import Path
 
 import typer
 
 from ...errors import Refused, Usage
-from .. import options
+from ..options import argument, flag, key_values, option, program
 from ..session import Session, verb
 
 _ZIP = ".zip"
@@ -24,16 +24,14 @@ _LEFT_DEBUGGER = 130
 )
 def replay(
     session: Session,
-    ref: str = options.argument(
-        "APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."
-    ),
-    code: Path | None = options.program("The program to run.", "; for a bundle, the one in it"),
-    key: list[str] = options.option(
+    ref: str = argument("APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."),
+    code: Path | None = program("The program to run.", "; for a bundle, the one in it"),
+    key: list[str] = option(
         "VALUE", "Only this key of the stage's table; once for each key column. Written as in `get`.", []
     ),
-    stop: bool = options.flag("--break", "Stop in the stage's function, and in that of its state: breakpoint()."),
-    bundle: Path | None = options.option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
-    pytest: Path | None = options.option(
+    stop: bool = flag("--break", "Stop in the stage's function, and in that of its state: breakpoint()."),
+    bundle: Path | None = option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
+    pytest: Path | None = option(
         "FILE", "Write a test that expects what was committed; its bundle lies beside it, as FILE.zip."
     ),
 ) -> None:
@@ -47,16 +45,21 @@ def replay(
     from ...pipeline.replay.compare import compare
     from ...results.programs import replayed
 
-    given = Path(ref) if ref.endswith(_ZIP) else None
-    written = _written_to(given, key, bundle, pytest)
+    given, written = Path(ref) if ref.endswith(_ZIP) else None, bundle
+    if given is not None and (bundle is not None or key):
+        raise Usage(f"{given} is a bundle already: it has the keys it has", hint="give a ref, as APP/STAGE@VERSION")
+    if given is None and bundle is None and pytest is not None:
+        written = pytest.with_suffix(_ZIP)
+    if written is not None and written.suffix != _ZIP:
+        raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
     if pytest is not None:
         from ...pipeline.replay.expectation import check_beside
 
         check_beside(pytest, written or Path(ref))
     with ExitStack() as until_done:
-        with session.output.progress() as progress:
+        with session.progress() as progress:
             progress(STARTING)
-            opened = batch_in(given, code) if given else batch_of(session.client, ref, code, options.key_values(key))
+            opened = batch_in(given, code) if given else batch_of(session.client, ref, code, key_values(key))
             batch, sent, only = until_done.enter_context(opened)
         # Nothing is drawn from here on: a debugger may have the terminal.
         if stop:
@@ -64,8 +67,12 @@ def replay(
 
             # Not before: its function ran once already, to see what columns it gives.
             session.note(f"stopping in {' and '.join(stop_in(batch.stage))}")
-        with _debugger():
+        try:
             found = compare(batch, sent, only)
+        except Refused as error:
+            if isinstance(error.__cause__, BdbQuit):  # whoever leaves the debugger leaves the verb
+                raise typer.Exit(_LEFT_DEBUGGER) from None
+            raise
         if written is not None:
             from ...pipeline.replay.bundle import write
             from ...pipeline.replay.bundled import capture
@@ -78,28 +85,3 @@ def replay(
         program = None if given is not None and code is None else batch.program.app.file
         write_test(pytest, written or Path(ref), program, found)
     session.show(replayed(found, written, pytest))
-
-
-def _written_to(given: Path | None, key: list[str], bundle: Path | None, pytest: Path | None) -> Path | None:
-    """Where a bundle is to be written; None for nowhere. Raises `Usage`."""
-    if given is not None:
-        if bundle is not None or key:
-            raise Usage(f"{given} is a bundle already: it has the keys it has", hint="give a ref, as APP/STAGE@VERSION")
-        return None
-    written = bundle or (pytest.with_suffix(_ZIP) if pytest is not None else None)
-    if written is not None and written.suffix != _ZIP:
-        raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
-    return written
-
-
-@contextmanager
-def _debugger() -> Iterator[None]:
-    """Whoever leaves the debugger leaves the verb."""
-    from bdb import BdbQuit
-
-    try:
-        yield
-    except Refused as error:
-        if isinstance(error.__cause__, BdbQuit):
-            raise typer.Exit(_LEFT_DEBUGGER) from None
-        raise

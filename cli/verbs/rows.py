@@ -8,7 +8,7 @@ import typer
 from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
-from .. import options
+from ..options import APP, DRY_RUN, KEY, REF, TABLE, Many, argument, flag, key_values, option
 from ..session import Session, verb
 
 
@@ -26,14 +26,12 @@ from ..session import Session, verb
 )
 def query(
     session: Session,
-    ref: options.Ref,
-    sql: str | None = options.argument(
-        "SQL", "DuckDB SQL over the app's tables; '-' reads it from standard input.", None
-    ),
-    file: Path | None = options.option("FILE", "Read the SQL from a file.", exists=True, dir_okay=False),
-    out: Path | None = options.option("FILE", "Write all rows to a .parquet, .csv or .json file."),
-    limit: int = options.option("N", "Print this many rows; 0 for all.", 50, min=0),
-    ui: bool = options.flag("--ui", "Open DuckDB's own page in the browser, over an export of that moment."),
+    ref: str = REF,
+    sql: str | None = argument("SQL", "DuckDB SQL over the app's tables; '-' reads it from standard input.", None),
+    file: Path | None = option("FILE", "Read the SQL from a file.", exists=True, dir_okay=False),
+    out: Path | None = option("FILE", "Write all rows to a .parquet, .csv or .json file."),
+    limit: int = option("N", "Print this many rows; 0 for all.", 50, min=0),
+    ui: bool = flag("--ui", "Open DuckDB's own page in the browser, over an export of that moment."),
 ) -> None:
     """Query the state with DuckDB, now or at any earlier moment.
 
@@ -48,40 +46,29 @@ def query(
         return
     if sql is not None and file is not None:
         raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
-    text = sql
-    if file is not None:
-        text = _decoded(file.read_bytes(), str(file))
-    elif sql == "-":
-        text = _decoded(typer.get_binary_stream("stdin").read(), "standard input")
-    if text is None:
-        from ...results.rows import tables
+    from ...results import rows, values
 
-        session.show(tables(session.client.moment(ref, "shown").cut))
-        return
-    from ...results import values
-    from ...results.rows import rows
-
-    if out is not None:
+    if file is not None or sql == "-":
+        data = typer.get_binary_stream("stdin").read() if file is None else file.read_bytes()
+        try:
+            sql = data.decode()
+        except UnicodeDecodeError as error:
+            wrong = f"byte {error.start} is 0x{data[error.start]:02x}"
+            where = f"the SQL in {file or 'standard input'} is not UTF-8"
+            raise Usage(f"{where}: {wrong}", hint="save it as UTF-8") from None
+    if out is not None and sql is not None:
         values.check_ending(out)
     moment = session.client.moment(ref, "shown")
-    found, moments = moment.answer(text)
+    if sql is None:
+        session.show(rows.tables(moment.cut))
+        return
+    found, others = moment.answer(sql)
     if out is None:
-        session.show(rows(found, moment.cut, moments, limit))
+        session.show(rows.rows(found, others, moment.cut, limit))
         return
     values.write(found, out)
-    number = found.num_rows
-    written = {"file": str(out), "rows": number, "thinned_out": moment.thinned_out}
-    session.show(Result(written, f"{formats.plural(number, 'row')} in {out}"))
-
-
-def _decoded(text: bytes, where: str) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise Usage(
-            f"the SQL in {where} is not UTF-8: byte {error.start} is 0x{text[error.start]:02x}",
-            hint="save it as UTF-8",
-        ) from None
+    written = {"file": out, "rows": found.num_rows, "thinned_out": moment.thinned_out}
+    session.show(Result(written, f"{formats.plural(found.num_rows, 'row')} in {out}"))
 
 
 def _show_page(session: Session, ref: str) -> None:
@@ -91,11 +78,10 @@ def _show_page(session: Session, ref: str) -> None:
 
     check_page()
     moment = session.client.moment(ref, "shown")
-    app = session.app(ref).name
     with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
-        written = moment.write(Path(folder) / f"{app}.duckdb")
+        written = moment.write(Path(folder) / f"{moment.cut.app}.duckdb")
         with page(written.path) as words:
-            shown = {"page": words, "app": app, "versions": moment.versions, "tables": written.rows}
+            shown = {"page": words, "app": moment.cut.app, "versions": moment.versions, "tables": written.rows}
             session.show(Result(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it"))
             stop.wait()
 
@@ -109,8 +95,8 @@ def _show_page(session: Session, ref: str) -> None:
 )
 def sql(
     session: Session,
-    ref: options.Ref,
-    limit: int = options.option("N", "Print this many rows of each result; 0 for all.", 50, min=0),
+    ref: str = REF,
+    limit: int = option("N", "Print this many rows of each result; 0 for all.", 50, min=0),
 ) -> None:
     """Type SQL over the tables of an app, statement after statement, each up to its `;`.
 
@@ -137,10 +123,10 @@ def sql(
 )
 def get(
     session: Session,
-    ref: options.Ref,
-    table: options.Table,
-    key: options.Key,
-    verbose: bool = options.flag("--verbose", "Also say what was read for it.", "-v"),
+    ref: str = REF,
+    table: str = TABLE,
+    key: list[str] = KEY,
+    verbose: bool = flag("--verbose", "Also say what was read for it.", "-v"),
 ) -> None:
     """Print the row of one key.
 
@@ -148,8 +134,8 @@ def get(
     """
     from ...results.rows import row
 
-    found = session.client.moment(ref, "read").look_up(table, options.key_values(key))
-    session.show(row(found, table, key, verbose=verbose))
+    found = session.client.moment(ref, "read").look_up(table, key_values(key))
+    session.show(row(*found, table, key, verbose=verbose))
 
 
 @verb(
@@ -158,10 +144,10 @@ def get(
 )
 def export(
     session: Session,
-    ref: options.Ref,
-    file: Path = options.argument("FILE", "The DuckDB file to write."),
-    table: list[str] | None = options.option("NAME", "Only this table; may be repeated. Default: all of them."),
-    force: bool = options.flag("--force", "Overwrite the file if it is there."),
+    ref: str = REF,
+    file: Path = argument("FILE", "The DuckDB file to write."),
+    table: Many = option("NAME", "Only this table; may be repeated. Default: all of them."),
+    force: bool = flag("--force", "Overwrite the file if it is there."),
 ) -> None:
     """Write the tables of a moment to a DuckDB file.
 
@@ -182,12 +168,12 @@ def export(
 )
 def rejected(
     session: Session,
-    app_name: options.App,
-    stage: str | None = options.option("STAGE", "Only those of this stage."),
-    limit: int = options.option("N", "Show this many; 0 for all.", 20, min=0),
-    every: bool = options.flag("--all", "Also those that were retried."),
-    retry: bool = options.flag("--retry", "Have those that wait put through the current program."),
-    dry_run: options.DryRun = False,
+    app_name: str = APP,
+    stage: str | None = option("STAGE", "Only those of this stage."),
+    limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
+    every: bool = flag("--all", "Also those that were retried."),
+    retry: bool = flag("--retry", "Have those that wait put through the current program."),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Show the records that made a batch fail and were left out of it, newest first, each with its error.
 

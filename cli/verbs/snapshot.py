@@ -2,42 +2,37 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Usage
 from ...results.document import Table
-from .. import options
-from ..output import Progress
+from ..options import APP, DRY_RUN, argument, flag, option, span
 from ..session import Session, group, verb
+from ..terminal import Progress
 
 if TYPE_CHECKING:
     from ...client import StoredApp
     from ...moments.take.waiting import SnapshotProgress
 
-snapshot = group()
+snapshot = group(
+    "Take, list, show and remove snapshots of an app.",
+    "slackwater snapshot take flights before-deploy",
+    "slackwater snapshot list flights",
+)
 
-App = Annotated[str, options.positional("APP", "Name of the app; or APP@NAME.")]
-Name = Annotated[str | None, options.positional("NAME", "Name of the snapshot.")]
+_APP = argument("APP", "Name of the app; or APP@NAME.")
+_NAME = argument("NAME", "Name of the snapshot.", None)
 
 
 def _which(session: Session, app: str, name: str | None) -> "tuple[StoredApp, str]":
     """The app and the snapshot, said as two words or as a ref. Raises `Usage` where it is neither."""
     app_name, _, named = app.partition("@")
     if bool(named) == bool(name):
-        raise Usage(
-            f"{' '.join(filter(None, (app, name)))!r} does not say which snapshot; expected {app_name} NAME, or "
-            f"{app_name}@NAME",
-            hint=f"slackwater snapshot list {app_name} shows them",
-        )
+        words, expected = " ".join(filter(None, (app, name))), f"expected {app_name} NAME, or {app_name}@NAME"
+        hint = f"slackwater snapshot list {app_name} shows them"
+        raise Usage(f"{words!r} does not say which snapshot; {expected}", hint=hint)
     return session.app(app_name), named or str(name)
-
-
-@snapshot.callback(
-    epilog=options.examples("slackwater snapshot take flights before-deploy", "slackwater snapshot list flights")
-)
-def _snapshot() -> None:
-    """Take, list, show and remove snapshots of an app."""
 
 
 @verb(
@@ -48,11 +43,11 @@ def _snapshot() -> None:
 )
 def take(
     session: Session,
-    app_name: options.App,
-    name: str | None = options.argument("NAME", "Default: the time, as 20261121-071205.", None),
-    instant: bool = options.flag("--instant", "Pin the newest consistent moment without asking the app."),
-    timeout: int = options.span("Withdraw the request after this long. Default: 60s.", 60000, bare_seconds=True),
-    wait: bool = options.option(None, "Wait until it is complete.", True, name="--wait/--no-wait"),
+    app_name: str = APP,
+    name: str | None = argument("NAME", "Default: the time, as 20261121-071205.", None),
+    instant: bool = flag("--instant", "Pin the newest consistent moment without asking the app."),
+    timeout: int = span("Withdraw the request after this long. Default: 60s.", 60000, bare_seconds=True),
+    wait: bool = option(None, "Wait until it is complete.", True, name="--wait/--no-wait"),
 ) -> None:
     """Take a snapshot of a running app, without stopping or slowing it.
 
@@ -60,20 +55,20 @@ def take(
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    with session.output.progress() as progress:
-        on_look = _progress_of_answers(progress, app_name, name)
+    with session.progress() as progress:
+        on_look = _on_look(progress, f"snapshot {name} of {app_name}")
         taken = session.app(app_name).take(name, instant=instant, timeout_s=timeout / 1_000, wait=wait, on_look=on_look)
     session.show(taken)
 
 
 @verb("slackwater snapshot list flights", of=snapshot, name="list")
-def list_(session: Session, app_name: options.App) -> None:
+def list_(session: Session, app_name: str = APP) -> None:
     """List the snapshots of an app, and those it was asked for."""
     session.show(session.app(app_name).all_snapshots())
 
 
 @verb("slackwater snapshot show flights before-deploy", of=snapshot)
-def show(session: Session, app_name: App, name: Name = None) -> None:
+def show(session: Session, app_name: str = _APP, name: str | None = _NAME) -> None:
     """Show the versions of a snapshot, and where its inputs stood.
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
@@ -85,10 +80,10 @@ def show(session: Session, app_name: App, name: Name = None) -> None:
 @verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot)
 def rm(
     session: Session,
-    app_name: App,
-    name: Name = None,
-    dry_run: options.DryRun = False,
-    force: bool = options.flag("--force", "Also when a clone lives from it."),
+    app_name: str = _APP,
+    name: str | None = _NAME,
+    dry_run: bool = DRY_RUN,
+    force: bool = flag("--force", "Also when a clone lives from it."),
 ) -> None:
     """Remove a snapshot, or withdraw the request for one.
 
@@ -98,25 +93,21 @@ def rm(
     session.show(app.forget(name, force=force, dry_run=dry_run))
 
 
-def _progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callable[[SnapshotProgress], None]":
+def _on_look(progress: Progress, title: str) -> "Callable[[SnapshotProgress], None]":
     """Shows the stages' answers as they come in: a line for each that is new, and a table of all."""
     before: dict[str, tuple[str, str]] = {}
 
     def on_look(look: "SnapshotProgress") -> None:
-        nonlocal before
-        title = f"snapshot {name} of {app_name}" + ("" if look.complete else f": {look.waited_s:.1f} s")
-        states, news = {}, []
+        rows, news = [], []
         for stage, answer in look.answers.items():
-            awaits = f"awaits {{}}{', '.join(answer.awaited)}" if answer.awaited else ""
-            recorded = "…" if answer.version is None else f"v{answer.version}"
-            marker = "not seen" if answer.version is None else awaits.format("") or "passed on"
-            states[stage] = marker, recorded
-            if answer.version is not None and before.get(stage) != states[stage]:
-                more = f", {awaits.format('the marker on ')}" if awaits else ""
-                news.append(f"{stage} recorded {recorded}{more}")
-        rows = [(stage, *state, instants.when(look.answers[stage].head_ms)) for stage, state in states.items()]
+            markers, recorded = ", ".join(answer.awaited), "…" if answer.version is None else f"v{answer.version}"
+            marker = "not seen" if answer.version is None else f"awaits {markers}" if markers else "passed on"
+            rows.append((stage, marker, recorded, instants.when(answer.head_ms)))
+            if answer.version is not None and before.get(stage) != (marker, recorded):
+                news.append(f"{stage} recorded {recorded}{f', awaits the marker on {markers}' if markers else ''}")
+            before[stage] = marker, recorded
+        waited = "" if look.complete else f": {look.waited_s:.1f} s"
         for line in news or [""]:
-            progress(line, title, Table.of(("stage", "marker", "recorded", "last commit"), rows))
-        before = states
+            progress(line, title + waited, Table.of(("stage", "marker", "recorded", "last commit"), rows))
 
     return on_look

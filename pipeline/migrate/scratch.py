@@ -26,8 +26,7 @@ from ... import instants
 from ...errors import Refused
 from ...keep.backfill.fill import discard
 from ...keep.backfill.targets import Target
-from ...keep.backfill.windows import is_told, tell
-from ...keep.backfill.windows import read_through
+from ...keep.backfill.windows import is_told, read_through, tell
 from ...moments.cut.moments import version_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.cli import main, output, terminal
+from slackwater.cli import main, terminal
 from slackwater.errors import Refused
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import Request
@@ -123,7 +123,7 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
         patch.setattr(sys, "stderr", err)
         patch.setenv("COLUMNS", "200")
         patch.setenv("TERM", "xterm")
-        for each in (output.Output(as_json=False), *([output.Output(as_json=True)] if json_too else [])):
+        for each in (terminal.Printer(as_json=False), *([terminal.Printer(as_json=True)] if json_too else [])):
             each.show(
                 Result({text: text}, text, Title(text), Table.of((text, f">{text}"), [(text, text)]), notes=[text])
             )
@@ -143,7 +143,7 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
 def test_a_quoted_text_cannot_pass_for_a_line_of_ours() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", err := Terminal(tty=False))
-        output.Output(as_json=False).failure(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
+        terminal.Printer(as_json=False).failure(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
     assert err.getvalue() == "error: no\n  | LINE 1\n  | hint: forged\n  |   x\nhint: real\n"
 
 
@@ -151,7 +151,7 @@ def test_rich_finds_no_markup_in_data() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", out := Terminal(tty=True))
         patch.setenv("NO_COLOR", "1")
-        output.Output(as_json=False).show(
+        terminal.Printer(as_json=False).show(
             Result(None, "[red]x[/red]", Table.of(("[b]h[/b]",), [("[link=x]y[/link]",)]))
         )
     for markup in ("[red]x[/red]", "[b]h[/b]", "[link=x]y[/link]"):

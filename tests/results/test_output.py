@@ -16,8 +16,8 @@ from rich.console import Console
 from slackwater.errors import Refused, Usage
 from slackwater.results import formats, values
 from slackwater.results.document import Table
-from slackwater.results.text import drawn as as_rich
-from slackwater.results.text import plain as as_plain
+from slackwater.results.shown import drawn as as_rich
+from slackwater.results.shown import plain as as_plain
 
 EVERYTHING = pa.table(
     {

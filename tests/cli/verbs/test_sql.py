@@ -10,7 +10,6 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
-from slackwater.cli.output import Output
 from slackwater.cli.prompt import Names, prompter
 from slackwater.cli.session import Session
 from slackwater.cli.shell import Shell, is_finished, read, typed
@@ -26,7 +25,7 @@ WORST = "SELECT max(delay) AS worst FROM carriers"
 
 @pytest.fixture
 def shell(app: FlightsApp, tmp_path: Path) -> Iterator[Shell]:
-    with closing(Session(Output(as_json=False), str(tmp_path / "store"), None)) as session:
+    with closing(Session(str(tmp_path / "store"), None, as_json=False)) as session:
         yield Shell(session, app.name, 50)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from slackwater.cli.output import Output
 from slackwater.cli.reporter import Reporter
+from slackwater.cli.terminal import Printer
 from slackwater.pipeline.run.stopping import Stop, StopRequested, stop_signals
 
 
@@ -140,7 +140,7 @@ def test_inside_what_may_be_broken_off_something_may_be_that_may_not() -> None:
 
 
 def reports(*steps: Callable[[Reporter], None], live: bool = False) -> Reporter:
-    reporter = Reporter(Output(as_json=False), live=live)
+    reporter = Reporter(Printer(as_json=False), live=live)
     for step in steps:
         step(reporter)
     return reporter

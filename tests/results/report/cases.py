@@ -11,8 +11,7 @@ from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.diff.key_changes import KeyChanges
 from slackwater.moments.take.snapshots import pin
 from slackwater.results import html, markdown
-from slackwater.results.report.contents import Case, document
-from slackwater.results.report.masking import Mask
+from slackwater.results.report import Case, Mask, document
 from slackwater.search.evidence import collect
 from slackwater.search.predicate import Where
 from slackwater.search.search import bisect

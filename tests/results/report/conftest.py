@@ -5,7 +5,7 @@ from contextlib import closing
 from functools import cache
 
 import pytest
-from slackwater.results.report.contents import Case
+from slackwater.results.report import Case
 from slackwater.store.read.cache import SstCache
 
 from tests.results.report.cases import real_case

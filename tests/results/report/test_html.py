@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.results.report.contents import Case
-from slackwater.results.report.picture import Mark, Timeline, draw, timeline
+from slackwater.results.picture import Point, Timeline, draw, timeline
+from slackwater.results.report import Case
 from slackwater.search.programs import Command
 from slackwater.search.verdict import VersionRange
 from slackwater.store.versions.manifest import Program
@@ -156,10 +156,10 @@ def places(least: int, most: int) -> st.SearchStrategy[list[int]]:
 def test_any_search_is_drawn_within_its_picture_in_the_order_of_the_line(
     before: Sequence[int], after: Sequence[int], rows: int
 ) -> None:
-    probes = [*(Mark(at, "good", "good") for at in before), *(Mark(at, "bad", "bad") for at in after)]
-    wrong = [Mark(probe.at, "x", rows=rows if probe.answer == "bad" else 0) for probe in probes]
-    lane = tuple(Mark(at, f"v{at}") for at in range(max(before[-1], -8), min(after[0], 6) + 1))
-    named = tuple(Mark(probe.at, "<b>" * 20) for probe in probes)
+    probes = [*(Point(at, "good", "good") for at in before), *(Point(at, "bad", "bad") for at in after)]
+    wrong = [Point(probe.at, "x", rows=rows if probe.answer == "bad" else 0) for probe in probes]
+    lane = tuple(Point(at, f"v{at}") for at in range(max(before[-1], -8), min(after[0], 6) + 1))
+    named = tuple(Point(probe.at, "<b>" * 20) for probe in probes)
     parsed = Parsed.of(draw(Timeline((("stage<" * 20, lane),), "stage", True, tuple(probes), named, tuple(wrong))))
     ((_, svg),) = ((tag, given) for tag, given in parsed.tags if tag == "svg")
     _, _, width, height = map(float, (dict(svg)["viewbox"] or "").split())

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from slackwater.printable import printable
-from slackwater.results.report.contents import Case
-from slackwater.results.report.masking import DOTS, Mask
+from slackwater.results.report import DOTS, Case, Mask
 
 from tests.models.profiles import scaled
 from tests.results.report.cases import Parsed, rendered, reports, with_values

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..store.read.cache import SstCache
 
 
-class Connection:
+class Backends:
     """Reaches a store and Kafka. Threads may share it. `close` it, or use it in a `with`, to give back its open files.
 
     Args:
@@ -84,16 +84,14 @@ class Connection:
         return channels
 
     def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
-        """The program of an app: the one that is said, else that of the settings.
+        """The program of an app: `code`, else that of the settings. Raises `Usage` where there is neither.
 
-        `what_for` goes on from "which program", `ran` is the file to name. Raises `Usage` where neither says it.
+        `what_for` goes on from "which program", `ran` is the file to name.
         """
         file = str(code) if code is not None else self.settings.programs.get(app)
         if file is None:
-            raise Usage(
-                f"nothing says which program {what_for}",
-                hint=f"add --code {ran}, or write under [programs] in slackwater.toml: {app} = …",
-            )
+            hint = f"add --code {ran}, or write under [programs] in slackwater.toml: {app} = …"
+            raise Usage(f"nothing says which program {what_for}", hint=hint)
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
@@ -102,10 +100,8 @@ class Connection:
             return
         moved_ms = thinned.answered_ms - thinned.asked_ms
         how_far = f", {formats.duration(abs(moved_ms))} {'earlier' if moved_ms < 0 else 'later'}" if moved_ms else ""
-        self.note(
-            f"note: {ref}: history was thinned out by gc there; answering with the moment "
-            f"{iso(thinned.answered_ms, 'milliseconds')}{how_far}"
-        )
+        moment = f"{iso(thinned.answered_ms, 'milliseconds')}{how_far}"
+        self.note(f"note: {ref}: history was thinned out by gc there; answering with the moment {moment}")
 
     def beside(self, root: str | None) -> Self:
         """The same for another store root, which is closed with this one; itself for none."""
@@ -127,3 +123,11 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def names_of_stage(text: str) -> tuple[str, str]:
+    """App and stage of `APP/STAGE`. Raises `Usage`."""
+    app, _, stage = text.partition("/")
+    if not stage:
+        raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
+    return app, stage
