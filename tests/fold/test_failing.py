@@ -1,17 +1,35 @@
 """A state's function that fails tells for which keys, or for which records, found in the task."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Unavailable
 from slackwater.fold.culprit import Items
-from slackwater.fold.failing import Failure, NoItems, StateFailed, StateFailure, failing, merge_or_tell, one_by_one
+from slackwater.fold.failing import (
+    RECORD,
+    Failure,
+    NoItems,
+    StateFailed,
+    StateFailure,
+    failing,
+    merge_or_tell,
+    one_by_one,
+)
 from slackwater.fold.kinds.update import Function as Update
-from slackwater.fold.step import group
+from slackwater.fold.step import Step, group
 from slackwater.pipeline.api.update import update
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.stats import Reads
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.table_rows import TableRows
 from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.versions.manifest import Column, Table
 
 
 def refuses(bad: set[int]) -> Update:
@@ -116,3 +134,33 @@ def test_a_function_that_raises_an_error_of_ours_tells_its_keys_as_with_any_othe
     plain, keys = sorted_rows.drop_columns(["_hash"]), rows.select(["account"])
     with pytest.raises(StateFailed, match="Unavailable"):
         merge_or_tell(bound, plain, groups, keys, old, np.array([5]), most=1)
+
+
+def test_a_key_of_one_record_is_not_tried_again_and_a_step_tells_records_where_rows_have_them() -> None:
+    calls: list[int] = []
+
+    def function(rows: pa.Table, _state: pa.Table) -> pa.Table:
+        calls.append(rows.num_rows)
+        if 7 in rows["amount"].to_pylist():
+            raise ValueError("seven")
+        return pa.table({"n": pa.nulls(pc.count_distinct(rows["account"]).as_py(), pa.int64())})
+
+    accounts = pa.table({"account": pa.array([1, 1, 2], pa.int64())})
+    rows = accounts.append_column("amount", pa.array([7, 7, 1], pa.int64()))
+    rows = rows.add_column(0, "_hash", pa.array(hash_keys(accounts, ["account"])))
+    rows = rows.append_column(RECORD, pa.array([30, 30, 31], pa.int64()))
+    bound = update(function, state=pa.schema([("n", pa.int64())])).bind(
+        [rows.select(["account", "amount"]).schema], ("account",)
+    )
+    table = Table((Column("account", "int64"),), (Column("n", "int64"),), 1, {})
+    cache = SstCache(Path(os.devnull) / "cache", 0)
+    stored = TableRows(MemoryStore(), cache, table, (), 0, Reads())
+    with pytest.raises(StateFailed) as caught:
+        Step(table, bound, 1, 0, tells=10).made(rows, stored)
+    assert caught.value.told.records.keys() == {30}
+    # All rows, each half of the keys, what is left once more; nothing of a record that is alone with its key.
+    assert calls == [3, 2, 1, 1]
+    assert caught.value.told.why.stack.startswith("Traceback")
+    assert "XX" not in caught.value.told.why.stack
+    with pytest.raises(ValueError, match="seven"):
+        Step(table, bound, 1, 0).made(rows, stored)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError
-from slackwater.fold.fits import check_default, evolve, likely_renames
+from slackwater.fold.fits import ANOTHER_STAGE, check_default, evolve, fit_table, likely_renames
 from slackwater.fold.kinds.aggregate import Aggregates
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Kind, kind_of
@@ -298,3 +298,32 @@ def test_what_no_kind_declares_is_nothing_but_itself(stored: dict[str, object]) 
     assert found.stored == stored
     assert not found.may_become(found)
     assert not found.goes_on_as(Update())
+
+
+def test_a_stage_that_gets_or_loses_its_state_is_refused_with_what_to_do() -> None:
+    for stored, declared, change in (
+        (None, AGGREGATES, "keeps state now, and had none"),
+        (AGGREGATES, None, "kept state, and has none now"),
+    ):
+        refused = fit_table("countries", stored, declared, {}).refused
+        assert refused is not None
+        assert (refused.message, refused.hint) == (f"stage 'countries' {change}", ANOTHER_STAGE)
+    assert fit_table("countries", None, None, {}).same
+
+
+def test_two_columns_cannot_become_one() -> None:
+    declared = aggregates(sw.aggregate(sales=sw.count()), Column("sales", "int64"))
+    with pytest.raises(Refused, match="two columns of table 'countries' cannot both become 'sales'"):
+        evolve("countries", AGGREGATES, declared, {"orders": "sales", "largest": "sales"})
+
+
+def test_a_rename_of_a_column_leaves_the_order_of_an_upsert() -> None:
+    declared = sw.upsert(by="at", delete_when="gone")
+    assert declared.renamed({"cents": "amount"}) == declared
+    assert declared.renamed({"at": "time"}) == sw.upsert(by="time", delete_when="gone")
+
+
+def test_where_the_column_by_which_rows_expire_goes_none_gets_a_time_any_more() -> None:
+    stored = replace(AGGREGATES, ttl=Ttl(5, column="orders"))
+    declared = aggregates(sw.aggregate(largest=sw.max("cents")), Column("largest", "int32"))
+    assert evolve("countries", stored, declared, {})[0].ttl == Ttl(0, gone=True)

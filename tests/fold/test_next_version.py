@@ -11,7 +11,7 @@ from slackwater.fold.event_time import BatchTimes, Seen, TimeRules, Watermark
 from slackwater.fold.next_version import Outcome, Result, SentTo, Written, has_rows, next_version
 from slackwater.fold.records import Position
 from slackwater.store.compaction.plan import Compaction, Done
-from slackwater.store.versions.manifest import Input, Manifest, Output, Span, Sst
+from slackwater.store.versions.manifest import Input, Manifest, Output, Sink, Span, Sst
 
 PARTITIONS = 3
 NOTHING = Outcome((), {}, {}, {}, changed=False)
@@ -154,3 +154,16 @@ def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its
     both = after(results, ("c",), {"c"})
     assert (both.watermark_ms, both.inputs["c"].watermark_ms, both.inputs["t"].watermark_ms) == (45, 45, None)
     assert after((), ("c",), {"c"}).event_time is None
+
+
+def test_what_a_batch_wrote_for_a_sink_is_counted_on_with_the_attempts_that_count() -> None:
+    base = replace(stage("s", {"t": Input("t", (0,))}), sinks={"out": Sink("a-s-out-sink", 5, 1, sent=3)})
+    results = [
+        Result("w.2.8", 4, sent={"out": {0: SentTo(4, 9)}}),
+        Result("w.2.7", 2, sent={"out": {0: SentTo(2, 7)}}),
+        Result("w.2.6", 1),
+    ]
+    assert made(base, {}, results).sinks["out"] == Sink(
+        "a-s-out-sink", 9, 1, attempts=("w.2.7", "w.2.8"), rows=6, sent=9
+    )
+    assert made(base, {}).sinks["out"] == base.sinks["out"]

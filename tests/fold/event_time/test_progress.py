@@ -136,3 +136,9 @@ def batch(store: MemoryStore, head: Manifest, max_records: int | None) -> Manife
         now_ms=head.time_ms + 1,
         duration_ms=1,
     )
+
+
+def test_rows_that_stand_for_several_bring_the_count_of_those_too_far_ahead() -> None:
+    rows = pa.table({"_slackwater_at": pa.array([5_000, None], pa.timestamp("us")), "_slackwater_ahead": [2, 1]})
+    assert Times((Watermark(("_slackwater_at",), 0, ("t",)),), 100).seen(rows) == Seen((5,), 3)
+    assert Times((), 100).seen(rows.slice(0, 0)) == Seen((), 0)

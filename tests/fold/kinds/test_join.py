@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold.event_time import Lateness, Times, Watermark, due_after
 from slackwater.fold.kinds.due import Final
-from slackwater.fold.kinds.join import BoundJoin, How
+from slackwater.fold.kinds.join import BoundJoin, How, Waiting, pairs
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.multi_input import TAG
 from slackwater.fold.next_version import Result
@@ -278,3 +278,15 @@ def test_the_sides_are_named_whatever_the_order_in_which_they_are_read() -> None
     assert join.emits[0].names == ["number", "paid", "lines", "p", "at", "o"]
     assert join.late_by(None) == ("_1_paid", "_0_at")
     assert str(HOURLY) == "join(orders, payments, within=1h, how=inner)"
+
+
+@pytest.mark.parametrize(("apart", "number"), [(60, 1), (61, 0), (-60, 1), (-61, 0)])
+def test_rows_meet_up_to_the_very_span_and_wait_to_the_millisecond_after_it(apart: int, number: int) -> None:
+    def side(at_us: int) -> Waiting:
+        one = np.zeros(1, np.int64)
+        return Waiting(pa.table({"n": [0]}), one, one, np.array([at_us]), np.ones(1, bool), np.zeros(1, bool))
+
+    lefts, rights = pairs(side(1_000), side(1_000 + apart), 60)
+    assert (len(lefts), len(rights)) == (number, number)
+    # A watermark has whole milliseconds: what happened within one is passed by the next.
+    assert [side(at_us).due_ms(5).tolist() for at_us in (1_000, 1_001, 1_999, -1)] == [[7], [8], [8], [6]]
