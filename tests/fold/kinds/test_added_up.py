@@ -10,8 +10,8 @@ import pytest
 import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.fold.kinds.aggregate import ROWS, TASKS, num_partials, num_rows, part
 from slackwater.fold.kinds.kind import Bound, Groups
-from slackwater.fold.kinds.per_key import ROWS, TASKS, num_partials, num_rows, part
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("t", pa.int64())])
 DECLARED = sw.aggregate(
