@@ -33,7 +33,7 @@ def test_what_versions_sent_is_added_up_and_one_that_did_not_write_the_channel_s
     versions = [
         version(1, {"c": Output("a-c", (2, 1), attempts=("w.1.1",), rows=4, sent=(3, 1))}),
         version(2, {}),
-        version(3, {"c": last, "other": Output("a-o", (1,), attempts=("w.3.9",), rows=1)}),
+        version(3, {"c": last, "other": Output("a-o", (1,), attempts=("w.3.9",), rows=1, sent=(1,))}),
     ]
     assert sent("c", versions) == Sent({"w.1.1": 1, "w.3.1": 3, "w.3.2": 3}, 11)
     reader = behind(last, "w", 3, 500)
