@@ -70,6 +70,11 @@ def test_every_module_that_a_page_names_is_there(page: Path) -> None:
         named = set(re.findall(rf"`((?:{'|'.join(PARTS)}|tests|bench|examples)/[\w/]+\.py)`", prose(page)))
         to_come = {"pipeline/kafka/sink.py"}
         assert not [path for path in named - to_come if not (ROOT / path).exists()]
+    if page.name in ("CONTRIBUTING.md", "design.md", "testing.md"):
+        # Of modules: other pages name programs of their readers.
+        alone = set(re.findall(r"`([a-z_0-9]+\.py)`", prose(page)))
+        there = [*ROOT.glob("*.py"), *(path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.py"))]
+        assert alone <= {path.name for path in there}
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
