@@ -11,7 +11,7 @@ from .events import ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class ChannelCounts:
     """One channel between one writer and one reader, as a global state found it.
 
     The counts are of records since it began, one for each partition: sums would let one partition hide what is missing
@@ -51,7 +51,7 @@ class GlobalState:
     """
 
     versions: Mapping[str, int]
-    channels: tuple[Channel, ...]
+    channels: tuple[ChannelCounts, ...]
 
     def __post_init__(self) -> None:
         for channel in self.channels:

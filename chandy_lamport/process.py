@@ -14,7 +14,7 @@ from .events import (
     Requested,
     SendMarker,
 )
-from .state import Phase, Role, Signal, Step, marker_signal, records_signal, transition
+from .state import Effect, Phase, Role, Signal, marker_signal, records_signal, transition
 
 
 class Process:
@@ -88,11 +88,11 @@ class Process:
         actions: list[Action] = []
         for step in steps:
             match step:
-                case Step.RECORD:
+                case Effect.RECORD:
                     actions.append(RecordState(snapshot))
-                case Step.SEND_MARKERS:
+                case Effect.SEND_MARKERS:
                     actions += (SendMarker(snapshot, output) for output in self._outputs)
-                case Step.CAPTURE if late:
+                case Effect.CAPTURE if late:
                     actions.append(late)
         return tuple(actions)
 

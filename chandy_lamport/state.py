@@ -41,7 +41,7 @@ class Signal(Enum):
     FORGET = "Forgotten"
 
 
-class Step(Enum):
+class Effect(Enum):
     """What a transition asks for."""
 
     RECORD = auto()
@@ -49,9 +49,9 @@ class Step(Enum):
     CAPTURE = auto()
 
 
-TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tuple[Step, ...]]]]] = {
+TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tuple[Effect, ...]]]]] = {
     (Role.SOURCE, Phase.UNKNOWN): {
-        Signal.REQUEST: (Phase.FINISHED, (Step.RECORD, Step.SEND_MARKERS)),
+        Signal.REQUEST: (Phase.FINISHED, (Effect.RECORD, Effect.SEND_MARKERS)),
         Signal.FORGET: (Phase.UNKNOWN, ()),
     },
     (Role.SOURCE, Phase.FINISHED): {
@@ -60,12 +60,12 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
     },
     # The first marker records at once, whatever the other inputs do: nobody ever waits.
     (Role.READER, Phase.UNKNOWN): {
-        Signal.MARKER: (Phase.CAPTURING, (Step.RECORD, Step.SEND_MARKERS)),
-        Signal.LAST_MARKER: (Phase.FINISHED, (Step.RECORD, Step.SEND_MARKERS)),
+        Signal.MARKER: (Phase.CAPTURING, (Effect.RECORD, Effect.SEND_MARKERS)),
+        Signal.LAST_MARKER: (Phase.FINISHED, (Effect.RECORD, Effect.SEND_MARKERS)),
         Signal.FORGET: (Phase.UNKNOWN, ()),
     },
     (Role.READER, Phase.CAPTURING): {
-        Signal.RECORDS: (Phase.CAPTURING, (Step.CAPTURE,)),
+        Signal.RECORDS: (Phase.CAPTURING, (Effect.CAPTURE,)),
         Signal.LATER_RECORDS: (Phase.CAPTURING, ()),
         Signal.MARKER: (Phase.CAPTURING, ()),
         Signal.LAST_MARKER: (Phase.FINISHED, ()),
@@ -80,7 +80,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
 }
 
 
-def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple[Phase, tuple[Step, ...]]:
+def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple[Phase, tuple[Effect, ...]]:
     """Look the row up, or raise `ProtocolError` where there is none; `snapshot` is for the message only."""
     rows = TRANSITIONS[role, phase]
     if signal not in rows:

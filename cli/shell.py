@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..errors import Usage
-from ..results.document import Table
+from ..results.document import TableBlock
 from ..results.shown import Result
 from .session import Session
 
@@ -73,7 +73,7 @@ class Shell:
             self._at(text[first.end :].strip())
         elif not others and first.says("help"):
             lines = [{"type": what, "to": why} for what, why in _HELP]
-            self._session.show(Result(lines, Table.of(("type", "to"), _HELP)))
+            self._session.show(Result(lines, TableBlock.of(("type", "to"), _HELP)))
         elif not others and (first.says("exit") or first.says("quit")):
             return False
         else:

@@ -22,7 +22,7 @@ import typer
 
 from ..errors import SlackwaterError
 from ..printable import escaped_in_json, printable
-from ..results.document import Block, Table
+from ..results.document import Block, TableBlock
 from ..results.shown import Result, drawn, plain
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
     if is_terminal(stderr=stderr):
         console = _console(stderr)
         for part in parts:
-            console.print(drawn(part, console.width), soft_wrap=not isinstance(part, Table))
+            console.print(drawn(part, console.width), soft_wrap=not isinstance(part, TableBlock))
     else:
         for part in parts:
             _write(plain(part), stderr)

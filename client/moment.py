@@ -21,7 +21,7 @@ from ..moments.query.answers import answer, as_relation, channel_tables, names_c
 from ..moments.query.columns import TableColumn, columns, get
 from ..moments.query.export import Exported, export
 from ..results import verdict
-from ..results.document import Block, Table, Time, Title
+from ..results.document import Block, TableBlock, Time, Title
 from ..results.rows import columns_table
 from ..results.shown import Shown
 from ..search.verdict import Guilty, Verdict
@@ -210,7 +210,7 @@ class Moment(Shown):
         yield Title(f"{self.ref}, committed {instants.iso(self.cut.time_ms)}")
         stages, tables = (self.cut.stages[stage] for stage in self.versions), self.cut.tables
         rows = ((s.stage, f"v{s.version}", Time(s.time_ms), s.stage if s.stage in tables else "-") for s in stages)
-        yield Table.of(("stage", "version", "committed", "table"), rows)
+        yield TableBlock.of(("stage", "version", "committed", "table"), rows)
         if self.thinned_out:
             yield "the history was thinned out by gc: this is the nearest moment that is left"
 

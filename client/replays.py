@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SlackwaterError, Usage
-from ..moments.diff.key_history import KeyHistory, RowChange
+from ..moments.diff.key_history import RowChange, RowHistory
 from ..moments.query.columns import parse_key
 from ..search.verdict import Guilty, Hop, Verdict
 from .backends import Backends, names_of_stage
@@ -65,7 +65,7 @@ def record_if_any(
 
 
 def records_behind(
-    client: Backends, found: KeyHistory, code: Path | None, progress: Callable[[str], None]
+    client: Backends, found: RowHistory, code: Path | None, progress: Callable[[str], None]
 ) -> tuple[Guilty | None, ...]:
     """The record behind each change of a key; None for a change that no batch made, or nobody knows which."""
     file = client.program_of(found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")

@@ -13,7 +13,7 @@ from ..moments.diff import key_history as history
 from ..moments.diff.moments import TableDiff
 from ..moments.query.answers import as_relation
 from ..moments.query.log import LogEntry
-from ..results.document import Block, Table, Title
+from ..results.document import Block, TableBlock, Title
 from ..results.history import changes_table, commits_table, table_diff
 from ..results.shown import Shown
 from ..results.snapshots import verified
@@ -96,17 +96,17 @@ class Difference(Shown, dict[str, TableDifference]):
         before, after = self.refs
         yield Title(f"{before} and {after} {'are equal' if self.equal else 'differ'}")
         rows = ((each.table, each.added, each.removed, each.changed) for each in self.found)
-        yield Table.of(("table", "added", "removed", "changed"), rows)
+        yield TableBlock.of(("table", "added", "removed", "changed"), rows)
         yield from (f"{each.table}: {what}" for each in self.found for what in each.unlike)
 
 
 class KeyHistory(Shown, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has more than its items
     """The changes of one key, newest first."""
 
-    found: history.KeyHistory
+    found: history.RowHistory
     """All that was found out."""
 
-    def __new__(cls, found: history.KeyHistory) -> "KeyHistory":
+    def __new__(cls, found: history.RowHistory) -> "KeyHistory":
         """The changes, and all that was found out."""
         made = super().__new__(cls, found.changes)
         made.found = found

@@ -26,7 +26,7 @@ class SentTo(msgspec.Struct, frozen=True):
     """The offset after its last message."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class TaskReport(msgspec.Struct, frozen=True):
     """One task attempt's report to the driver."""
 
     attempt: str
@@ -70,7 +70,7 @@ class Outcome:
 class Written:
     """What a batch wrote."""
 
-    results: Sequence[Result] = ()
+    results: Sequence[TaskReport] = ()
     """One for each task that had rows."""
     markers: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
     """The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and channel, in
@@ -126,7 +126,7 @@ def next_version(
 def _event_time(
     base: Manifest,
     inputs: Mapping[str, Input],
-    results: Sequence[Result],
+    results: Sequence[TaskReport],
     rules: TimeRules,
     times: BatchTimes,
     bound_ms: int | None,
@@ -170,7 +170,7 @@ def _read(at: Input, end: Position, *, own: bool) -> Input:
 
 
 def _sent(
-    name: str, before: Output, results: Sequence[Result], markers: Mapping[tuple[str, str], Sequence[int]]
+    name: str, before: Output, results: Sequence[TaskReport], markers: Mapping[tuple[str, str], Sequence[int]]
 ) -> Output:
     ends, sent = list(before.ends), list(before.sent)
     for result in results:
@@ -190,7 +190,7 @@ def _sent(
     )
 
 
-def _put_out(name: str, before: Sink, results: Sequence[Result]) -> Sink:
+def _put_out(name: str, before: Sink, results: Sequence[TaskReport]) -> Sink:
     mine = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
     rows = sum(part.rows for _, part in mine)
     return replace(

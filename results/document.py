@@ -70,7 +70,7 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableBlock:
     """Rows of cells under headings."""
 
     headings: tuple[str | Name, ...]
@@ -79,7 +79,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     @classmethod
-    def of(cls, headings: Sequence[str | Name], rows: Iterable[Sequence[Cell]]) -> "Table":
+    def of(cls, headings: Sequence[str | Name], rows: Iterable[Sequence[Cell]]) -> "TableBlock":
         """A table of any rows. A heading in words that starts with `>` marks a column aligned to the right.
 
         One that is not ours to choose is a `Name`.
@@ -103,7 +103,7 @@ class Listing:
     text: str
 
 
-Block = Cell | Title | Remark | Table | Facts | Listing | Timeline
+Block = Cell | Title | Remark | TableBlock | Facts | Listing | Timeline
 """A span or a line by itself is a line of text. A timeline is a picture; what it shows is in words beside it."""
 
 

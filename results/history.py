@@ -6,13 +6,13 @@ from pathlib import Path
 from .. import instants
 from ..moments.cut.graph import Cut
 from ..moments.diff.key_changes import KeyChange
-from ..moments.diff.key_history import KeyHistory
+from ..moments.diff.key_history import RowHistory
 from ..moments.diff.moments import TableDiff
 from ..moments.query.log import LogEntry
 from ..moments.take.audit_log import Operation
 from ..search.verdict import Guilty
 from . import formats, values
-from .document import Block, Cell, Name, Table, Title
+from .document import Block, Cell, Name, TableBlock, Title
 from .shown import Result, fields
 from .values import value_lines, word
 from .verdict import record_data
@@ -27,7 +27,7 @@ def log(commits: Sequence[LogEntry], app_name: str) -> Result:
     return Result(commits, commits_table(commits) if commits else none)
 
 
-def commits_table(commits: Sequence[LogEntry]) -> Table:
+def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
     """A line for each commit, and one for those right before it that are gone."""
     # Kafka was asked whether it still holds what they read.
     with_replays = any(entry.replayable is not None for entry in commits)
@@ -55,7 +55,7 @@ def commits_table(commits: Sequence[LogEntry]) -> Table:
             versions, none = f"v{first}..v{last}" if first < last else f"v{first}", "-" * (timed + with_replays)
             rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
     more = (*(["watermark"] if timed else []), *(["can be"] if with_replays else []))
-    return Table.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
+    return TableBlock.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
 
 
 def _instead(entry: LogEntry) -> Iterator[str]:
@@ -77,11 +77,11 @@ def operations(done: Sequence[Operation], app_name: str) -> Result:
     if not done:
         return Result(done, f"nothing was done to {app_name} from the command line yet")
     rows = ((instants.when(each.time_ms), each.verb, each.detail, each.by) for each in done)
-    return Result(done, Table.of(("done", "what", "detail", "by"), rows))
+    return Result(done, TableBlock.of(("done", "what", "detail", "by"), rows))
 
 
 def key_history(
-    found: KeyHistory, key: str, behind: Sequence[Guilty | None] | None = None, *, limit: int = 0, verbose: bool = False
+    found: RowHistory, key: str, behind: Sequence[Guilty | None] | None = None, *, limit: int = 0, verbose: bool = False
 ) -> Result:
     """The changes of a key, which the person who asked wrote as `key`; `behind` is the record behind each."""
     reasons = [each.reason for each in behind or () if each is not None and each.reason]
@@ -108,7 +108,7 @@ def key_history(
     return Result(data, changes_table(found, behind) if found.changes else never, notes=notes)
 
 
-def changes_table(found: KeyHistory, behind: Sequence[Guilty | None] | None = None) -> Table:
+def changes_table(found: RowHistory, behind: Sequence[Guilty | None] | None = None) -> TableBlock:
     """A line for each value that changed; the first of a change says when, by which version, and of what it came."""
     reads = [formats.windows(map(str, change.windows)) for change in found.changes]
     records = reads if behind is None else [str(each.hops[-1].record) if each and each.hops else "-" for each in behind]
@@ -119,10 +119,10 @@ def changes_table(found: KeyHistory, behind: Sequence[Guilty | None] | None = No
         rows.append((instants.when(change.time_ms), f"v{change.version}", what, *first, record))
         rows += (("", "", "", *line, "") for line in others)
     last = "read" if behind is None else "because of"
-    return Table.of(("committed", ">version", "", "column", ">before", ">after", last), rows)
+    return TableBlock.of(("committed", ">version", "", "column", ">before", ">after", last), rows)
 
 
-def _notes(found: KeyHistory, limit: int) -> Iterator[str]:
+def _notes(found: RowHistory, limit: int) -> Iterator[str]:
     """What the list does not say: older changes, and versions that are not there any more."""
     if found.changes and len(found.changes) == limit:
         yield f"the newest {formats.plural(limit, 'change')}; --limit 0 shows all"
@@ -189,7 +189,7 @@ def table_diff(
         equal = [(each.rows_in_both - one.differing) * 1_000_000 // each.rows_in_both for one in each.columns]
         counted = zip(each.columns, equal, strict=True)
         lines = ((one.column, one.differing, f"{parts / 10_000:g} %") for one, parts in counted)
-        yield Table.of(("column", ">differ", f">{about} equal"), lines)
+        yield TableBlock.of(("column", ">differ", f">{about} equal"), lines)
     if not (with_rows and len(each.changes)):
         return
     yield ""
@@ -199,9 +199,9 @@ def table_diff(
     if with_values:
         # A line for each value that differs; of a row that one side has, for each that it has.
         rows = ((*key, *line) for change, key in keys for line in value_lines(change.before, change.after))
-        yield Table.of((*headings, "column", ">before", ">after"), rows)
+        yield TableBlock.of((*headings, "column", ">before", ">after"), rows)
     else:
-        yield Table.of(headings, (key for _, key in keys))
+        yield TableBlock.of(headings, (key for _, key in keys))
     if (more := len(each.changes) - formats.MOST_SHOWN) > 0:
         yield f"and {more:,} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
     elif out is not None:

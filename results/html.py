@@ -11,7 +11,7 @@ from string import Template
 
 from ..printable import printable
 from . import document
-from .document import Block, Cell, Page, Span, Table, spans, words
+from .document import Block, Cell, Page, Span, TableBlock, spans, words
 from .picture import Timeline, draw
 
 _NUMBER = ("", ' class="number"')
@@ -44,7 +44,7 @@ def _block(block: Block) -> str:
             return f"<b>{_line(line)}</b>"
         case document.Remark(line):
             return f'<p class="aside">{_line(line)}</p>'
-        case Table():
+        case TableBlock():
             return _wide(f"<table>{''.join(_rows(block))}</table>")
         case document.Facts(rows):
             return f"<dl>{''.join(f'<dt>{_span(name)}</dt><dd>{_line(line)}</dd>' for name, line in rows)}</dl>"
@@ -64,7 +64,7 @@ def _wide(markup: str) -> str:
     return f'<div class="wide" tabindex="0">{markup}</div>'
 
 
-def _rows(table: Table) -> Iterator[str]:
+def _rows(table: TableBlock) -> Iterator[str]:
     for part, tag, rows in (("thead", "th", (table.headings,)), ("tbody", "td", table.rows)):
         yield f"<{part}>"
         for row in rows:

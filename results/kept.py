@@ -10,7 +10,7 @@ from ..keep.maintain.removal import Removed
 from ..keep.maintain.stages import Rescaled, Retired
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
-from .document import Table, Title
+from .document import TableBlock, Title
 from .formats import count, plural, size
 from .shown import Result, Words, result
 
@@ -45,7 +45,7 @@ def collected(done: Collected) -> Words:
     headings = ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "whole from", ">size kept")
     sizes = ((s, size(s.bytes), f"v{s.first} to v{s.head}", size(s.kept_bytes)) for s in done.stages)
     rows = ((s.stage, s.versions, s.ssts, gone, s.kept_versions, whole, kept) for s, gone, whole, kept in sizes)
-    yield Table.of(headings, rows)
+    yield TableBlock.of(headings, rows)
     words = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
     for each in done.stages:
         yield f"{each.stage} keeps {', '.join(f'{count(n)} {words[rule]}' for rule, n in each.rules.items())}"
@@ -91,7 +91,7 @@ def compacted(app_name: str, done: Sequence[Compacted], earlier: Sequence[Manife
         headings = ("stage", ">version", ">merges", ">SSTs before", ">after", ">read", ">written")
         sizes = ((m, size(m.bytes_read), size(m.bytes_written)) for m in done)
         rows = ((m.stage, f"v{m.version}", m.merges, m.inputs, m.outputs, read, wrote) for m, read, wrote in sizes)
-        yield Table.of(headings, rows)
+        yield TableBlock.of(headings, rows)
     return {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
 
 
@@ -104,7 +104,7 @@ def to_compact(app_name: str, due: Sequence[Merge]) -> Words:
         yield Title(f"would merge in {app_name}")
         words = ((m, ", ".join(map(str, m.levels)), "moved, not rewritten" if m.moves else "") for m in due)
         rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in words)
-        yield Table.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
+        yield TableBlock.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
     return {"app": app_name, "dry_run": True, "merges": due}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ..printable import printable
 from . import document
-from .document import Block, Cell, Page, Span, Table, spans, words
+from .document import Block, Cell, Page, Span, TableBlock, spans, words
 from .picture import Timeline
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
@@ -28,7 +28,7 @@ def _block(block: Block) -> Iterator[str]:
             yield f"**{_line(line)}**"
         case document.Remark(line):
             yield f"<sub>{_line(line)}</sub>"
-        case Table():
+        case TableBlock():
             headings, *rows = (f"| {' | '.join(map(_line, row))} |" for row in (block.headings, *block.rows))
             yield "\n".join((headings, f"|{'|'.join('--:' if right else '---' for right in block.to_right)}|", *rows))
         case document.Facts(rows):

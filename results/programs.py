@@ -12,7 +12,7 @@ from ..pipeline.migrate.backfill import Backfilled
 from ..pipeline.migrate.first_version import FirstVersion
 from ..pipeline.replay.compare import Comparison
 from . import formats, values
-from .document import Block, Cell, Table, Title
+from .document import Block, Cell, TableBlock, Title
 from .formats import plural
 from .shown import Result, Words, fields, result
 
@@ -153,9 +153,9 @@ def _replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Iter
         different = None if sent is None else each.missing.num_rows + each.added.num_rows
         written.append((each.name, "rows sent", None if sent is None else sent.num_rows, replayed, different))
     yield Title(f"{found.ref} gives {'what' if found.same else 'something else than'} was committed")
-    yield Table.of(("it read", ">records"), found.read)
+    yield TableBlock.of(("it read", ">records"), found.read)
     yield ""
-    yield Table.of(("it wrote", "", ">committed", ">replayed", ">different"), written)
+    yield TableBlock.of(("it wrote", "", ">committed", ">replayed", ">different"), written)
     if found.different:
         yield ""
         yield values.changes(found.different, "committed", "replayed")

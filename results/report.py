@@ -16,7 +16,22 @@ from ..keep.verify.report import CHECKS
 from ..moments.diff.key_changes import KeyChanges
 from ..search.evidence import MAX_COUNTED, Evidence, distance
 from ..search.verdict import Evaluation, Guilty, Verdict
-from .document import Answered, Block, Cell, Facts, Line, Listing, Name, Page, Remark, Section, Span, Table, Time, Value
+from .document import (
+    Answered,
+    Block,
+    Cell,
+    Facts,
+    Line,
+    Listing,
+    Name,
+    Page,
+    Remark,
+    Section,
+    Span,
+    TableBlock,
+    Time,
+    Value,
+)
 from .formats import MOST_SHOWN, plural
 from .picture import timeline
 from .values import changes, readable, shortened, word
@@ -206,7 +221,7 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
     for step in sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions)):
         where, asked_as = moment(step, "before the first commit"), str(step.number or "")
         rows.append((where, Answered(step.answer), wrong(step), Time(step.cut.time_ms), asked_as))
-    yield Table.of(("moment", "was", ">wrong rows", "committed", ">asked as no."), rows)
+    yield TableBlock.of(("moment", "was", ">wrong rows", "committed", ">asked as no."), rows)
     for step in verdict.steps:
         if step.answer == "skip":
             # What the database or a program said may quote a value anywhere.
@@ -247,7 +262,7 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
         yield Remark("The way to it, from the commit upwards:")
         hops = ((hop, Name(str(hop.record)), plural(hop.records, "record")) for hop in guilty.hops)
         rows = ((Name(h.stage), f"v{h.version}", name, of, h.candidates, h.replays) for h, name, of in hops)
-        yield Table.of(("stage", "version", "turned bad with", ">of", ">candidates", ">replays"), rows)
+        yield TableBlock.of(("stage", "version", "turned bad with", ">of", ">candidates", ">replays"), rows)
 
 
 def _reached(case: Case, mask: Mask) -> Iterator[Block]:
@@ -274,7 +289,7 @@ def _reached(case: Case, mask: Mask) -> Iterator[Block]:
         version = (Name(f"v{first.version}"), now)
         rows.append((Name(first.stage), version, Time(first.time_ms), each.rows, changed, tuple(examples)))
     headings = ("stage", "consumed it first", "committed", ">rows it read", ">keys it changed", "such as")
-    yield Table.of(headings, rows)
+    yield TableBlock.of(headings, rows)
     yield Remark(
         "Which of these keys are wrong because of it is not known: a version also reads what others sent. Later "
         "versions of each stage build on these, and so do later ones of the bad stage."
@@ -294,7 +309,7 @@ def _snapshots(case: Case) -> Iterator[Block]:
         has = Name(f"{verdict.stage}@v{version}") if version else f"nothing of {verdict.stage}"
         holds = "holds the bad version" if version >= verdict.bad_version else "from before it"
         rows.append((name, Time(each.completed_ms), has, holds))
-    yield Table.of(("snapshot", "complete", "has", ""), rows)
+    yield TableBlock.of(("snapshot", "complete", "has", ""), rows)
     if len(found) > _MAX_SNAPSHOTS:
         yield Remark(f"And {len(found) - _MAX_SNAPSHOTS} older ones.")
 
@@ -315,7 +330,7 @@ def _ledger(evidence: Evidence) -> Iterator[Block]:
             passed = (sent, consumed, sum(each.lost), each.in_flight.rows, each.difference)
             rows.append((Name(each.channel), sender, receiver, *passed))
         counted = (">sent", ">consumed", ">lost", ">in flight", ">difference")
-        yield Table.of(("channel", "from", "to", *counted), rows)
+        yield TableBlock.of(("channel", "from", "to", *counted), rows)
 
 
 def _commands(case: Case, mask: Mask) -> Iterator[Block]:

@@ -12,7 +12,7 @@ from ..moments.cut.graph import Cut
 from ..moments.query.columns import TableColumn, columns
 from ..moments.query.export import ABOUT, Exported
 from . import formats, values
-from .document import Cell, Table, Title
+from .document import Cell, TableBlock, Title
 from .shown import Result, Words, fields, result
 
 _MOST_ERROR = 60
@@ -39,7 +39,7 @@ def tables(cut: Cut) -> Result:
     return Result(data, columns_table(found) if found else f"{cut.ref} has no table: none of its stages keeps state")
 
 
-def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> Table:
+def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> TableBlock:
     """The columns of each table."""
 
     def role(column: TableColumn) -> str:
@@ -48,7 +48,7 @@ def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> Table:
         return "key" if column.key else f"since v{column.since}" if column.since else ""
 
     lines = ((name, each.name, each.type, role(each)) for name, listed in found.items() for each in listed)
-    return Table.of(("table", "column", "type", ""), lines)
+    return TableBlock.of(("table", "column", "type", ""), lines)
 
 
 @result
@@ -56,7 +56,7 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     """Tables in a file of their own."""
     yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is")
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
-    yield Table.of(("table", ">version", ">rows"), lines)
+    yield TableBlock.of(("table", ">version", ">rows"), lines)
     about = fields(cut, "app", "versions") | {"tables": written.rows, "thinned_out": cut.thinned}
     return {"file": file, "bytes": written.bytes, **about}
 
@@ -72,7 +72,9 @@ def row(
     if verbose:
         requests = formats.plural(effort["requests"], "request")
         notes.append(f"read {formats.size(effort['bytes'])} of {formats.size(effort['table_bytes'])} in {requests}")
-    return Result(data, *([Table.of(("column", "value"), lines)] if found else []), notes=notes, failed=found is None)
+    return Result(
+        data, *([TableBlock.of(("column", "value"), lines)] if found else []), notes=notes, failed=found is None
+    )
 
 
 def rejected(found: RejectedRecords, limit: int) -> Result:
@@ -92,7 +94,7 @@ def rejected(found: RejectedRecords, limit: int) -> Result:
     counts = "; ".join(f"{name}: {records} waiting of {total:,}" for name, records, total in waiting)
     is_part = len(found.records) == limit
     notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
-    table = Table.of(("stage", "record", "rejected", ">attempts", "error", ""), rows)
+    table = TableBlock.of(("stage", "record", "rejected", ">attempts", "error", ""), rows)
     return Result(data, table, "", counts, notes=notes)
 
 

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from ..printable import printable
-from .document import Block, Facts, Listing, Remark, Table, Title, text_of
+from .document import Block, Facts, Listing, Remark, TableBlock, Title, text_of
 from .picture import Timeline
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def fields(value: object, *names: str) -> dict[str, Any]:
 
 def plain(block: Block) -> str:
     """Columns two spaces apart, nothing shortened, no blanks at the ends of lines."""
-    if not isinstance(block, Table):
+    if not isinstance(block, TableBlock):
         return f"{_line(block)}\n"
     lines = _cells(block)
     widths, text = _widths(lines), ""
@@ -97,7 +97,7 @@ def drawn(block: Block, width: int) -> "RenderableType":
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    if not isinstance(block, Table):
+    if not isinstance(block, TableBlock):
         return Text(_line(block), style="bold" if isinstance(block, Title) else "")
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     headings, *rows = lines = _cells(block)
@@ -122,13 +122,13 @@ def _line(block: Block) -> str:
     match block:
         case Title(line) | Remark(line):
             return printable(text_of(line))
-        case Table() | Facts() | Listing() | Timeline():
+        case TableBlock() | Facts() | Listing() | Timeline():
             raise TypeError(f"a {type(block).__name__} is no line of text")
         case _:
             return printable(text_of(block))
 
 
-def _cells(table: Table) -> list[tuple[str, ...]]:
+def _cells(table: TableBlock) -> list[tuple[str, ...]]:
     """The headings, and the rows."""
     return [tuple(printable(text_of(cell)) for cell in line) for line in (table.headings, *table.rows)]
 

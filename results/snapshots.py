@@ -12,7 +12,7 @@ from ..moments.cut.in_flight import InFlight
 from ..moments.cut.stored import Request, Snapshot
 from ..moments.take.audit_log import Operation
 from . import formats
-from .document import Block, Cell, Table, Title
+from .document import Block, Cell, TableBlock, Title
 from .formats import plural, size
 from .shown import Result, Words, fields, result
 
@@ -31,7 +31,7 @@ def verified(report: Report) -> Iterator[Block]:
     lossy = any(any(entry.lost) for entry in report.ledger)
     if report.ledger:
         counted = (">sent", ">consumed", *((">lost",) if lossy else ()), ">in flight", ">difference", "counted in")
-        yield Table.of(("channel", "from", "to", "partition", *counted), _ledger(report, lossy=lossy))
+        yield TableBlock.of(("channel", "from", "to", "partition", *counted), _ledger(report, lossy=lossy))
     yield ""
     accepted = {"channels": "sent = consumed + lost + in flight"} if lossy else {}
     rows = []
@@ -39,7 +39,7 @@ def verified(report: Report) -> Iterator[Block]:
         noun, law = CHECKS[each.check]
         law = accepted.get(each.check, law)
         rows.append((each.check, plural(each.checked, noun), law, str(each.differences)))
-    yield Table.of(("", ">checked", "", ">differences"), rows)
+    yield TableBlock.of(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
     if report.consistent:
@@ -89,7 +89,7 @@ def snapshots(app_name: str, taken: Sequence[Snapshot], asked: Sequence[Request]
     rows: list[tuple[str, ...]] = [(s.name, instants.when(s.completed_ms), s.kind, versions(s), s.by) for s in taken]
     rows += [(r.name, instants.when(r.created_ms), "asked for", "…", r.by) for r in asked]
     none = f"{app_name} has no snapshot; `slackwater snapshot take {app_name} NAME` takes one"
-    table = Table.of(("name", "taken", "kind", "versions", "by"), rows)
+    table = TableBlock.of(("name", "taken", "kind", "versions", "by"), rows)
     return Result({"snapshots": taken, "requests": asked}, table if rows else none, notes=waiting)
 
 
@@ -105,12 +105,12 @@ def snapshot(found: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
         at = cut.stages[stage]
         offsets = formats.offsets((read.topic, read.offsets) for read in at.inputs.values())
         rows.append((stage, f"v{version}", instants.iso(at.time_ms), stage if at.table else "-", offsets))
-    yield Table.of(("stage", ">version", "committed", "table", "read up to"), rows)
+    yield TableBlock.of(("stage", ">version", "committed", "table", "read up to"), rows)
     if flights:
         yield ""
         windows = ((f, formats.between(f.topic, f.starts, f.ends)) for f in flights)
         lines = ((f.channel, f.sender, f.receiver or "-", f.rows, between) for f, between in windows)
-        yield Table.of(("on the way", "from", "to", ">rows", "offsets"), lines)
+        yield TableBlock.of(("on the way", "from", "to", ">rows", "offsets"), lines)
     else:
         yield "nothing was on the way between stages"
     inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
@@ -169,7 +169,7 @@ def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator
         shared = size(sum(sst.bytes for sst in at.ssts)) if at.table else "-"
         topics = ((plan.topics[name], read.offsets) for name, read in at.inputs.items() if not read.upstream)
         rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
-    yield Table.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
+    yield TableBlock.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
     if on_the_way := sum(flight.rows for flight in plan.in_flight):
         yield f"{plural(on_the_way, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
     publishes = plan.info.origin.sinks if plan.info.origin else {}

@@ -16,7 +16,7 @@ from ..moments.status.overview import AppOverview, StageOverview
 from ..search.verdict import Verdict
 from ..search.watcher import Findings, Invariant, State
 from . import values
-from .document import Block, Cell, Table, Title
+from .document import Block, Cell, TableBlock, Title
 from .formats import MOST_SHOWN, count, plural, size, windows
 from .shown import Result, Words, fields, result
 
@@ -50,7 +50,7 @@ def _overview(each: AppOverview) -> Iterator[Block]:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)
     about = ("stage", "runs", ">version", ">epoch", "committed", ">rows read")
-    yield Table.of((*about, ">keys", ">SSTs", ">size", "lag"), map(_stage, each.stages))
+    yield TableBlock.of((*about, ">keys", ">SSTs", ">size", "lag"), map(_stage, each.stages))
     sinks = [(stage.stage, sink) for stage in each.stages for sink in stage.sinks]
     if sinks:
         yield ""
@@ -58,7 +58,7 @@ def _overview(each: AppOverview) -> Iterator[Block]:
         for stage, sink in sinks:
             lag = f"{plural(sink.versions, 'version')}, {plural(sink.rows, 'row')}" if sink.rows else "0"
             rows.append((stage, sink.name, "-" if sink.place is None else f"v{sink.place}", lag))
-        yield Table.of(("stage", "publishes", ">up to", "lag"), rows)
+        yield TableBlock.of(("stage", "publishes", ">up to", "lag"), rows)
     for at in each.stages:
         if at.rejected:
             waiting = f"{plural(at.rejected, 'record')}, {at.rejected_waiting:,} waiting"
@@ -114,7 +114,7 @@ def _details(each: AppOverview) -> Iterator[Block]:
             )
             for table, figures in tables
         )
-        yield Table.of((*amplified, ">cache hits", ">filter hits", ">commit", ">of versions"), rows)
+        yield TableBlock.of((*amplified, ">cache hits", ">filter hits", ">commit", ">of versions"), rows)
     for stage in each.stages:
         if stage.since:
             yield f"{stage.stage}: {', '.join(f'{name} since v{version}' for name, version in stage.since.items())}"
@@ -133,7 +133,7 @@ def _details(each: AppOverview) -> Iterator[Block]:
                 offset = at or 0
                 ends, lag = ("?", None) if end is None else (str(end), max(0, end - offset))
                 partitions.append((stage.stage, f"{source.topic}[{partition}]", str(offset), ends, lag))
-    yield Table.of(("stage", "reads", ">next offset", ">end", ">lag"), partitions)
+    yield TableBlock.of(("stage", "reads", ">next offset", ">end", ">lag"), partitions)
 
 
 @result
@@ -149,7 +149,7 @@ def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
             counts += (size(row.bytes_read), size(row.bytes_written))
             known = counts if row.counted_ms else ("-",) * len(rates)
             lines.append((row.stage, *known, size(row.stored_bytes), f"{row.monthly_cost:,.2f}"))
-        yield Table.of(("stage", *rates, ">stored", f">{money}/month"), lines)
+        yield TableBlock.of(("stage", *rates, ">stored", f">{money}/month"), lines)
         traffic = f", {total.traffic_cost:,.2f} for traffic" if each.prices.read_per_gb else ""
         parts = f"{total.requests_cost:,.2f} {money} for requests, {total.storage_cost:,.2f} for storage{traffic}"
         yield f"a month: {parts}"

@@ -14,7 +14,7 @@ from ..errors import Refused, Usage
 from ..store.sst.arrow_types import python_rows, python_values
 from ..whole_file import check_folder, whole_file
 from . import formats
-from .document import Cell, Name, Table
+from .document import Cell, Name, TableBlock
 
 if TYPE_CHECKING:
     from ..moments.diff.key_changes import KeyChanges
@@ -28,13 +28,13 @@ _MOST = 4_000
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
-def grid(table: pa.Table, limit: int | None = None) -> Table:
+def grid(table: pa.Table, limit: int | None = None) -> TableBlock:
     """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     to_right = tuple(any(each(kind) for each in is_number) for kind in table.schema.types)
     some = table if limit is None else table.slice(0, min(limit, table.num_rows))
     lines = tuple(tuple(map(word, row.values())) for row in rows(some))
-    return Table(tuple(map(Name, table.column_names)), to_right, lines)
+    return TableBlock(tuple(map(Name, table.column_names)), to_right, lines)
 
 
 def word(value: object) -> str:
@@ -96,7 +96,7 @@ def changes(
     after: str = "after",
     show: Callable[[object], Cell] = word,
     none: str = "(no row)",
-) -> Table:
+) -> TableBlock:
     """The first keys, with a line for each value that changed, by `value_lines`; `before` and `after` are headings."""
     names = (Name(name) for name in keys.keys.column_names)
     rows = (
@@ -104,7 +104,7 @@ def changes(
         for key in keys.head(formats.MOST_SHOWN)
         for line in value_lines(key.before, key.after, show, none)
     )
-    return Table.of((*names, "column", f">{before}", f">{after}"), rows)
+    return TableBlock.of((*names, "column", f">{before}", f">{after}"), rows)
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from ..search.flips import Flips
 from ..search.session import KeptSearch
 from ..search.verdict import MAX_ROWS, Evaluation, Guilty, Verdict
 from . import formats
-from .document import Block, Name, Table, Title
+from .document import Block, Name, TableBlock, Title
 from .formats import plural
 from .shown import Result, fields
 from .values import changes, for_json, readable, stream
@@ -78,7 +78,7 @@ def blocks(
     if found.good_ref:
         good = (found.good_ref, instants.when(found.good_time_ms), found.good.ref)
     first_bad = ("first bad", found.bad_ref, instants.when(found.bad_time_ms), found.bad.ref)
-    yield Table.of(("", "", "committed", "the whole app"), (("last good", *good), first_bad))
+    yield TableBlock.of(("", "", "committed", "the whole app"), (("last good", *good), first_bad))
     yield ""
     yield from read(found.lineage)
     if keys := found.keys:
@@ -141,9 +141,9 @@ def read(lineage: Lineage) -> Iterator[Block]:
         yield windows("gone from Kafka and never read", ">messages", lineage.lost)
 
 
-def windows(heading: str, unit: str, found: Iterable[Window]) -> Table:
+def windows(heading: str, unit: str, found: Iterable[Window]) -> TableBlock:
     """Windows of offsets, and how many each spans."""
-    return Table.of((heading, unit), ((Name(str(window)), window.end - window.start) for window in found))
+    return TableBlock.of((heading, unit), ((Name(str(window)), window.end - window.start) for window in found))
 
 
 def _record(guilty: Guilty) -> Iterator[Block]:
@@ -157,11 +157,11 @@ def _record(guilty: Guilty) -> Iterator[Block]:
         rows = [("sent", instants.when(message.time_ms))]
         for name, data in parts:
             rows.append((name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")))
-        yield Table.of(("", ""), rows)
+        yield TableBlock.of(("", ""), rows)
     if hops:
         yield ""
         way = ((hop.stage, f"v{hop.version}", str(hop.record), hop.records, hop.replays) for hop in hops)
-        yield Table.of(("stage", "version", "turned bad with", ">of", ">replays"), way)
+        yield TableBlock.of(("stage", "version", "turned bad with", ">of", ">replays"), way)
         if not hops[0].alone:
             more = plural(hops[0].needs, "record") if hops[0].needs else "records"
             yield f"by itself it does not make it bad: it does so with {more} before it"
@@ -205,7 +205,7 @@ def scan(found: Flips) -> Result:
     written = f"{found.stage}@v{found.first + 1}..v{found.last}, of {plural(found.rows, 'row')} written"
     turns = {True: "good to bad", False: "bad to good"}
     rows = ((flip.ref, instants.when(flip.time_ms), turns[flip.bad], flip.keys) for flip in found.flips)
-    changes = Table.of(("commit", "committed", "went from", ">wrong keys"), rows)
+    changes = TableBlock.of(("commit", "committed", "went from", ">wrong keys"), rows)
     return Result(found, changes if found.flips else "", f"{plural(len(found.flips), 'change')} in {written}")
 
 
@@ -216,7 +216,7 @@ def explained(search: KeptSearch) -> Result:
         how = ("-", "said by hand") if mark.by_hand else (formats.duration(mark.took_ms), mark.why)
         rows.append((str(number), mark.ref or "before the first commit", mark.answer, *how))
     last = f"{search.wanted or 'the beginning'} is to be looked at" if search.wanted is not None else search.found
-    return Result(search, Table.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
+    return Result(search, TableBlock.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
 
 
 def wanted(search: KeptSearch, cut: Cut, left: int, flags: str) -> Result:

@@ -17,7 +17,7 @@ from slackwater.client import Client, StoredApp
 from slackwater.moments.take.audit_log import list_operations, record, record_once
 from slackwater.moments.take.remove import remove
 from slackwater.moments.take.snapshots import pin
-from slackwater.results.document import Block, Table, Title
+from slackwater.results.document import Block, TableBlock, Title
 from slackwater.results.shown import Shown
 from slackwater.search.verdict import Evaluation
 from slackwater.settings import Settings
@@ -454,7 +454,7 @@ class Hostile(Shown):
         self.text = text
 
     def _blocks(self) -> tuple[Block, ...]:
-        return Title(self.text), Table.of((self.text,), ((self.text,),)), self.text
+        return Title(self.text), TableBlock.of((self.text,), ((self.text,),)), self.text
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img src=x onerror=a>', "a\x1b[2Jb", "a\u202eb"])

@@ -5,7 +5,7 @@ from typing import Any
 
 from ... import instants
 from ...results import formats
-from ...results.document import Table, Title
+from ...results.document import TableBlock, Title
 from ...results.shown import Result
 from .. import terminal
 from ..options import DRY_RUN, flag, option
@@ -109,7 +109,7 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
         (s.name, s.state, s.address or "-", str(s.pid or "-"), age, size(s.data_bytes), _short(s.data))
         for s, age in ages
     )
-    table = Table.of(("server", "state", "address", ">pid", "started", ">data", "folder"), rows)
+    table = TableBlock.of(("server", "state", "address", ">pid", "started", ">data", "folder"), rows)
     session.show(Result(servers, table, *logs))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ... import instants
 from ...errors import Usage
-from ...results.document import Table
+from ...results.document import TableBlock
 from ..options import APP, DRY_RUN, argument, flag, option, span
 from ..session import Session, group, verb
 from ..terminal import Progress
@@ -108,6 +108,6 @@ def _on_look(progress: Progress, title: str) -> "Callable[[SnapshotProgress], No
             before[stage] = marker, recorded
         waited = "" if look.complete else f": {look.waited_s:.1f} s"
         for line in news or [""]:
-            progress(line, title + waited, Table.of(("stage", "marker", "recorded", "last commit"), rows))
+            progress(line, title + waited, TableBlock.of(("stage", "marker", "recorded", "last commit"), rows))
 
     return on_look

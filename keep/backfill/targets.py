@@ -34,7 +34,7 @@ _WITHOUT_PAST = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BackfillTarget:
     """Columns of one table that one migration added, and what they are computed from."""
 
     app: str
@@ -97,7 +97,7 @@ class Left:
 class Backfillable(NamedTuple):
     """What there is to compute over the past, upstream first."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[BackfillTarget, ...]
     left: tuple[Left, ...]
 
 
@@ -132,7 +132,7 @@ def backfillable(
 
 def _target(
     store: ObjectStore, head: Manifest, version: int, columns: list[Column], declared: Declared, since: Cut | None
-) -> Target:
+) -> BackfillTarget:
     migrated = head if head.version == version else version_of(store, head, version)
     if migrated is None:
         raise Refused(
@@ -163,7 +163,7 @@ def _target(
             f"{head.stage} had read {', '.join(beyond)} less far by then",
             hint="name an earlier moment, or none, for all that Kafka has",
         )
-    return Target(
+    return BackfillTarget(
         app=head.app,
         stage=head.stage,
         since=version,

@@ -24,7 +24,7 @@ from ...errors import Corruption, NotFound
 from ...moments.cut.graph import consumed, order, raise_senders
 from ...moments.cut.stored import Snapshot
 from ...store.versions import history
-from ...store.versions.horizon import Boundary, Moment
+from ...store.versions.horizon import Boundary, KeptCut
 from ...store.versions.manifest import Manifest
 from .retention import Known, Retention
 
@@ -66,7 +66,7 @@ class Reachable:
     """By stage: versions from which on, up to the head, all stay, and why."""
     single: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
     """By stage and version: reasons to keep just this one, wherever it lies."""
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[KeptCut, ...] = ()
     """The cuts that stay before the whole history."""
     absent: tuple[Absent, ...] = ()
     """What snapshots pin that is not there. The other versions that they pin stay all the same."""
@@ -221,7 +221,7 @@ def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
     return {stage: manifest.version for stage, manifest in raise_senders(at, read).items()}
 
 
-def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Moment]:
+def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[KeptCut]:
     """Keep what a snapshot pins; gives its moment, if all of it is there."""
     known = found.known
     if not all(known.last.allows(stage, version) for stage, version in snapshot.stages.items()):
@@ -242,17 +242,17 @@ def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[M
     )
 
 
-def _keep(found: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> Moment:
+def _keep(found: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> KeptCut:
     """Keep a cut, with what its channels and its lineage need."""
     cut = {stage: read(stage, version) for stage, version in versions.items()}
     for stage, version in _needed(found.known, cut, read):
         mine = found.single.setdefault(stage, {})
         if reason not in mine.get(version, ()):
             mine[version] = (*mine.get(version, ()), reason)
-    return Moment(max(manifest.time_ms for manifest in cut.values()), dict(versions))
+    return KeptCut(max(manifest.time_ms for manifest in cut.values()), dict(versions))
 
 
-def _lasting(known: Known, moment: Moment, read: Read) -> Moment:
+def _lasting(known: Known, moment: KeptCut, read: Read) -> KeptCut:
     """The moment, with the time up to which the app stood there: what is about to go knows it."""
     for earlier in known.last.moments:
         if earlier.stages == moment.stages:

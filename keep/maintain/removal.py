@@ -11,7 +11,7 @@
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -24,6 +24,7 @@ from ...moments.take.remove import check_unused
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, notes
 from ...store.versions import limits as fits
+from ...store.versions.manifest import Manifest
 from ..gc.inventory import do_all, storage_clock_ms
 from .stages import commit_retired
 
@@ -104,13 +105,8 @@ def remove_app(
     if whole or begun is None:
         if not force:
             check_unused(store, app)
-        for stage, head in heads.items():
-            age_s = (now_ms - head.time_ms) // 1_000
-            if not fence and head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
-                raise Refused(
-                    f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
-                    hint="stop it first, or say --fence: then it stops within seconds",
-                )
+        if not fence:
+            _check_not_held(app, heads, now_ms)
     removal = begun
     if removal is None:
         topics = {output.topic for head in heads.values() for output in head.outputs.values()}
@@ -161,6 +157,16 @@ def remove_app(
     notes.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
     return Removed(removal, contents, False)
+
+
+def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> None:
+    for stage, head in heads.items():
+        age_s = (now_ms - head.time_ms) // 1_000
+        if head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
+            raise Refused(
+                f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
+                hint="stop it first, or say --fence: then it stops within seconds",
+            )
 
 
 def _contents(store: ObjectStore, app: str) -> Contents:

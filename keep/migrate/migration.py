@@ -26,7 +26,7 @@ from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
 from ...store.versions.manifest import Former, Input, Manifest, Output
-from ...store.versions.migrations import MIGRATIONS, Migration, Step
+from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
 from .plan import Plan, readers
 
 Heads = Mapping[str, Manifest]  # by stage
@@ -49,7 +49,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     # Who reads one of them under its new name is later than its first version under that.
     now_ms = max((now_ms, *(each.time_ms + 1 for each in ended.values())))
 
-    def change(step: Step) -> Amendment:
+    def change(step: MigratedStage) -> Amendment:
         return Amendment(
             "retire" if step.retires else "migration",
             lambda draft: applied(_reading(draft, ended), step, migration.number),
@@ -59,7 +59,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
 
     for stage in reversed(order(heads)):
         if stage not in ended and not is_through(heads[stage], migration):
-            step = migration.stages.get(stage, Step())
+            step = migration.stages.get(stage, MigratedStage())
             made = amend(store, heads[stage], change(step), by=migration.by, now_ms=now_ms)
             if made.changed:
                 versions[stage] = made.manifest.version
@@ -97,7 +97,7 @@ def planned(heads: Heads, plan: Plan) -> dict[str, Manifest]:
     return found
 
 
-def applied(draft: Manifest, step: Step, number: int) -> Manifest:
+def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     """The version that a step makes: `draft` has everything as it was. Pure.
 
     Raises `Refused` where the table is not the one that the step was planned for.
@@ -137,7 +137,7 @@ def _rename(
     versions: dict[str, int] = {}
     # Senders first: who reads one, and is renamed itself, reads it under its new name.
     for stage in order(heads):
-        step = migration.stages.get(stage, Step())
+        step = migration.stages.get(stage, MigratedStage())
         if not step.called:
             continue
         last = heads[stage] if heads[stage].retired else _end(store, migration, heads[stage], step, now_ms)
@@ -165,7 +165,7 @@ def _reading(head: Manifest, ended: Heads) -> Manifest:
     return replace(head, inputs=inputs, stopped=stopped)
 
 
-def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, now_ms: int) -> Manifest:
+def _end(store: ObjectStore, migration: Migration, head: Manifest, step: MigratedStage, now_ms: int) -> Manifest:
     def update(draft: Manifest) -> Manifest:
         return replace(commit.without_snapshots(draft), migration=migration.number, called=step.called)
 
@@ -175,7 +175,13 @@ def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, n
 
 
 def _first(
-    store: ObjectStore, migration: Migration, last: Manifest, step: Step, heads: Heads, ended: Heads, now_ms: int
+    store: ObjectStore,
+    migration: Migration,
+    last: Manifest,
+    step: MigratedStage,
+    heads: Heads,
+    ended: Heads,
+    now_ms: int,
 ) -> Manifest:
     """The first version under the new name, which holds what the last under the old one does."""
     # Up to which of its versions each channel is read by all that read it; None where nobody does.

@@ -15,7 +15,7 @@ from ...store.sst.arrow_types import schema_of
 from ...store.sst.evolution import fits
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest, Ttl
-from ...store.versions.migrations import Step
+from ...store.versions.migrations import MigratedStage
 
 Names = Mapping[str, str]  # until now, and from then on
 
@@ -56,7 +56,7 @@ class Plan:
     app: str
     changes: tuple[StageChange, ...]
     """Of the stages that it changes, upstream first."""
-    steps: Mapping[str, Step] = field(default_factory=dict)
+    steps: Mapping[str, MigratedStage] = field(default_factory=dict)
     """What the migration commits, of every stage that the app has."""
     after: int = 0
     """The number of the app's newest migration, 0 when there was none: this one is the next."""
@@ -85,16 +85,16 @@ def plan(
     heads = _under_names(heads, called)
     by_stage = _by_stage(heads, declared, renames, called)
     changes: list[StageChange] = []
-    steps: dict[str, Step] = {}
+    steps: dict[str, MigratedStage] = {}
     for name in order(heads):
         head, stage = heads[name], declared.stages.get(name)
         if stage is None:
             if not head.retired:
                 may_be = _likely(head, heads, declared)
                 changes.append(StageChange(name, "retired", head.version, may_be=may_be))
-                steps[name] = Step(retires=True)
+                steps[name] = MigratedStage(retires=True)
             else:
-                steps[name] = Step()
+                steps[name] = MigratedStage()
             continue
         if head.called:
             raise is_retired(head)
@@ -124,7 +124,7 @@ def plan(
     return found
 
 
-def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageChange | None, Step]:
+def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageChange | None, MigratedStage]:
     found, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
     if found.refused is not None:
         raise found.refused
@@ -141,7 +141,7 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageC
     if head.table is not None and table is not None:
         lifetimes = head.table.ttl, table.ttl
         due = kind_of(head.table.state).renamed(renames).due_text, kind_of(table.state).due_text
-    step = Step(
+    step = MigratedStage(
         table=table if columns or others else None,
         schema=head.table.schema if head.table is not None and (columns or others) else 0,
         gone=inputs.gone,

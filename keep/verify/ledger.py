@@ -167,7 +167,7 @@ def balance(entry: LedgerEntry) -> Verified:
 def _violations(entry: LedgerEntry, sent: Counts, consumed: Counts, lost: Counts, in_flight: Counts) -> tuple[str, ...]:
     versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
     try:
-        channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)
+        channel = protocol.ChannelCounts(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)
         return protocol.violations(protocol.GlobalState(versions, (channel,)))
     except ProtocolError as error:
         return (str(error),)

@@ -13,7 +13,7 @@ from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
 from ...store.versions.aside import owner
-from ...store.versions.horizon import Moment
+from ...store.versions.horizon import KeptCut
 from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import MIGRATIONS
 from .graph import Cut, Thinned, lower_receivers, raise_senders
@@ -174,7 +174,7 @@ def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest]
     return Cut(app, raise_senders(there, partial(history.read, store, app)))
 
 
-def _of_moment(store: ObjectStore, app: str, moment: Moment | None, asked_ms: int) -> Cut:
+def _of_moment(store: ObjectStore, app: str, moment: KeptCut | None, asked_ms: int) -> Cut:
     if moment is None:
         return Cut(app, {})
     stages = {stage: history.read(store, app, stage, version) for stage, version in moment.stages.items()}

@@ -65,7 +65,7 @@ class RowChange:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyHistory:
+class RowHistory:
     """The changes of one key of a table."""
 
     app: str
@@ -89,7 +89,7 @@ def key_history(
     *,
     limit: int = 0,
     now_ms: int,
-) -> KeyHistory:
+) -> RowHistory:
     """The newest `limit` changes (0 for all) of one key, over the versions that are left.
 
     For each change the SSTs are read in which the row before it may be, up to the one that has it: by ranges of hashes,
@@ -111,7 +111,7 @@ def key_history(
     changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))
     gaps = [versions.numbers[index] for index in range(1, len(versions)) if versions.is_gap(index)]
     whole_from = gaps[-1] if gaps else versions.numbers[0] if _inherited(versions) == "collected" else 0
-    return KeyHistory(app, table, key, changes, whole_from, stored.reads)
+    return RowHistory(app, table, key, changes, whole_from, stored.reads)
 
 
 def key_changes(versions: VersionList, stored: StoredKey, now_ms: int) -> Iterator[RowChange]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from ...fold.next_version import Result
+from ...fold.next_version import TaskReport
 from ...fold.records import windows
 from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
@@ -84,7 +84,11 @@ class BatchReport:
 
     @classmethod
     def of(
-        cls, committed: Committed, results: tuple[Result, ...], due: tuple[Compaction, ...] = (), stall_s: float = 0.0
+        cls,
+        committed: Committed,
+        results: tuple[TaskReport, ...],
+        due: tuple[Compaction, ...] = (),
+        stall_s: float = 0.0,
     ) -> Self:
         """From what was committed, its tasks' reports, and what compaction is due after it."""
         before, manifest = committed.before, committed.manifest

@@ -16,7 +16,7 @@ from ... import instants
 from ...fold.event_time import BatchTimes, Lateness, Times, due_after
 from ...fold.failing import StateFailed
 from ...fold.multi_input import TAG, name_of
-from ...fold.next_version import Result, Written
+from ...fold.next_version import TaskReport, Written
 from ...fold.records import Position
 from ...fold.step import Step
 from ...store.objects.protocol import ObjectStore
@@ -112,7 +112,7 @@ class StageJob:
         *,
         only_checks: bool = False,
         few_keys: bool | None = None,
-    ) -> tuple[Result, ...]:
+    ) -> tuple[TaskReport, ...]:
         config, shape, stage = self.config, self.config.shape, self.config.stage
         targets = tuple(output_topic_of(one, base) for one in stage.emits_to)
         writer, version = base.writer, base.version + 1
@@ -154,7 +154,7 @@ class Batch:
     """Where it ends on each input, by declared name."""
     times: BatchTimes
 
-    def compute(self, rows: DataFrame) -> tuple[Result, ...]:
+    def compute(self, rows: DataFrame) -> tuple[TaskReport, ...]:
         """Its job over rows of the stage's function, none of them added up before: what the tasks report."""
         return self.job._compute(rows, self.base, self.times)
 
@@ -164,7 +164,7 @@ class Batch:
         self.job._compute(rows, self.base, dataclasses.replace(self.times, due=due), only_checks=True)
 
 
-def run_write(rows: DataFrame, task: WriteTask) -> tuple[Result, ...]:
+def run_write(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
     """Write the rows of a stage without state to its channels, without a shuffle."""
     outputs = tuple(enumerate(task.outputs))
     if task.rows:
@@ -183,7 +183,7 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 
 def run_state(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
-) -> tuple[Result, ...]:
+) -> tuple[TaskReport, ...]:
     """Bring the rows to their state partitions and merge them there, at their `homes` if there are several machines.
 
     Where rows of the table may fall due, each state partition that has any gets a row that is only a mark. Where it is
@@ -224,12 +224,12 @@ def _partition(hashed: Column, partitions: int) -> Column:
     return F.shiftright(upper * F.lit(partitions), 32).cast("int")
 
 
-def _run(rows: DataFrame, task: Task) -> tuple[Result, ...]:
+def _run(rows: DataFrame, task: Task) -> tuple[TaskReport, ...]:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return task(batches)
 
     collected = rows.mapInArrow(work, RESULT_SCHEMA).collect()
-    results = tuple(msgspec.msgpack.decode(bytes(row.result), type=Result) for row in collected)
+    results = tuple(msgspec.msgpack.decode(bytes(row.result), type=TaskReport) for row in collected)
     if failed := [each.failed for each in results if each.failed is not None]:
         raise StateFailed.of(failed)
     return results

@@ -13,7 +13,7 @@ from pyspark.sql import types as t
 
 from ...fold.event_time import AHEAD, AT
 from ...fold.kinds.aggregate import MOST_TASKS, ROWS, TASKS, Aggregate, part
-from ...fold.next_version import Result
+from ...fold.next_version import TaskReport
 from .task import StateTask
 
 _LEAST_ROWS = 50_000
@@ -49,7 +49,7 @@ class Forecast:
         self.few_keys: bool | None = None
         """Whether one task may merge all keys of the next batch; None where its rows cross the shuffle as they are."""
 
-    def learn(self, results: Sequence[Result]) -> None:
+    def learn(self, results: Sequence[TaskReport]) -> None:
         """Take notice of what the tasks of a batch report."""
         rows = sum(result.rows_in for result in results)
         # Of an aggregate, each key of the batch is written.

@@ -21,7 +21,7 @@ from ...fold.event_time import Times
 from ...fold.failing import StateFailed
 from ...fold.kinds.aggregate import num_partials, num_rows
 from ...fold.multi_input import apart
-from ...fold.next_version import Result, SentTo
+from ...fold.next_version import SentTo, TaskReport
 from ...fold.step import Made, Step
 from ...store.objects.stats import Reads, looked_up
 from ...store.read.table_rows import TableRows
@@ -98,12 +98,12 @@ class Task(ABC):
             try:
                 result = replace(self._run(rows, attempt), seen=self.times.seen(rows), partials=num_partials(rows))
             except StateFailed as error:
-                result = Result(attempt, num_rows(rows), failed=error.told)
+                result = TaskReport(attempt, num_rows(rows), failed=error.told)
             report = msgspec.msgpack.encode(result)
             yield pa.RecordBatch.from_pydict({"result": pa.array([report], pa.binary())})
 
     @abstractmethod
-    def _run(self, rows: pa.Table, attempt: str) -> Result: ...
+    def _run(self, rows: pa.Table, attempt: str) -> TaskReport: ...
 
     def _send(
         self, parts: Iterable[tuple[OutputTopic, pa.Table, Partitions]], attempt: str
@@ -134,9 +134,9 @@ class WriteTask(Task):
     rows: tuple[pa.Schema, ...] = ()
     """Of each output, where each has rows of its own."""
 
-    def _run(self, rows: pa.Table, attempt: str) -> Result:
+    def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         parts = ((target, *part) for target, part in zip(self.outputs, self._parts(rows), strict=True))
-        return Result(attempt, rows.num_rows, sent=self._send(parts, attempt))
+        return TaskReport(attempt, rows.num_rows, sent=self._send(parts, attempt))
 
     def _parts(self, rows: pa.Table) -> list[tuple[pa.Table, Partitions]]:
         if self.rows:
@@ -159,7 +159,7 @@ class StateTask(Task):
     late_to: tuple[OutputTopic, Mapping[str, str]] | None = None
     """Where late rows go, with which columns, each with its name there; None for nowhere."""
 
-    def _run(self, rows: pa.Table, attempt: str) -> Result:
+    def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         marked: frozenset[int] = frozenset()
         if MARK in rows.column_names:
             mark = rows[MARK]
@@ -167,7 +167,7 @@ class StateTask(Task):
             marked = frozenset(partition_of(hashes, self.step.table.partitions).tolist())
             rows = rows.filter(pc.invert(mark)).drop_columns([MARK])
         in_time, late = self.step.apart(rows)
-        result = self._merged(in_time, attempt, marked) if in_time.num_rows or marked else Result(attempt, 0)
+        result = self._merged(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
         if not late.num_rows:
             return result
         sent = result.sent
@@ -177,7 +177,7 @@ class StateTask(Task):
             sent = sent | self._send([(target, gone, target.partitions_of(gone))], attempt)
         return replace(result, rows_in=num_rows(rows), sent=sent, late=num_rows(late))
 
-    def _merged(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> Result:
+    def _merged(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
         """What becomes of rows that are not late, and in the `marked` state partitions of those that fall due."""
         table, count, reads = self.step.table, self.step.table.partitions, Reads()
         counted, store, cache = self.places.open()
@@ -201,7 +201,7 @@ class StateTask(Task):
                 ssts.append(sst)
                 event_ms.append(latest_ms)
         emitted = [one.emitted for one in made if one.emitted]
-        return Result(
+        return TaskReport(
             attempt,
             num_rows(rows),
             tuple(ssts),

@@ -18,7 +18,7 @@ from ... import instants
 from ...errors import NotFound, Refused
 from ...fold.fits import Declared
 from ...keep.backfill.fill import swap_in, sweep
-from ...keep.backfill.targets import Left, Target, backfillable, nothing
+from ...keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
 from ...keep.backfill.windows import left_in
 from ...keep.migrate.migrate import Migrated, finish_earlier
 from ...keep.migrate.migration import planned
@@ -52,7 +52,7 @@ _POLL_S = 0.5
 class Filled:
     """Columns that were computed over the past, or would be."""
 
-    target: Target
+    target: BackfillTarget
     starts: Mapping[str, tuple[int, ...]]
     """Where it begins, by user's topic as declared: from there on the values are complete."""
     whole: bool
@@ -230,7 +230,7 @@ class _Backfills:
 
 
 def reach(
-    kafka: Kafka, store: ObjectStore, target: Target, called: Mapping[str, str], *, patience_s: float
+    kafka: Kafka, store: ObjectStore, target: BackfillTarget, called: Mapping[str, str], *, patience_s: float
 ) -> Filled | Left:
     """What there is in Kafka of what a backfill would read; or why that is too little.
 

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from ... import instants
 from ...errors import Refused
 from ...keep.backfill.fill import discard
-from ...keep.backfill.targets import Target
+from ...keep.backfill.targets import BackfillTarget
 from ...keep.backfill.windows import is_told, read_through, tell
 from ...moments.cut.moments import version_of
 from ...store.objects.protocol import ObjectStore
@@ -57,7 +57,7 @@ _MAX_RECORDS = 1_000_000
 
 
 def scratch_program(
-    app: App, target: Target, topics: Mapping[str, str], skipped: Offsets, sent: Mapping[str, str]
+    app: App, target: BackfillTarget, topics: Mapping[str, str], skipped: Offsets, sent: Mapping[str, str]
 ) -> App:
     """An app of the target's name with its stage, which alone is run.
 
@@ -177,7 +177,7 @@ class ScratchRun:
     """Users' topics that the app reads under another name, by the declared one."""
     sent: Mapping[str, str]
     """The columns of repartition topics, as Spark DDL."""
-    target: Target
+    target: BackfillTarget
     records: int
     """How many are to be read."""
 

@@ -22,7 +22,7 @@ from ... import instants
 from ...errors import Refused, Unavailable
 from ...fold.culprit import Items, TooMany
 from ...fold.failing import RECORD, Failure, StateFailed, failing
-from ...fold.next_version import Result, Written
+from ...fold.next_version import TaskReport, Written
 from ...fold.records import sent
 from ...keep.rejected.retries import RETRIES
 from ...store.objects.protocol import ObjectStore
@@ -114,7 +114,7 @@ class BatchRejecter:
 
     def _without_culprits(
         self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
-    ) -> tuple[tuple[Result, ...], Mapping[int, Failure]]:
+    ) -> tuple[tuple[TaskReport, ...], Mapping[int, Failure]]:
         allowed = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
         for frame in inputs:
             frame.persist()
@@ -181,7 +181,7 @@ class _Culprits:
     _began: float = field(default_factory=time.monotonic, init=False)
     _logged: float = field(default_factory=time.monotonic, init=False)
 
-    def compute(self, error: Exception | None) -> tuple[Result, ...]:
+    def compute(self, error: Exception | None) -> tuple[TaskReport, ...]:
         """The batch without those that are to blame; `error` is why it failed, None where it was not tried yet.
 
         Raises:

@@ -58,6 +58,18 @@ def _(value: Manifest) -> Iterator[Wrong]:
         yield from _ssts(f"{at}.ssts", aside.ssts, names, value.version)
         if aside.total < max(aside.rows, aside.waiting):
             yield Wrong(f"{at}.total", aside.total, f"at least its rows, {aside.rows}, and those waiting")
+    yield from _snapshots(value)
+    for number, one in enumerate(value.backfills):
+        at = f"backfills[{number}]"
+        if one.version > value.version:
+            yield Wrong(f"{at}.version", one.version, f"at most the version, {value.version}")
+        if one.since >= one.version:
+            yield Wrong(f"{at}.since", one.since, f"less than its version, {one.version}")
+        if one.app == value.app:
+            yield Wrong(f"{at}.app", one.app, "another app than its own")
+
+
+def _snapshots(value: Manifest) -> Iterator[Wrong]:
     for snapshot, version in value.recorded.items():
         if version > value.version:
             yield Wrong(f"recorded[{snapshot!r}]", version, f"at most the version, {value.version}")
@@ -70,14 +82,6 @@ def _(value: Manifest) -> Iterator[Wrong]:
             if span.after > span.up_to:
                 at = f"captured[{snapshot!r}][{channel!r}].up_to"
                 yield Wrong(at, span.up_to, f"not below after, {span.after}")
-    for number, one in enumerate(value.backfills):
-        at = f"backfills[{number}]"
-        if one.version > value.version:
-            yield Wrong(f"{at}.version", one.version, f"at most the version, {value.version}")
-        if one.since >= one.version:
-            yield Wrong(f"{at}.since", one.since, f"less than its version, {one.version}")
-        if one.app == value.app:
-            yield Wrong(f"{at}.app", one.app, "another app than its own")
 
 
 @relations.register

@@ -37,7 +37,7 @@ SETTLED_MS = 45_000
 spans do not differ by half."""
 
 
-class Moment(Struct, frozen=True):
+class KeptCut(Struct, frozen=True):
     """A consistent cut before the whole history that stays: it was thinned out around it, or a snapshot pins it."""
 
     time_ms: fits.TimeMs
@@ -59,7 +59,7 @@ class Boundary(Struct, frozen=True):
     """The version from which on a stage's history is whole. Left out are stages that lost nothing."""
     kept: dict[fits.Name, tuple[fits.Version, ...]] = {}
     """Versions before that one that stay, ascending."""
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[KeptCut, ...] = ()
     """The cuts that these make, oldest first."""
     by: fits.Line = ""
     """user@host of the collection."""
@@ -84,7 +84,7 @@ class Boundary(Struct, frozen=True):
         """Whether a cut lies where all is there: it has of every stage that lost versions one from which on none is."""
         return all(versions.get(stage, 0) >= first for stage, first in self.first.items())
 
-    def at(self, time_ms: int) -> Moment | None:
+    def at(self, time_ms: int) -> KeptCut | None:
         """The newest kept cut of that time or before."""
         return next((moment for moment in reversed(self.moments) if moment.time_ms <= time_ms), None)
 

@@ -15,7 +15,7 @@ from .manifest import Input, Table
 from .notes import Notes
 
 
-class Step(Struct, frozen=True):
+class MigratedStage(Struct, frozen=True):
     """What becomes of one stage."""
 
     table: Table | None = None
@@ -49,7 +49,7 @@ class Migration(Struct, frozen=True):
     time_ms: fits.TimeMs
     snapshot: fits.Name
     """Pins the cut before."""
-    stages: dict[fits.Name, Step]
+    stages: dict[fits.Name, MigratedStage]
     """Every stage that the app had: also those in which nothing changes get a version that names the migration."""
 
 

@@ -21,7 +21,7 @@ from slackwater.chandy_lamport.events import (
     Requested,
     SendMarker,
 )
-from slackwater.chandy_lamport.global_state import Channel, GlobalState, Ports, completed
+from slackwater.chandy_lamport.global_state import ChannelCounts, GlobalState, Ports, completed
 from slackwater.chandy_lamport.process import Process
 
 from tests.chandy_lamport.bank import Account, Bank, Transfer
@@ -83,9 +83,9 @@ class Flow:
     consumed: Records
     captured: Records
 
-    def counted(self, writer: str) -> Channel:
+    def counted(self, writer: str) -> ChannelCounts:
         counts = (tuple(map(len, records)) for records in (self.sent, self.consumed, self.captured))
-        return Channel(self.channel, writer, self.reader, *counts)
+        return ChannelCounts(self.channel, writer, self.reader, *counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ import pytest
 from slackwater.chandy_lamport import state
 from slackwater.chandy_lamport.events import ProtocolError
 from slackwater.chandy_lamport.global_state import Ports, violations
-from slackwater.chandy_lamport.state import TRANSITIONS, Phase, Role, Signal, Step
+from slackwater.chandy_lamport.state import TRANSITIONS, Effect, Phase, Role, Signal
 
 from tests.chandy_lamport.network import Network
 
-Row = tuple[Phase, tuple[Step, ...]]
+Row = tuple[Phase, tuple[Effect, ...]]
 Table = Mapping[tuple[Role, Phase], Mapping[Signal, Row]]
 
 

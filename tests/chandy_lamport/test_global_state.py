@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.chandy_lamport.events import ProtocolError
-from slackwater.chandy_lamport.global_state import Channel, GlobalState, violations
+from slackwater.chandy_lamport.global_state import ChannelCounts, GlobalState, violations
 
 Counts = tuple[int, ...]
 
 
 def cut(sent: Counts, consumed: Counts, in_flight: Counts, lost: Counts = ()) -> GlobalState:
-    channel = Channel("sums", "total", "alert", sent=sent, consumed=consumed, in_flight=in_flight, lost=lost)
+    channel = ChannelCounts("sums", "total", "alert", sent=sent, consumed=consumed, in_flight=in_flight, lost=lost)
     return GlobalState({"total": 5, "alert": 9}, (channel,))
 
 
@@ -54,8 +54,8 @@ def test_one_partition_does_not_hide_what_another_lacks() -> None:
 
 
 def test_every_channel_is_looked_at() -> None:
-    good = Channel("good", "a", "b", sent=(1,), consumed=(1,), in_flight=(0,))
-    bad = Channel("bad", "a", "b", sent=(1,), consumed=(0,), in_flight=(0,))
+    good = ChannelCounts("good", "a", "b", sent=(1,), consumed=(1,), in_flight=(0,))
+    bad = ChannelCounts("bad", "a", "b", sent=(1,), consumed=(0,), in_flight=(0,))
     assert len(violations(GlobalState({"a": 1, "b": 1}, (bad, good, bad)))) == 2
     assert violations(GlobalState({}, ())) == ()
 
@@ -93,7 +93,7 @@ def test_a_negative_count_is_refused(counts: tuple[tuple[int, ...], ...], found:
 def test_a_channel_between_stages_without_a_version_is_refused(
     versions: dict[str, int], known: str, missing: str
 ) -> None:
-    channel = Channel("sums", "total", "alert", sent=(), consumed=(), in_flight=())
+    channel = ChannelCounts("sums", "total", "alert", sent=(), consumed=(), in_flight=())
     expected = f"cutting channel 'sums': expected versions of {known}, found {missing}"
     with pytest.raises(ProtocolError, match=f"^{re.escape(expected)}$"):
         GlobalState(versions, (channel,))

@@ -2,7 +2,7 @@
 
 import pytest
 from slackwater.chandy_lamport.events import ProtocolError
-from slackwater.chandy_lamport.state import TRANSITIONS, Phase, Role, Signal, Step, transition
+from slackwater.chandy_lamport.state import TRANSITIONS, Effect, Phase, Role, Signal, transition
 
 
 def test_every_phase_that_a_row_leads_to_has_rows() -> None:
@@ -14,7 +14,7 @@ def test_every_phase_that_a_row_leads_to_has_rows() -> None:
 def test_every_phase_signal_and_step_is_used() -> None:
     assert {phase for _, phase in TRANSITIONS} == set(Phase)
     assert {signal for rows in TRANSITIONS.values() for signal in rows} == set(Signal)
-    assert {step for rows in TRANSITIONS.values() for _, steps in rows.values() for step in steps} == set(Step)
+    assert {step for rows in TRANSITIONS.values() for _, steps in rows.values() for step in steps} == set(Effect)
 
 
 def test_a_snapshot_can_be_given_up_in_every_phase() -> None:
@@ -26,9 +26,9 @@ def test_the_state_is_recorded_exactly_when_the_snapshot_becomes_known_and_befor
     for (_, phase), rows in TRANSITIONS.items():
         for after, steps in rows.values():
             if phase is Phase.UNKNOWN is not after:
-                assert steps[:2] == (Step.RECORD, Step.SEND_MARKERS)
+                assert steps[:2] == (Effect.RECORD, Effect.SEND_MARKERS)
             else:
-                assert not {Step.RECORD, Step.SEND_MARKERS} & set(steps)
+                assert not {Effect.RECORD, Effect.SEND_MARKERS} & set(steps)
 
 
 def test_a_step_without_a_row_is_refused() -> None:

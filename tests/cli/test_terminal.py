@@ -22,7 +22,7 @@ from slackwater.moments.take.snapshots import pin
 from slackwater.pipeline.spark.jvm import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
 from slackwater.results import values
-from slackwater.results.document import Table, Title
+from slackwater.results.document import TableBlock, Title
 from slackwater.results.shown import Result
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history, keys
@@ -125,16 +125,16 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
         patch.setenv("TERM", "xterm")
         for each in (terminal.Printer(as_json=False), *([terminal.Printer(as_json=True)] if json_too else [])):
             each.show(
-                Result({text: text}, text, Title(text), Table.of((text, f">{text}"), [(text, text)]), notes=[text])
+                Result({text: text}, text, Title(text), TableBlock.of((text, f">{text}"), [(text, text)]), notes=[text])
             )
             each.show(Result(None, values.grid(pa.table({text: [text], f"<{text}": [1]}))))
             each.note(text)
             each.failure(Refused(f"{text} happened", quoted=f"{text}\n{text}", hint=text))
             each.failure(ValueError(text))
             with each.progress() as tell:
-                tell(text, text, Table.of((text,), [(text,)]))
+                tell(text, text, TableBlock.of((text,), [(text,)]))
             with each.live() as show:
-                show(Result({}, text, Table.of((text,), [(text,)])))
+                show(Result({}, text, TableBlock.of((text,), [(text,)])))
         terminal.print_traceback(ValueError(text))
         for shown in (out.getvalue(), err.getvalue()):
             assert unseen(OURS.sub("", shown) if tty else shown) == []
@@ -152,7 +152,7 @@ def test_rich_finds_no_markup_in_data() -> None:
         patch.setattr(sys, "stdout", out := Terminal(tty=True))
         patch.setenv("NO_COLOR", "1")
         terminal.Printer(as_json=False).show(
-            Result(None, "[red]x[/red]", Table.of(("[b]h[/b]",), [("[link=x]y[/link]",)]))
+            Result(None, "[red]x[/red]", TableBlock.of(("[b]h[/b]",), [("[link=x]y[/link]",)]))
         )
     for markup in ("[red]x[/red]", "[b]h[/b]", "[link=x]y[/link]"):
         assert markup in out.getvalue()

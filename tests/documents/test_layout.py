@@ -47,3 +47,14 @@ def test_the_first_line_of_every_module_is_a_sentence_that_says_what_it_does() -
     first = {path: text.partition("\n")[0] for path, text in said.items()}
     assert {path: line for path, line in first.items() if not line.endswith((".", ":", ")"))} == {}
     assert {path: line for path, line in first.items() if re.match("todo|fixme|xxx", line, re.IGNORECASE)} == {}
+
+
+def test_one_name_is_one_class() -> None:
+    classes = Counter(
+        node.name
+        for path in PACKAGE
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    # A program's `App` is the declared one, which can be run besides.
+    assert [one for one, count in classes.items() if count > 1 and one != "App"] == []

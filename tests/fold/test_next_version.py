@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.fold.event_time import BatchTimes, Seen, TimeRules, Watermark
-from slackwater.fold.next_version import Outcome, Result, SentTo, Written, has_rows, next_version
+from slackwater.fold.next_version import Outcome, SentTo, TaskReport, Written, has_rows, next_version
 from slackwater.fold.records import Position
 from slackwater.store.compaction.plan import Compaction, Done
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sink, Span, Sst
@@ -28,7 +28,7 @@ def sst(name: str, level: int = 0, seq: int = 1) -> Sst:
 def made(
     base: Manifest,
     positions: dict[str, Position],
-    results: Sequence[Result] = (),
+    results: Sequence[TaskReport] = (),
     outcome: Outcome = NOTHING,
     *,
     markers: dict[tuple[str, str], tuple[int, ...]] | None = None,
@@ -67,7 +67,7 @@ def test_what_a_writer_has_sent_is_what_its_reader_has_consumed_at_every_version
             for partition, count in enumerate(rows):
                 log[partition] += count > 0
             sent = {partition: SentTo(count, log[partition]) for partition, count in enumerate(rows) if count}
-            results.append(Result(f"w.{number}.{task}", sum(rows), sent={"c": sent} if sent else {}))
+            results.append(TaskReport(f"w.{number}.{task}", sum(rows), sent={"c": sent} if sent else {}))
         markers = {("s", "c"): tuple(log)} if number in marked else {}
         log = [end + bool(markers) for end in log]
         before, writer = writer, made(writer, {"t": Position("t", (number + 1,))}, results, markers=markers)
@@ -108,10 +108,10 @@ def test_finished_merges_take_the_place_of_their_inputs_and_new_ssts_stay() -> N
     merge = Done(Compaction(0, 1, old[::-1], drops_tombstones=False), (merged,))
     stale = Done(Compaction(0, 1, (sst("gone"),), drops_tombstones=False), (sst("x", level=1),))
     base = replace(stage("s", {}), ssts=old)
-    manifest = made(base, {}, [Result("w.2.0", 1, (new,), event_ms=30)], merges=[merge, stale])
+    manifest = made(base, {}, [TaskReport("w.2.0", 1, (new,), event_ms=30)], merges=[merge, stale])
     assert set(manifest.ssts) == {new, merged}
     assert manifest.clock_ms == 30
-    assert made(manifest, {}, [Result("w.3.0", 1, event_ms=10)]).clock_ms == 30, "it never goes back"
+    assert made(manifest, {}, [TaskReport("w.3.0", 1, event_ms=10)]).clock_ms == 30, "it never goes back"
 
 
 def test_what_the_protocol_asks_for_is_in_the_manifest() -> None:
@@ -133,9 +133,9 @@ def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its
     base = stage("s", {"c": Input("a-c", (0,), "up"), "t": Input("t", (0,))})
     ends = {"c": Position("c", (0,), 4, watermark_ms=90), "t": Position("t", (3,), watermark_ms=70)}
     mine = {name: Watermark(("at",), 10, (name,)) for name in ends}
-    results = [Result("w.1", 3, seen=Seen((55,)))]
+    results = [TaskReport("w.1", 3, seen=Seen((55,)))]
 
-    def after(results: Sequence[Result], own: Sequence[str], timed: set[str]) -> Manifest:
+    def after(results: Sequence[TaskReport], own: Sequence[str], timed: set[str]) -> Manifest:
         return next_version(
             base,
             ends,
@@ -159,9 +159,9 @@ def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its
 def test_what_a_batch_wrote_for_a_sink_is_counted_on_with_the_attempts_that_count() -> None:
     base = replace(stage("s", {"t": Input("t", (0,))}), sinks={"out": Sink("a-s-out-sink", 5, 1, sent=3)})
     results = [
-        Result("w.2.8", 4, sent={"out": {0: SentTo(4, 9)}}),
-        Result("w.2.7", 2, sent={"out": {0: SentTo(2, 7)}}),
-        Result("w.2.6", 1),
+        TaskReport("w.2.8", 4, sent={"out": {0: SentTo(4, 9)}}),
+        TaskReport("w.2.7", 2, sent={"out": {0: SentTo(2, 7)}}),
+        TaskReport("w.2.6", 1),
     ]
     assert made(base, {}, results).sinks["out"] == Sink(
         "a-s-out-sink", 9, 1, attempts=("w.2.7", "w.2.8"), rows=6, sent=9

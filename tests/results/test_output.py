@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from slackwater.errors import Refused, Usage
 from slackwater.results import formats, values
-from slackwater.results.document import Table
+from slackwater.results.document import TableBlock
 from slackwater.results.shown import drawn as as_rich
 from slackwater.results.shown import plain as as_plain
 
@@ -46,7 +46,7 @@ def test_bytes_within_other_values_are_hexadecimal_too() -> None:
 
 def test_plain_columns_line_up_and_lose_nothing() -> None:
     long = "x" * 500
-    grid = Table.of(("stage", ">rows"), [("legs", "1,200"), (long, "3")])
+    grid = TableBlock.of(("stage", ">rows"), [("legs", "1,200"), (long, "3")])
     heading, first, second = as_plain(grid).splitlines()
     assert heading == "stage" + " " * 497 + " rows"
     assert first == "legs" + " " * 496 + "  1,200"
@@ -54,11 +54,11 @@ def test_plain_columns_line_up_and_lose_nothing() -> None:
 
 
 def test_lines_do_not_end_in_blanks() -> None:
-    assert as_plain(Table.of(("a", "b"), [("1", ""), ("2", "long")])) == "a  b\n1\n2  long\n"
+    assert as_plain(TableBlock.of(("a", "b"), [("1", ""), ("2", "long")])) == "a  b\n1\n2  long\n"
 
 
 def test_wide_characters_take_two_columns() -> None:
-    assert as_plain(Table.of(("a", "b"), [("日本", "1"), ("ab", "2")])).splitlines()[1:] == [
+    assert as_plain(TableBlock.of(("a", "b"), [("日本", "1"), ("ab", "2")])).splitlines()[1:] == [
         "日本  1",
         "ab    2",
     ]
@@ -66,14 +66,14 @@ def test_wide_characters_take_two_columns() -> None:
 
 def test_a_terminal_gets_brackets_as_they_are() -> None:
     drawn = StringIO()
-    Console(file=drawn, width=80).print(as_rich(Table.of(("read",), [("flights[red] 1..2",)]), 80))
+    Console(file=drawn, width=80).print(as_rich(TableBlock.of(("read",), [("flights[red] 1..2",)]), 80))
     assert "flights[red] 1..2" in drawn.getvalue()
 
 
 @given(st.lists(st.lists(st.text("abc ", max_size=60), min_size=3, max_size=3), max_size=4), st.integers(30, 120))
 def test_a_terminal_gets_every_value_whole(rows: list[list[str]], width: int) -> None:
     drawn = StringIO()
-    Console(file=drawn, width=width).print(as_rich(Table.of(("x", ">y", "z"), rows), width))
+    Console(file=drawn, width=width).print(as_rich(TableBlock.of(("x", ">y", "z"), rows), width))
     letters = sorted(letter for row in rows for cell in row for letter in cell.replace(" ", ""))
     shown = drawn.getvalue().partition("\n")[2]
     assert sorted(shown.replace(" ", "").replace("\n", "")) == letters
@@ -81,7 +81,7 @@ def test_a_terminal_gets_every_value_whole(rows: list[list[str]], width: int) ->
 
 def test_narrow_columns_keep_their_lines_and_wide_ones_fold() -> None:
     drawn = StringIO()
-    grid = Table.of(("committed", "read"), [("2026-11-21T08:46:16Z (25 min ago)", "x" * 100)])
+    grid = TableBlock.of(("committed", "read"), [("2026-11-21T08:46:16Z (25 min ago)", "x" * 100)])
     Console(file=drawn, width=80).print(as_rich(grid, 80))
     assert "2026-11-21T08:46:16Z (25 min ago)  xxx" in drawn.getvalue()
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
 from slackwater.fold.event_time import BatchTimes, TimeRules
-from slackwater.fold.next_version import Outcome, Result, SentTo, Written, next_version
+from slackwater.fold.next_version import Outcome, SentTo, TaskReport, Written, next_version
 from slackwater.fold.records import Position
 from slackwater.moments.cut.in_flight import InFlight
 from slackwater.moments.cut.stored import open_requests
@@ -270,7 +270,7 @@ class Diamond:
             duration_ms=0,
         )
 
-    def _send(self, head: Manifest, channel: str, numbers: Sequence[int]) -> Result:
+    def _send(self, head: Manifest, channel: str, numbers: Sequence[int]) -> TaskReport:
         attempt = f"{head.writer}.{head.version + 1}.{next(self._attempts)}"
         targets = np.array([n // 2 % PARTITIONS[channel] for n in numbers], np.int32)
         for partition, value in split(pa.table({"n": pa.array(numbers, pa.int64())}), targets):
@@ -278,7 +278,7 @@ class Diamond:
         counts = np.bincount(targets, minlength=PARTITIONS[channel]).tolist()
         ends = self.logs.ends(channel)
         sent = {partition: SentTo(counts[partition], ends[partition]) for partition in set(targets.tolist())}
-        return Result(attempt, len(numbers), sent={channel: sent})
+        return TaskReport(attempt, len(numbers), sent={channel: sent})
 
 
 def _at_birth(draft: Manifest) -> Manifest:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from slackwater.moments.cut.lineage import Lineage, Window
-from slackwater.results.document import Table
+from slackwater.results.document import TableBlock
 from slackwater.results.verdict import read
 from slackwater.settings import Settings
 from slackwater.store.objects.protocol import ObjectStore
@@ -91,7 +91,7 @@ def test_what_a_commit_read_is_a_table_or_a_sentence(
     direct: tuple[Window, ...], sources: tuple[Window, ...], said: list[str]
 ) -> None:
     parts = list(read(Lineage("s", direct, sources)))
-    assert [part.headings[0] if isinstance(part, Table) else part for part in parts] == said
+    assert [part.headings[0] if isinstance(part, TableBlock) else part for part in parts] == said
 
 
 @pytest.mark.usefixtures("app")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from slackwater.fold.event_time import BatchTimes, Due, TimeRules, Watermark
 from slackwater.fold.kinds.kind import DueBy
-from slackwater.fold.next_version import Outcome, Result, Written, next_version
+from slackwater.fold.next_version import Outcome, TaskReport, Written, next_version
 from slackwater.fold.records import Position
 from slackwater.keep.clone.clone import clone
 from slackwater.store.objects.protocol import ObjectStore
@@ -31,7 +31,7 @@ class Committing:
     def batch_done(
         self,
         records: int,
-        results: Sequence[Result],
+        results: Sequence[TaskReport],
         *watermarks: Watermark,
         due_by: DueBy | None = None,
         due: Due | None = None,

@@ -11,7 +11,7 @@ from slackwater.fold.event_time import Lateness, Times, Watermark, due_after
 from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.due import window_of
 from slackwater.fold.kinds.kind import Bound, Kind
-from slackwater.fold.next_version import Result
+from slackwater.fold.next_version import TaskReport
 from slackwater.fold.step import Made, Step
 from slackwater.keep.migrate.migrate import find_plan, lines, migrate
 from slackwater.pipeline.batch.task import MARK, StateTask
@@ -111,7 +111,7 @@ class Stage(Committing):
             self.head.ssts,
             times=Times((WATERMARK,), 1 << 50),
         )
-        results: list[Result] = []
+        results: list[TaskReport] = []
         if made.num_rows:
             self.jobs += 1
             # As Spark has it, a state partition's rows are in one task; here one task has all of them.

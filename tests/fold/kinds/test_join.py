@@ -19,7 +19,7 @@ from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.join import BoundJoin, How, Waiting, pairs
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.multi_input import TAG
-from slackwater.fold.next_version import Result
+from slackwater.fold.next_version import TaskReport
 from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import sorted_runs
@@ -96,7 +96,7 @@ class Stage(Committing):
             self.head.ssts,
             times=times,
         )
-        results: list[Result] = []
+        results: list[TaskReport] = []
         if made.num_rows:
             results = [replace(task._run(made, "w.1"), seen=times.seen(made))]
         behind_ms = self.bound.behind_ms

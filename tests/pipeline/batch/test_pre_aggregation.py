@@ -20,7 +20,7 @@ from slackwater.fold.event_time import Due, Lateness, Times, Watermark
 from slackwater.fold.kinds.aggregate import Aggregate
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Bound, Kind
-from slackwater.fold.next_version import Result
+from slackwater.fold.next_version import TaskReport
 from slackwater.fold.step import Step, group
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
@@ -273,9 +273,9 @@ def test_only_what_spark_adds_up_alike_is_added_up() -> None:
     assert not adds_up(sw.aggregate(n=sw.count()), late_to=(late, {})), "late rows go on as they are"
 
 
-def reported(rows: int, keys: int, partials: int = 0) -> tuple[Result, ...]:
+def reported(rows: int, keys: int, partials: int = 0) -> tuple[TaskReport, ...]:
     """What the one task of a batch reports."""
-    return (Result("a", rows, (Sst("o", 0, 0, keys, 1, "", 0, 0, 1, 1, 0, "", 0),), partials=partials),)
+    return (TaskReport("a", rows, (Sst("o", 0, 0, keys, 1, "", 0, 0, 1, 1, 0, "", 0),), partials=partials),)
 
 
 def test_a_batch_is_added_up_where_the_one_before_would_have_become_much_smaller() -> None:

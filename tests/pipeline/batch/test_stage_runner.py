@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
 from slackwater.fold.event_time import BatchTimes
-from slackwater.fold.next_version import Result, SentTo
+from slackwater.fold.next_version import SentTo, TaskReport
 from slackwater.fold.records import Position
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
@@ -59,7 +59,7 @@ class Looped(StageJob):
 
     def _compute(  # type: ignore[override]
         self, rows: list[int], base: Manifest, times: BatchTimes, **_more: object
-    ) -> tuple[Result, ...]:
+    ) -> tuple[TaskReport, ...]:
         self.jobs += 1
         (channel,) = self.stage.writes
         name, partitions = base.outputs[channel.name].topic, len(base.outputs[channel.name].ends)
@@ -72,7 +72,7 @@ class Looped(StageJob):
                 ends = send(self.kafka, name, messages, attempt.encode(), patience_s=30)
                 sent = {p: SentTo(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
                 self.clocks.append(times.clock_ms)
-                results.append(Result(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
+                results.append(TaskReport(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
         return tuple(results)
 
 

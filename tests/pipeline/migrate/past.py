@@ -17,7 +17,7 @@ from slackwater.fold.fits import Declared, DeclaredStage, evolve
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
 from slackwater.keep.backfill.fill import fill_changes, swap_in
-from slackwater.keep.backfill.targets import Target, backfillable
+from slackwater.keep.backfill.targets import BackfillTarget, backfillable
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.migrate.migration import applied
 from slackwater.pipeline.batch.committer import Committer, PendingVersion
@@ -32,7 +32,7 @@ from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.sorted_runs import touching
 from slackwater.store.versions import apps, commit, history
 from slackwater.store.versions.manifest import AppInfo, Backfill, Column, Input, Manifest, Sst, Table
-from slackwater.store.versions.migrations import Step
+from slackwater.store.versions.migrations import MigratedStage
 
 from tests.support.collecting import AgingStore, Killed
 from tests.support.manifests import claim
@@ -111,12 +111,12 @@ class App:
             fill=partial(fill_changes, self.store, self.cache),
         )
 
-    def migrate(self) -> Target:
+    def migrate(self) -> BackfillTarget:
         """The changed program, and what is to be computed for it."""
         stored = self.head.table
         assert stored is not None
         table, _ = evolve("stage", stored, table_of(self.then), {})
-        step = Step(table=table, schema=stored.schema)
+        step = MigratedStage(table=table, schema=stored.schema)
         claim(
             self.store,
             *NAMES,
@@ -190,7 +190,7 @@ class App:
         )
         tuple(compactor.until_done(full=True))
 
-    def compute(self, target: Target, batches: Sequence[int]) -> Backfill:
+    def compute(self, target: BackfillTarget, batches: Sequence[int]) -> Backfill:
         """The past in an app of its own, in batches of its own, from where that stands."""
         runner, state = self.committer, self.state.narrowed(target.columns)
         self.claim(target.scratch, table_of(state))

@@ -14,7 +14,7 @@ from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
 from slackwater.keep.backfill.fill import discard, is_needed, sweep
-from slackwater.keep.backfill.targets import Left, Target, backfillable, nothing
+from slackwater.keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.diff.key_history import key_history
@@ -63,7 +63,7 @@ def test_killed_at_any_request_the_table_is_as_before_or_as_after_and_the_same_g
 ) -> None:
     """From the first request of computing it to the last of removing what computed it."""
 
-    def whole(app: App, target: Target) -> None:
+    def whole(app: App, target: BackfillTarget) -> None:
         if not app.head.backfills:
             app.swap(app.compute(target, [9, 4]))
         assert tuple(sweep(app.store, app.head, 1)) == ()

@@ -7,7 +7,7 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.keep.backfill.targets import Target
+from slackwater.keep.backfill.targets import BackfillTarget
 from slackwater.pipeline.batch.applied import over
 from slackwater.pipeline.migrate.scratch import left_out, scratch_program
 from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
@@ -62,7 +62,7 @@ def test_the_program_never_sees_them() -> None:
     def counted(rows: DataFrame) -> DataFrame:
         return rows.select("k")
 
-    target = Target("shop", "counted", 3, ("m",), (3,), {"t": (0, 0)}, {"t": (9, 9)}, begins=True)
+    target = BackfillTarget("shop", "counted", 3, ("m",), (3,), {"t": (0, 0)}, {"t": (9, 9)}, begins=True)
     made = scratch_program(app, target, {"t": "t-elsewhere"}, {"t": {0: (1, 2), 1: (1,)}}, {})
     (stage,) = made.stages.values()
     assert (stage.on_error, stage.rejects, stage.writes, list(stage.inputs)) == ("stop", "", (), ["t-elsewhere"])

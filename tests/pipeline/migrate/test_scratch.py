@@ -2,7 +2,7 @@
 
 import slackwater as sw
 from pyspark.sql import DataFrame
-from slackwater.keep.backfill.targets import Target
+from slackwater.keep.backfill.targets import BackfillTarget
 from slackwater.keep.backfill.windows import ChannelRange
 from slackwater.pipeline.migrate.scratch import scratch_program
 from slackwater.store.versions.manifest import Input
@@ -30,7 +30,7 @@ def test_what_a_stage_with_state_sends_is_read_and_stages_without_are_part_of_it
         return rows
 
     channels = {"totals": ChannelRange(START, END)}
-    target = Target("shop", "kept", 3, ("m",), (3,), {}, {}, begins=True, channels=channels)
+    target = BackfillTarget("shop", "kept", 3, ("m",), (3,), {}, {}, begins=True, channels=channels)
     made = scratch_program(app, target, {"rates": "rates-elsewhere"}, {}, {"totals": "`k` int, `n` bigint"})
     assert list(made.stages) == ["sent-1", "kept"]
     assert made.writer_of("totals").name == "sent-1"

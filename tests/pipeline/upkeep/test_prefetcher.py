@@ -9,7 +9,7 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
-from slackwater.fold.next_version import Result
+from slackwater.fold.next_version import TaskReport
 from slackwater.fold.step import Step
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.places import Places
@@ -182,7 +182,7 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
     # As in a worker: in a thread that is not the main one, interrupts stay as they are.
     with ThreadPoolExecutor(1) as thread:
         reports += thread.submit(lambda: list(task(asked.to_batches()))).result(timeout=60)
-    result = msgspec.msgpack.decode(reports[0].column("result")[0].as_py(), type=Result)
+    result = msgspec.msgpack.decode(reports[0].column("result")[0].as_py(), type=TaskReport)
     assert result.ranged == (old.object,)
     (new,) = result.ssts
     cache = SstCache(tmp_path / "cache", LARGE)
