@@ -169,11 +169,14 @@ class RangedSst:
         Those that the SST does not have are left out. So many bytes as `window_bytes` are read, decoded and searched at
         once; a larger part comes by itself. Raises as the constructor, also for a damaged page.
         """
-        waiting = deque(parts)
+        waiting = deque((part, self.bytes_of([part])) for part in parts)
         while waiting:
-            some = [waiting.popleft()]
-            while waiting and self.bytes_of([*some, waiting[0]]) <= window_bytes:
-                some.append(waiting.popleft())
+            part, size = waiting.popleft()
+            some = [part]
+            while waiting and size + waiting[0][1] <= window_bytes:
+                part, more = waiting.popleft()
+                some.append(part)
+                size += more
             (blocks,) = read_together([(self, some)], names)
             yield from blocks
 

@@ -116,7 +116,7 @@ def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
                 # Their times are taken as spread evenly.
                 span = sst.expires_max - sst.expires_min
                 reached = 1.0 if clock_ms >= sst.expires_max else (clock_ms - sst.expires_min) / span
-                expired += sst.bytes * reached * sst.expiring / sst.rows
+                expired += sst.bytes * (reached * sst.expiring / sst.rows)
         if expired >= _MOSTLY * total:
             start = position
     return start

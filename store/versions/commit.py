@@ -182,8 +182,11 @@ def _author(manifest: Manifest) -> str:
 
 def _each(part: Any) -> Any:
     if isinstance(part, dict):
-        return {name: _each(one) for name, one in part.items()}
-    return carried(part) if isinstance(part, Struct) else part
+        made: Any = {name: _each(one) for name, one in part.items()}
+    else:
+        made = carried(part) if isinstance(part, Struct) else part
+    # What stays the same stays the same object: caches of what is made of a table go by it.
+    return part if made == part else made
 
 
 @cache
