@@ -97,7 +97,7 @@ def _has_collation(kind: t.DataType) -> bool:
 
 
 def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
-    """One row for each key of these rows, with its `_hash`, and the task for such rows. To be inner of what can be."""
+    """One row for each key of these rows, with its `_hash`, and the task for such rows. To be asked of what can be."""
     schema, key = rows.schema, [column.name for column in task.step.table.key]
     aggregates = task.step.state.added_up
     made = {ROWS: "count(1)", TASKS: f"bit_or({TASKS})"}
@@ -108,7 +108,7 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
             picked |= {part(what, name): f"{_name(part('picked', name))}.{what}" for what in ("value", "by")}
         else:
             made |= {part(what, name): column for what, column in _parts(one, schema).items()}
-    # Which task a row is in, may only be inner outside of aggregates.
+    # Which task a row is in, may only be asked outside of aggregates.
     inner = {TASKS: f"shiftleft(1L, spark_partition_id() % {MOST_TASKS})"}
     times = task.times
     if times.watermarks:

@@ -109,7 +109,12 @@ def run(
             stack.enter_context(in_background("collector", collector.work))
         catch_up = None
         if options.until_caught_up:
-            ends = {each.at.topic: each.ends for _, starts in start.checked.values() for each in starts.values()}
+            ends = {
+                each.at.topic: each.ends
+                for _, starts in start.checked.values()
+                for each in starts.values()
+                if not each.at.upstream
+            }
             own = {runner.stage.name: known[runner.stage.name].own for runner in runners}
             catch_up = CatchUp(store, app.name, {**ends, **options.until}, own)
         channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)

@@ -174,12 +174,14 @@ def warm_up(spark: SparkSession) -> None:
     Whatever fails here fails again in the run, which says it better, unless the run has ended: then it is no news.
     """
 
-    def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-
     def job() -> None:
         rows = spark.range(0, 1, 1, 1).select("id", F.xxhash64("id").alias("_hash"))
-        rows.repartitionById(1, F.col("id").cast("int")).select("id").mapInArrow(same, "id long").collect()
+        rows.repartitionById(1, F.col("id").cast("int")).select("id").mapInArrow(_same, "id long").collect()
 
     _quietly(lambda: spark.readStream.format(InputSource.name()).load())
     _quietly(job)
+
+
+def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    # By itself in its module, so that a worker that unpickles it imports what tasks need.
+    yield from batches

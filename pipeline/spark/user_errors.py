@@ -37,9 +37,9 @@ def as_user_error(what: str, function: object = None) -> Iterator[None]:
         place = _place(error)
         if place is None and isinstance(code := getattr(function, "__code__", None), CodeType):
             place = Path(code.co_filename), code.co_firstlineno
-        where, here = "", Path.cwd()
+        where = ""
         if place is not None:
-            file = place[0].resolve()
+            file, here = place[0].resolve(), Path.cwd()
             where = f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {place[1]}: "
         sentence, _, quoted = _described(error).partition("\n")
         hint, missing = _HINT, error.name if isinstance(error, ModuleNotFoundError) else None
