@@ -88,8 +88,9 @@ class StoredApp(AppHistory):
         return snapshots.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
 
     def _clone(self, source: str, to: str, store: str | None, **chosen: Any) -> ClonePlan:
-        client, target = self._client, self._client.beside(store).store
+        client = self._client
         channels = client.known_channels("in which a clone has topics of its own")
+        target = client.beside(store).store
         return make_clone(client.store, source, to, channels=channels, target_store=target, by=client.by, **chosen)
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:

@@ -8,8 +8,6 @@ from ..durations import format_ms
 from ..moments.cut.stored import Request, open_requests
 from ..moments.status.cost import cost_of
 from ..moments.status.overview import overviews
-from ..moments.take.taking import answers
-from ..moments.take.waiting import ask_whether_gone, silent_stages
 from ..results import status as shown
 from ..results.shown import Result
 from ..store.versions.apps import list_apps
@@ -47,6 +45,12 @@ def cost(client: Backends, app: str | None, since_ms: int) -> Result:
 
 def waiting_for(client: Backends, app: str, requests: Sequence[Request]) -> Iterator[str]:
     """A sentence for each snapshot under way that waits for stages which do nothing."""
+    if not requests:
+        return
+    # They bring Arrow along, which takes longer to load than the rest of `status` to answer.
+    from ..moments.take.taking import answers
+    from ..moments.take.waiting import ask_whether_gone, silent_stages
+
     for request in requests:
         if instants.now_ms() - request.created_ms < _ANSWERED_MS:
             continue

@@ -84,12 +84,16 @@ def plain(block: Block) -> str:
     if not isinstance(block, TableBlock):
         return f"{_line(block)}\n"
     lines = _cells(block)
-    widths, text = _widths(lines), ""
-    for line in lines:
-        blanks = [" " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)]
-        padded = zip(line, blanks, block.to_right, strict=True)
-        text += "  ".join(blank + cell if right else cell + blank for cell, blank, right in padded).rstrip() + "\n"
-    return text
+    columns = list(zip(_widths(lines), block.to_right, strict=True))
+
+    def padded(cell: str, width: int, right: bool) -> str:
+        blank = " " * (width - _width(cell))
+        return blank + cell if right else cell + blank
+
+    return "".join(
+        "  ".join(padded(cell, *column) for cell, column in zip(line, columns, strict=True)).rstrip() + "\n"
+        for line in lines
+    )
 
 
 def drawn(block: Block, width: int) -> "RenderableType":

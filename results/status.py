@@ -1,31 +1,15 @@
-"""How far apps are, what they cost, and whether their invariants hold: what `status` and `watch` show."""
+"""How far apps are, and what they cost: what `status` shows."""
 
-import shlex
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from .. import instants
 from ..moments.status.cost import AppCost
 from ..moments.status.lag import InputLag
 from ..moments.status.overview import AppOverview, StageOverview
-from ..search.verdict import Verdict
-from ..search.watcher import Findings, Invariant, State
-from . import values
 from .document import Block, Cell, TableBlock, Title
-from .formats import MOST_SHOWN, count, plural, size, windows
-from .shown import Result, Words, fields, result
-
-_STATES: dict[State, tuple[str, str]] = {
-    "holds": ("holds", "hold"),
-    "fails": ("fails", "fail"),
-    "unknown": ("cannot be asked", "cannot be asked"),
-}
-"""What one invariant does, and several do."""
+from .formats import count, plural, size
+from .shown import Result, Words, result
 
 
 def status(
@@ -157,59 +141,3 @@ def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
     means = f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
     yield means if costs else empty
     return costs
-
-
-def invariants_line(look: Findings) -> str:
-    """One line for a look: when, where, and how many invariants are what."""
-    by_state = Counter(result.state for result in look.results)
-    states = ", ".join(f"{n} {words[n > 1]}" for state, words in _STATES.items() if (n := by_state[state]))
-    again = [each.invariant.name for each in look.news if each.state == "holds"]
-    parts = (
-        instants.iso(look.cut.time_ms),
-        look.ref,
-        states,
-        f"{', '.join(again)} again" if again else "",
-        f"last good: {look.last_good}" if look.last_good and not look.is_good else "",
-    )
-    return "  ".join(filter(None, parts))
-
-
-def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Block]:
-    """The first rows of an invariant that does not hold."""
-    yield Title(f"{invariant.name} does not hold at {look.ref}")
-    yield values.grid(rows, MOST_SHOWN)
-    if rows.num_rows > MOST_SHOWN:
-        yield f"and more; slackwater query {look.ref} {shlex.quote(invariant.where)} shows them"
-
-
-def broken(verdict: Verdict, invariant: Invariant, flags: str) -> Iterator[Block]:
-    """The commit that broke it; `flags` are what commands to type next need besides."""
-    yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
-    if verdict.lineage.sources:
-        yield f"it read {windows(map(str, verdict.lineage.sources))}"
-    good = f" --good {verdict.good_ref}" if verdict.good_ref else ""
-    where = shlex.quote(invariant.where)
-    yield f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}{flags} tells more"
-
-
-def invariants_data(
-    look: Findings, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]
-) -> dict[str, Any]:
-    """A look for machines, with what was found of each invariant that began to fail, by its name."""
-    cut, invariants = look.cut, []
-    for each in look.results:
-        verdict, report = verdicts.get(each.invariant.name), reports.get(each.invariant.name)
-        invariants.append(
-            {
-                "name": each.invariant.name,
-                "state": each.state,
-                "rows": values.for_json(each.rows)["rows"] if each.rows is not None else None,
-                "error": each.error.message if each.error is not None else None,
-                "first_bad": verdict.bad_ref if verdict is not None else None,
-                "last_good": verdict.good_ref or None if verdict is not None else None,
-                "source_windows": verdict.lineage.sources if verdict is not None else None,
-                "report": report,
-            }
-        )
-    about = {"app": cut.app, "ref": look.ref, **fields(cut, "time_ms", "versions"), "last_good": look.last_good or None}
-    return about | {"invariants": invariants}

@@ -115,7 +115,8 @@ def load(text: str) -> Python:
     return Python(text, found)
 
 
-_NOTHING = pa.table({"wrong": pa.array([], pa.string())})
+# Made of a list, it would have pyarrow import pandas.
+_NOTHING = pa.table({"wrong": pa.nulls(0, pa.string())})
 
 
 def _wrong(why: str) -> pa.Table:

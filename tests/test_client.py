@@ -88,6 +88,12 @@ def test_opening_a_store_waits_for_neither_arrow_nor_duckdb(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True)
 
 
+def test_status_waits_for_neither_arrow_nor_duckdb_and_a_history_for_no_pandas() -> None:
+    for module, heavy in (("client.status", {"pyarrow", "duckdb", "numpy"}), ("client.app", {"pandas"})):
+        code = f"import slackwater.{module}, sys; sys.exit(bool({heavy} & {{*sys.modules}}))"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_an_app_that_is_not_there_is_an_error_that_tells_the_nearest(client: Client) -> None:
     with pytest.raises(sw.errors.NotFound, match="the nearest: flights"):
         client.app("flihgts")

@@ -70,7 +70,7 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
 
     Reports go to `folder`; without it, no commit is searched for.
     """
-    from ...results import status as shown
+    from ...results import verdict as shown
 
     look = app.look(instants.now_ms())
     if look is None:
@@ -100,7 +100,7 @@ def _search(
     session: Session, app: "WatchedApp", invariant: "Invariant", look: "Findings", folder: Path | None
 ) -> "tuple[Verdict | None, Path | None]":
     """What broke the invariant, and the report of that; None for what there is not."""
-    from ...results import status as shown
+    from ...results import verdict as shown
 
     if folder is None:
         return None, None
