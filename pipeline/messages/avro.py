@@ -76,12 +76,6 @@ def _decoded(schema: Schema, records: bytes, count: int) -> pa.Table:
     """
     from datafusion import SessionConfig, SessionContext
 
-    head = {"type": "fixed", "name": "slackwater_head", "size": HEAD_BYTES}
-    fields = [{"name": "head", "type": head}, {"name": "value", "type": parsed(schema)}]
-    row = json.dumps({"type": "record", "name": "slackwater_row", "fields": fields}).encode()
-    meta = ((b"avro.schema", row), (b"avro.codec", b"null"))
-    entries = (varint(len(text)) + text for entry in meta for text in entry)
-    header = b"".join((b"Obj\x01", varint(len(meta)), *entries, varint(0), _SYNC))
     block = b"".join((varint(count), varint(len(records)), records, _SYNC)) if count else b""
     # arrow-rs never ends where a block goes on after its last record. So that one fills the batch, and nobody asks on.
     size = max(1, count)
@@ -90,10 +84,20 @@ def _decoded(schema: Schema, records: bytes, count: int) -> pa.Table:
     handle, path = tempfile.mkstemp(suffix=".avro", prefix="slackwater-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(header + block)
+            file.write(_header(schema) + block)
         return SessionContext(config).read_avro(path).limit(size).to_arrow_table()
     finally:
         Path(path).unlink()
+
+
+@lru_cache(maxsize=256)
+def _header(schema: Schema) -> bytes:
+    head = {"type": "fixed", "name": "slackwater_head", "size": HEAD_BYTES}
+    fields = [{"name": "head", "type": head}, {"name": "value", "type": parsed(schema)}]
+    row = json.dumps({"type": "record", "name": "slackwater_row", "fields": fields}).encode()
+    meta = ((b"avro.schema", row), (b"avro.codec", b"null"))
+    entries = (varint(len(text)) + text for entry in meta for text in entry)
+    return b"".join((b"Obj\x01", varint(len(meta)), *entries, varint(0), _SYNC))
 
 
 def _first_line(error: Exception) -> str:

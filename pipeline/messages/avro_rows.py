@@ -100,7 +100,7 @@ def _bytes(column: pa.Array) -> pa.Array:
         return pc.if_else(column, b"\x01", b"\x00")
     if t.is_floating(kind):
         numbers = pc.fill_null(column, 0).to_numpy()
-        return _masked(_fixed(numbers.view(np.uint8).reshape(len(numbers), -1)), column)
+        return _masked(_fixed(numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)), column)
     if t.is_list(kind):
         return _lists(column)
     if t.is_decimal(kind):

@@ -192,17 +192,20 @@ def read_batch(
             there = at[np.asarray(messages.is_valid())[at]].tolist()
             bad += [Bad(row, _no_message(messages[row].as_py())) for row in there]
             continue
-        known = len(bad)
         try:
+            # Whatever else the registry refuses is no message's fault.
             writer = schema_of(number)
-            if writer.kind == kind:
-                read(writer, number, at, first=True)
-            else:
-                refuse(at, f"schema id {number} is of type {writer.kind}, not {kind}")
         except NotFound as error:
             refuse(at, error.sentence)
+            continue
+        if writer.kind != kind:
+            refuse(at, f"schema id {number} is of type {writer.kind}, not {kind}")
+            continue
+        known, done = len(bad), len(values)
+        try:
+            read(writer, number, at, first=True)
         except Refused as error:
-            del bad[known:]
+            del bad[known:], values[done:], rows[done:]
             refuse(at, f"schema id {number}: {error.sentence}")
     where = np.full(len(messages), -1)
     read_rows = np.concatenate(rows)

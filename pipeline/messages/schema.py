@@ -73,8 +73,13 @@ def without(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
 
 
 def varint(number: int) -> bytes:
-    """A number as Avro writes it, and the registry the place of a Protobuf type."""
-    return bytes(varints(np.array([number]))[0].as_py())
+    """A number that is not negative as Avro writes it, and the registry the place of a Protobuf type."""
+    number <<= 1
+    made = bytearray()
+    while number > 0x7F:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*made, number))
 
 
 def varints(numbers: npt.NDArray[np.integer]) -> pa.Array:

@@ -229,6 +229,16 @@ def test_a_record_that_may_be_null_has_a_union() -> None:
     assert found == [None, ("card", None), None, (None, 5)]
 
 
+@pytest.mark.parametrize("every", [True, False])
+def test_a_registry_that_lets_nobody_in_is_no_messages_fault(every: bool) -> None:
+    def closed(_number: int) -> Schema:
+        raise Refused("the schema registry does not let this user read: it says 403")
+
+    messages = pa.array([encoded(ORDER, 1, number=1, customer="ann")] * 3)
+    with pytest.raises(Refused, match="does not let this user read"):
+        read_batch(messages, open_reader(avro(ORDER)), "AVRO", closed, every=every)
+
+
 def test_protobuf_is_read_by_the_readers_type_wherever_the_writers_schema_has_it() -> None:
     first, moved = Schema("PROTOBUF", PROTO), Schema("PROTOBUF", PROTO.replace("message Other { int32 z = 1; }", ""))
     body = b"\x08\x05\x12\x03ann\x2a\x02\x08\x07\x48\x01"  # and a field 9, which nobody knows

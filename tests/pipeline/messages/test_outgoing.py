@@ -49,6 +49,13 @@ def test_avro_is_what_any_reader_of_avro_reads(rows: pa.Table) -> None:
     assert found == rows.to_pylist()
 
 
+def test_lists_of_floats_may_all_be_empty() -> None:
+    rows = pa.table({"x": pa.array([[], None, []], pa.list_(pa.float64()))})
+    schema = fastavro.parse_schema(json.loads(avro_rows.schema_of("alerts-value", rows.schema)))
+    messages = avro_rows.messages(rows, 258).to_pylist()
+    assert [fastavro.schemaless_reader(io.BytesIO(one[5:]), schema) for one in messages] == rows.to_pylist()
+
+
 @given(tables())
 def test_json_says_what_the_rows_do_and_leaves_nulls_out(rows: pa.Table) -> None:
     def plain(value: Any) -> Any:
