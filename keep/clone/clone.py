@@ -5,7 +5,7 @@ it safe to stop anywhere: the source's cut is pinned first, then the clone's ide
 exists; the rest only rolls forward, and the same call again finishes it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -23,7 +23,7 @@ from ...moments.take.remove import remove_pins_without_clone
 from ...moments.take.snapshots import pin
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
-from ...store.versions.manifest import AppInfo, Origin
+from ...store.versions.manifest import AppInfo, Input, Origin
 from .first_versions import Channels, channel_topic, finish_clone, has_run, unfinished
 
 
@@ -144,8 +144,7 @@ def _make_plan(
     if (target.url, name) == (store.url, ref.app):
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
     cut = cut_at(store, ref)
-    inputs = [(name, read) for stage in order(cut.stages) for name, read in sorted(cut.stages[stage].inputs.items())]
-    read_topics = {name: read.topic for name, read in inputs if not read.upstream}
+    read_topics = {name: read.topic for name, read in _users_inputs(cut)}
     for declared in topics:
         if declared not in read_topics:
             raise NotFound(f"topic read by {cut.app}", declared, read_topics, hint="--topic takes NAME=OTHER")
@@ -172,7 +171,7 @@ def _make_plan(
         raise Refused(f"{ref.text} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     plan = ClonePlan(cut, info, target.url, read_topics, in_flight(store, cut), begun is not None, done)
     if not done:  # else it has all that it needs of Kafka, which need not have that any more
-        for declared, read in (each for each in inputs if not each[1].upstream):
+        for declared, read in _users_inputs(cut):
             channels.check_topic(read_topics[declared], read.offsets)
         keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
         for state in plan.in_flight:
@@ -188,6 +187,12 @@ def _make_plan(
                 )
         _check_published(cut, read_topics, sinks, channels)
     return plan
+
+
+def _users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
+    """Declared name and input of everything that the app reads from users' topics."""
+    for stage in order(cut.stages):
+        yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
 
 
 def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:

@@ -290,9 +290,11 @@ class AppCompactor:
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._stages):
+            # Where the store does not answer, they are still new the next time.
+            heads = _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted))
             self._stages |= dict.fromkeys(new)
             by, threads, now_ms, stop = self.by, self.threads, self.now_ms, self.stop
-            for head in _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted)):
+            for head in heads:
                 self._stages[head.stage] = StageCompactor(
                     self.store, self.cache, head, by=by, threads=threads, now_ms=now_ms, stop=stop
                 )

@@ -150,7 +150,8 @@ class Snapshot(Struct, frozen=True):
     def captured(self, state: InFlight) -> Captured | None:
         """What it keeps of these records in flight: all of them and perhaps more, or None."""
         for each in self.channels:
-            if each.channel == state.channel and each.after <= state.after and state.up_to <= each.up_to:
+            same = each.channel == state.channel and len(each.starts) == len(state.starts)
+            if same and each.after <= state.after and state.up_to <= each.up_to:
                 # In a clone, readers may stand at different offsets before one version.
                 begins = all(map(int.__le__, each.starts, state.starts))
                 if begins and all(map(int.__ge__, each.ends, state.ends)):

@@ -426,6 +426,27 @@ def test_an_unfinished_clone_keeps_its_moment_though_now_has_moved_on(app: Fligh
     assert line_of(app.store, "staging").beginning().versions == versions
 
 
+def test_an_unfinished_clone_asks_for_the_offsets_that_it_reads_from_though_now_has_moved_on(app: FlightsApp) -> None:
+    app.kafka.topics["frozen"] = [list(messages) for messages in app.kafka.topics["flights"]]
+    begun(app, "flights@now", topics={"flights": "frozen"})
+    app.run(flights(20))
+    ends = app.kafka.ends("frozen")
+    assert ends is not None
+    app.kafka.earliest["frozen"] = ends
+    app.kafka.topics["frozen"] = [[*messages, messages[0]] for messages in app.kafka.topics["frozen"]]
+    assert make(app, "flights@now", topics={"flights": "frozen"}).resumed
+
+
+def test_an_unfinished_clone_is_refused_where_its_offsets_are_gone(app: FlightsApp) -> None:
+    begun(app, "flights@now")
+    app.run(flights(20))
+    ends = app.kafka.ends("flights")
+    assert ends is not None
+    app.kafka.earliest["flights"] = ends
+    with pytest.raises(Refused, match="topic 'flights' holds"):
+        make(app, "flights@now")
+
+
 def test_an_unfinished_clone_is_not_finished_as_something_else(app: FlightsApp) -> None:
     pin(app.store, resolve(app.store, "flights@~3", now_ms=0), "other")
     app.kafka.topics["corrected"] = app.kafka.topics["flights"]

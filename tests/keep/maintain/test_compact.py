@@ -370,3 +370,18 @@ def test_once_told_to_stop_it_begins_nothing(app: FlightsApp, cache: SstCache) -
     stop.set()
     assert [*compactor(app, cache, stop=stop).merge_due()] == []
     assert head(app, "aircraft").kind == "batch"
+
+
+def test_tables_are_still_merged_when_the_store_was_away_as_they_were_first_looked_at(
+    app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise Unavailable("storage does not answer")
+
+    at_work = compactor(app, cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(app.store, "get", away)
+        patch.setattr(app.store, "get_range", away)
+        with pytest.raises(Unavailable):
+            list(at_work.merge_due())
+    assert {each.stage for each in at_work.merge_due()} == {"aircraft", "carriers"}
