@@ -40,7 +40,7 @@ _UPLOADS = 4
 _BY_OTHERS = ("compaction", "backfill")
 """Kinds of versions that others commit beside the batches, under the writer's epoch."""
 
-Fill = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
+FillChanges = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Committer:
         spool: SpooledStore | None = None,
         max_unflushed: int = 0,
         failed: Callable[[BaseException], None] = lambda _error: None,
-        fill: Fill | None = None,
+        fill: FillChanges | None = None,
     ) -> None:
         self.head = self._claimed = claimed
         """The newest committed version."""
