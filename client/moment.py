@@ -1,12 +1,14 @@
 """A moment of an app: one version of each stage, which can be queried, and which never changes; two around a fault."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from .. import instants
@@ -29,6 +31,9 @@ from ..store.objects.counting import CountingStore
 from ..store.sst.arrow_types import python_rows
 from .backends import Backends
 from .results import Difference, Verification
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
@@ -59,7 +64,7 @@ class Moment(Shown):
         self._is_whole = is_whole
 
     @classmethod
-    def around(cls, client: Backends, ref: str, done: str) -> "Moment":
+    def around(cls, client: Backends, ref: str, done: str) -> Moment:
         """The moment of a ref, for reading; notes say which stages cannot be read, and if it is another moment.
 
         `done` is what happens to the one stage that is left then. Raises as `StoredApp.at`.
@@ -173,7 +178,7 @@ class Moment(Shown):
         effort = {"requests": counted.requests, "bytes": counted.bytes_read}
         return found, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
-    def diff(self, other: "Moment", *, table: str = "") -> Difference:
+    def diff(self, other: Moment, *, table: str = "") -> Difference:
         """What another moment has that this one has not (it was added), and the other way round; of one table, or all.
 
         The other may be one of another app. What both have is not read: the cost follows what was written since the two

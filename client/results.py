@@ -1,10 +1,11 @@
 """What methods give: the log, a verification, what changed between moments or of a key."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-
-import duckdb
+from typing import TYPE_CHECKING
 
 from ..keep.verify.report import Finding
 from ..keep.verify.verify import Report
@@ -18,6 +19,9 @@ from ..results.history import changes_table, commits_table, table_diff
 from ..results.shown import Shown
 from ..results.snapshots import verified
 from ..store.sst.arrow_types import python_rows
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 class Log(Shown, tuple[LogEntry, ...]):
@@ -106,7 +110,7 @@ class KeyHistory(Shown, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has
     found: history.RowHistory
     """All that was found out."""
 
-    def __new__(cls, found: history.RowHistory) -> "KeyHistory":
+    def __new__(cls, found: history.RowHistory) -> KeyHistory:
         """The changes, and all that was found out."""
         made = super().__new__(cls, found.changes)
         made.found = found

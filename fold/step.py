@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.read.table_rows import DueRows, TableRows
+from ..store.read.due_rows import DueRows
+from ..store.read.multi_get import TableRows
 from ..store.sst import expiry
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.sorted_runs import bounds

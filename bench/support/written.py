@@ -15,7 +15,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import commit
-from slackwater.store.versions.manifest import Input, Kind, Manifest, Sst, Table
+from slackwater.store.versions.manifest import Input, Manifest, Sst, Table, VersionKind
 
 from tests.support.histories import write_parts
 
@@ -89,7 +89,7 @@ class Stage:
         if done:
             self._commit("compaction", apply(head.ssts, done))
 
-    def _commit(self, kind: Kind, ssts: tuple[Sst, ...], inputs: dict[str, Input] | None = None) -> None:
+    def _commit(self, kind: VersionKind, ssts: tuple[Sst, ...], inputs: dict[str, Input] | None = None) -> None:
         head = self.head
         made = commit.successor(
             head, kind=kind, epoch=head.epoch, writer=head.writer, by=head.by, now_ms=head.time_ms + 1_000

@@ -74,7 +74,9 @@ class Bound:
             """Schemas of the rows this state sends to the stage's outputs: one for all of them, or one for each."""
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """Merge a batch's rows into the rows of its keys; of a state whose rows fall due, none with rows that do.
+        """Merge a batch's rows into the rows of its keys; the same rows in any order give the same result.
+
+        With rows for none of the groups, these are rows that fall due.
 
         `rows` are the batch's (key and needed columns), sorted by key as `groups` says; `keys` has the key columns, one
         row per key, and `old` the value columns, one row per key, with nulls where the key is new.

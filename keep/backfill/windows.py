@@ -20,27 +20,27 @@ from ...moments.diff.versions import VersionList
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.manifest import Input, Kind, Manifest, Output
+from ...store.versions.manifest import Input, Manifest, Output, VersionKind
 from ..clone.first_versions import channel_topic
 
-Places = dict[str, Input]
+OffsetsByTopic = dict[str, Input]
 """By user's topic, or repartition topic of a stage with state, as declared."""
 
 
-def positions(store: ObjectStore, at: Manifest) -> Places:
+def positions(store: ObjectStore, at: Manifest) -> OffsetsByTopic:
     """How far a version of a stage had read, by itself and by way of the stages before it.
 
     Raises `Refused` where a version on the way was collected, or a topic is read by two ways, each with a position of
     its own, and `Unavailable`.
     """
-    found: Places = {}
+    found: OffsetsByTopic = {}
     for name, source in sorted(at.inputs.items()):
         is_read = _is_read(store, at, source)
         _add(found, {name: source} if is_read else positions(store, _writer(store, at, source)), at)
     return found
 
 
-def beginnings(store: ObjectStore, at: Manifest) -> tuple[Places, bool] | None:
+def beginnings(store: ObjectStore, at: Manifest) -> tuple[OffsetsByTopic, bool] | None:
     """Where the stage of a version began to read what that reads, in the same way; of a clone, where its source did.
 
     Repartition topics that its source began to read are another app's, and left out.
@@ -48,7 +48,7 @@ def beginnings(store: ObjectStore, at: Manifest) -> tuple[Places, bool] | None:
     With it, whether it began with nothing: a table that began with rows from elsewhere knows more. None where that was
     collected. Raises as `positions`.
     """
-    found: Places = {}
+    found: OffsetsByTopic = {}
     with_nothing = True
     for name, source in sorted(at.inputs.items()):
         first = _first_with(store, at, name)
@@ -73,7 +73,7 @@ def beginnings(store: ObjectStore, at: Manifest) -> tuple[Places, bool] | None:
     return found, with_nothing
 
 
-def _add(found: Places, more: Places, at: Manifest) -> None:
+def _add(found: OffsetsByTopic, more: OffsetsByTopic, at: Manifest) -> None:
     if twice := sorted(found.keys() & more.keys()):
         why = f"topic {twice[0]!r} comes to {at.stage} by two ways, and stands at other offsets on each"
         raise Refused(why, hint=ANOTHER_STAGE)
@@ -196,7 +196,7 @@ def tell(store: ObjectStore, app: str, name: str, one: ChannelRange, scratch: st
     topic = channel_topic(scratch, name)
     begins = Output(topic, one.start.offsets, (0,) * len(one.start.offsets))
 
-    def committed(of: Manifest | tuple[str, str], kind: Kind, output: Output) -> Manifest:
+    def committed(of: Manifest | tuple[str, str], kind: VersionKind, output: Output) -> Manifest:
         change = Amendment(
             kind,
             lambda draft: structs.replace(draft, outputs={name: structs.replace(output, topic=topic)}),

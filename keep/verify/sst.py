@@ -12,7 +12,8 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectStore, check_key
-from ...store.read.decode import check_shape, decode, fetch, read_groups
+from ...store.read.decode import check_shape, decode, read_groups
+from ...store.read.fetch import fetch
 from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.bloom import chunks_in, may_have

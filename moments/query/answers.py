@@ -1,8 +1,8 @@
 """SQL asked at a cut: what `query` and bisect do, so that both get the same answer.
 
 The channels of a cut are tables, too, of records that one stage had sent and the next had not read. Each has the
-channel's own columns, the records' address (`capture.ADDRESS`) and `_receiver`: a channel with two readers shows what
-each has still to read.
+channel's own columns, the records' address (`moments.cut.stored.ADDRESS`) and `_receiver`: a channel with two readers
+shows what each has still to read.
 """
 
 import re

@@ -9,7 +9,7 @@ from itertools import islice
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
-from ...store.versions.manifest import Kind, Lost, Manifest
+from ...store.versions.manifest import Lost, Manifest, VersionKind
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, newest, stages_of
@@ -38,7 +38,7 @@ class LogEntry:
 
     stage: str
     version: int
-    kind: Kind
+    kind: VersionKind
     time_ms: int
     rows_in: int
     rows_out: int

@@ -6,8 +6,8 @@ are written. They wait in a folder for each runner. What a runner that died has 
 version that never was committed is computed again.
 
 The head that a version is built on may not be the newest when it is committed: a compaction of another process is a
-version, too. It changes no row, so the change follows it under the next number (`store.compaction.rebase`). So it does
-where columns were backfilled meanwhile, once its own rows are, too. Whatever else took the number ends this writer.
+version, too. It changes no row, so the change follows it under the next number (`store.compaction.plan.rebase`). So it
+does where columns were backfilled meanwhile, once its own rows are, too. What else took the number ends this writer.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest
 from ...store.versions.aside import all_ssts
 from ...store.versions.manifest import Backfill, Manifest, Sst
-from ..dev.process import locked
+from ...whole_file import locked
 from ..upkeep.meter import StageMeter
 
 _UPLOADS = 4
@@ -40,7 +40,7 @@ _UPLOADS = 4
 _BY_OTHERS = ("compaction", "backfill")
 """Kinds of versions that others commit beside the batches, under the writer's epoch."""
 
-Fill = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
+FillChanges = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Committer:
         spool: SpooledStore | None = None,
         max_unflushed: int = 0,
         failed: Callable[[BaseException], None] = lambda _error: None,
-        fill: Fill | None = None,
+        fill: FillChanges | None = None,
     ) -> None:
         self.head = self._claimed = claimed
         """The newest committed version."""

@@ -34,7 +34,8 @@ from ..upkeep.write_stall import Triggers
 from .applied import for_state
 from .pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
 from .schemas import Shape
-from .task import MARK, RESULT_SCHEMA, OutputTopic, StateTask, Task, WriteTask, output_topic_of
+from .state_task import MARK, StateTask
+from .task import RESULT_SCHEMA, OutputTopic, Task, WriteTask, output_topic_of
 
 _LONG_MIN = -(1 << 63)
 

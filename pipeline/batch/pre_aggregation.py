@@ -14,7 +14,7 @@ from pyspark.sql import types as t
 from ...fold.event_time import AHEAD, AT
 from ...fold.kinds.aggregate import MOST_TASKS, ROWS, TASKS, Aggregate, part
 from ...fold.next_version import TaskReport
-from .task import StateTask
+from .state_task import StateTask
 
 _LEAST_ROWS = 50_000
 """In a batch with fewer there is nothing to save."""

@@ -1,7 +1,7 @@
 """Taking a stage over: what the stored head must agree with, and what a new stage begins with."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -9,11 +9,8 @@ import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
-from ...fold.fits import ANOTHER_STAGE, fit_inputs, fit_table
-from ...fold.kinds.kind import key_of_table, kind_of
 from ...keep.clone.first_versions import channel_topic
 from ...keep.maintain.stages import bring_back
-from ...keep.migrate.migrate import of_column
 from ...keep.rejected.retries import TABLE as REJECTED_RECORDS
 from ...moments.cut.in_flight import left_at
 from ...moments.cut.moments import heads_of
@@ -23,7 +20,7 @@ from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.aside import REJECTED
 from ...store.versions.commit import is_retired
-from ...store.versions.manifest import Aside, Column, Input, Manifest, Output, Program, Table
+from ...store.versions.manifest import Aside, Input, Manifest, Output, Program
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
@@ -31,6 +28,7 @@ from ..api.topic import Repartition, Topic
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka
 from ..publish import claimed as sinks
+from .fit import agreed, check_declared, check_inputs
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
 _log = logging.getLogger("slackwater")
@@ -75,7 +73,7 @@ class Claimer:
         if head is not None and head.called:
             raise is_retired(head)
         if head is not None:
-            _check_declared(self.app, stage, head.table)
+            check_declared(self.app, stage, head.table)
         return head, self.starts(stage, head)
 
     def start_of(self, name: str) -> tuple[int, ...]:
@@ -85,7 +83,7 @@ class Claimer:
 
     def check_shape(self, stage: Stage, shape: Shape, head: Manifest | None, starts: dict[str, StartPosition]) -> None:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
-        _agreed(self.app, stage, shape.table, head)
+        agreed(self.app, stage, shape.table, head)
         if shape.late_by and head is not None and head.ssts and head.event_time is None:
             _log.warning(
                 "stage %s/%s knew no event time, and closes windows now: rows whose window had ended before the "
@@ -107,7 +105,7 @@ class Claimer:
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
-            table = _agreed(self.app, stage, shape.table, known)
+            table = agreed(self.app, stage, shape.table, known)
             return replace(
                 start_at(self.store, draft, self.starts(stage, known), self.by),
                 table=table,
@@ -164,7 +162,7 @@ class Claimer:
         """Where a stage begins to read, by the input's declared name; a new one has no `head`. Raises as `check`."""
         left: dict[str, Input | None] = {}
         if head is not None:
-            self._check_inputs(stage, head)
+            check_inputs(self.app, stage, head)
         elif self.migration:
             # A stage that is put between two others begins where these stopped reading the channels that it reads from
             # now on, so no row is read twice and none is lost.
@@ -174,30 +172,6 @@ class Claimer:
             name: StartPosition(self._kept(at)) if (at := left.get(name)) else self._start(stage, one, head)
             for name, one in stage.inputs.items()
         }
-
-    def _check_inputs(self, stage: Stage, head: Manifest) -> None:
-        """Refuse inputs that are not those that are stored."""
-        inputs = fit_inputs(head, self.app.writers(stage))
-        if inputs.new or inputs.gone:
-            declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
-            raise Refused(
-                f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
-                hint=_keep(self.app),
-            )
-        for name, (was, writer) in inputs.writers.items():
-            rename = f"{migrate_command(self.app)} --rename-stage {was}={writer}"
-            if was and writer:
-                raise Refused(
-                    f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by {was!r}",
-                    hint=f"where that is the same stage under another name: {rename}",
-                )
-            if was:
-                raise Refused(
-                    f"stage {stage.name!r}: its input {name!r} is a topic from outside the app now, and was written by "
-                    f"its stage {was!r}",
-                    hint="give the topic, or the repartition topic, another name: then it is another input, read from "
-                    "its beginning",
-                )
 
     def _kept(self, left: Input) -> Input:
         """Where an input was left, if all that came since is still there. Raises `Refused`."""
@@ -241,70 +215,3 @@ def program_of(app: App) -> Program | None:
     if app.file is None:
         return None
     return Program(str(app.file), xxhash.xxh3_128_hexdigest(app.file.read_bytes()))
-
-
-def migrate_command(app: App) -> str:
-    """What to type to have a changed program keep what is stored."""
-    return f"slackwater migrate {app.file.name if app.file is not None else 'FILE'} --app {app.name}"
-
-
-def _keep(app: App, changed: Iterable[str] = ()) -> str:
-    """The way on from a program that does not fit what is stored, and what it would change."""
-    done = "; ".join(changed)
-    return f"keep what is stored: {migrate_command(app)} (--dry-run only looks){f' would do: {done}' if done else ''}"
-
-
-def _agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
-    """The declared table, with the stored number of state partitions: the code only says how many at first.
-
-    The code may change how it is compacted, and its time to live; what stored rows say of theirs stays true.
-    """
-    if head is None or (stored := head.table) == table:
-        return table
-    _check_declared(app, stage, stored)
-    found = fit_table(stage.name, stored, table, {})
-    if found.refused is not None:
-        raise found.refused
-    if stored is None or table is None or found.table is None:
-        return None
-    if not found.same:
-        before, now = (", ".join(f"{column.name} {column.type}" for column in each.values) for each in (stored, table))
-        raise Refused(
-            f"stage {stage.name!r}: its value columns are ({now}), but the stored state has ({before})",
-            hint=_keep(app, map(of_column, found.columns)),
-        )
-    return replace(stored, compaction=table.compaction, ttl=found.table.ttl)
-
-
-def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
-    """Refuse what does not fit, whatever the columns of the stage's rows are: those that are stored stand for them."""
-    if stored is None or stage.state is None:
-        found = fit_table(stage.name, stored, None if stage.state is None else Table((), (), 1), {})
-        if found.refused is not None:
-            raise found.refused
-        return
-    declared, known = app.key_of(stage), {column.name: column for column in stored.key}
-    names, key = tuple(known), key_of_table(declared, [column.name for column in stored.values])
-    kept, state = kind_of(stored.state), (stage.state if key == declared else stage.state.by_session("")) or stage.state
-    columns = tuple(known.get(name, Column(name, "")) for name in key)
-    table = replace(stored, key=columns, state=state.stored, ttl=stage.table.ttl)
-    found = fit_table(stage.name, stored, table, {})
-    if found.same:
-        return
-    if names != key:
-        # Of sessions, the one that a stage's key has is among the values.
-        values = (column.name for column in stored.values if not column.name.startswith("_"))
-        sessions = values if kept.key_column else ()
-        raise Refused(
-            f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
-            f"({', '.join((*names, *sessions))})",
-            hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
-        )
-    if stored.state != table.state:
-        now = kind_of(table.state)
-        raise Refused(
-            f"stage {stage.name!r}: state is {now}, but was stored as {kept}",
-            hint=_keep(app, kept.differences(now)) if kept.may_become(now) else ANOTHER_STAGE,
-        )
-    if found.refused is not None:
-        raise found.refused

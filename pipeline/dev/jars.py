@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import SlackwaterError
-from .process import locked
+from ...whole_file import locked
 
 Tell = Callable[[str], None]
 """Takes news of something that takes long, a line each."""

@@ -1,12 +1,11 @@
-"""Processes of servers: supervised while ours, found by their mark once released; one at a time, by a lock file."""
+"""Processes of servers: supervised while ours, found by their mark once released."""
 
-import fcntl
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -98,23 +97,3 @@ def last_words(log: Path, since: int, num_lines: int = 6) -> str:
         lines = file.read().decode(errors="replace").splitlines()
     telling = [line for line in lines if line.strip() and not line.lstrip().startswith(("at ", "... "))]
     return "\n".join(f"  {line}" for line in telling[-num_lines:])
-
-
-@contextmanager
-def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock at `path`, whose folder must exist. It goes with this process, however that ends.
-
-    `wait` is called once if somebody else has it; then this waits until it is free.
-    """
-    while True:
-        with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                wait()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever held it may have deleted the file: then the lock we got is nobody's.
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                yield
-                return
-        path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,11 @@ import msgspec
 
 from ... import instants
 from ...errors import Refused, Unavailable
+from ...whole_file import locked
 from . import ports, process
 from .jars import Tell, quiet
 from .jvm_server import START_PATIENCE_S, EmbeddedServer
 from .kafka import EmbeddedKafka
-from .process import locked
 from .s3 import EmbeddedS3
 
 _POLL_S = 0.05

@@ -1,4 +1,4 @@
-"""What `snapshot` asks of Kafka: are the offsets there, read and copy what is in flight; and groups that show the lag.
+"""What `moments` and `keep` ask of Kafka: offsets, what is in flight, copies of it; and groups that show the lag.
 
 Kafka's own tools show by consumer groups how far an app has read. Nothing here reads them back: the manifests say where
 a stage goes on. But whoever watches a cluster looks at lag by group, so each stage has one, `slackwater-<app>-<stage>`,
@@ -24,7 +24,7 @@ from .protocol import Kafka, Offsets
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """The Protocols by which `snapshot` asks for Kafka: `Channels`, `ChannelReader`, `Rereader` and `Topics`."""
+    """The Protocols by which `moments` and `keep` ask: `Channels`, `ChannelReader`, `Rereader` and `Topics`."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60

@@ -1,4 +1,4 @@
-"""From a bad commit, or a change of a key, to the input record behind it: replays of its batch, and of those upstream.
+"""From a bad commit to the input record behind it: replays of its batch, and of those upstream.
 
 The order is BigSift's (Gulzar et al., 2017): first what provenance leaves, then halving by the user's predicate.
 Prefixes of the records in the order of their time are replayed, until one is found that is bad and is not without its
@@ -19,17 +19,14 @@ import pyarrow as pa
 from ...errors import Corruption, Gone, NotFound, Refused
 from ...fold.culprit import smallest, turning_point
 from ...moments.cut.graph import Cut
-from ...moments.cut.lineage import Window, direct, losses
+from ...moments.cut.lineage import Window
 from ...moments.diff.candidates import changed_keys
 from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.versions import Ancestry
 from ...moments.query.row_local import differing, places_of
-from ...search.predicate import Context, OfAllTables, Predicate
+from ...search.predicate import Context, Predicate
 from ...search.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
-from ...store.read.multi_get import multi_get
-from ...store.sst.hashing import hash_keys
 from ...store.versions import history
-from ...store.versions.manifest import Manifest
 from ..batch.rerun import Numbers
 from .alone import bad_alone
 from .program import LoadedProgram
@@ -105,51 +102,10 @@ def find_record(
     `predicate` is what it was found with; `on_hop` is told of each record that is found on the way up. Raises
     `Unavailable` where the store or Kafka did not answer, and as Spark does where the user's function fails in it.
     """
-    return _found(program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop)
+    return behind(program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop)
 
 
-def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guilty:
-    """The record with which a key's row became what a version committed, as far as replays prove it.
-
-    Where several records of the batch reach the key, it is the one after which none changed the row any more;
-    `Hop.candidates` says how many there are. `version` wrote the row, or removed it; `key` is one row of key columns,
-    as `parse_key` gives it. Raises `NotFound` where a version is gone, and as `find_record`.
-    """
-    store, cache, app = program.store, program.cache, program.app.name
-    before, after = (history.read(store, app, stage, number) for number in (version - 1, version))
-    cut = Cut(app, {stage: after})
-    predicate = _IsAsCommitted(
-        "the row is what was committed", stage, key, _row(Context(store, cache, cut), after, key)
-    )
-    keys = changed_keys(store, cache, before, after, key)
-    return _found(program, predicate, cut, stage, keys, direct(before, after, losses(after)))
-
-
-@dataclass(frozen=True, slots=True)
-class _IsAsCommitted(OfAllTables):
-    """A predicate that says of a cut: the key's row, or that it has none, is what one version made of it."""
-
-    stage: str
-    key: pa.Table
-    row: pa.Table
-
-    def rows(self, at: Context, max_rows: int) -> pa.Table:
-        found = _row(at, at.cut.stages[self.stage], self.key)
-        return self.key.slice(0, 0 if differing(self.row, found).num_rows else 1)
-
-
-def _row(at: Context, manifest: Manifest, key: pa.Table) -> pa.Table:
-    """The key's row at a version, as it is stored; no row where it has none."""
-    table = manifest.table
-    if table is None:
-        return key.slice(0, 0)
-    hashes = hash_keys(key, key.column_names)
-    values, present = multi_get(at.store, at.cache, manifest.ssts, table, hashes, key, clock_ms=manifest.clock_ms)
-    names = [*key.column_names, *values.column_names]
-    return pa.table([*key.columns, *values.columns], names).slice(0, int(present[0]))
-
-
-def _found(
+def behind(
     program: LoadedProgram,
     predicate: Predicate,
     bad: Cut,
@@ -158,7 +114,10 @@ def _found(
     windows: tuple[Window, ...],
     on_hop: Callable[[Hop], None] = lambda _hop: None,
 ) -> Guilty:
-    """The record behind the commit that `bad` ends with, which `changed` these keys and read these windows."""
+    """The record behind the commit that `bad` ends with, which `changed` these keys and read these windows.
+
+    Raises as `find_record`.
+    """
     levels: list[_Level] = []
     reason, message = "", None
     try:

@@ -21,7 +21,7 @@ from ...fold.step import Step
 from ...moments.diff.side import TableSide
 from ...moments.query.row_local import differing
 from ...search.verdict import Address
-from ...store.read.table_rows import TableRows
+from ...store.read.multi_get import TableRows
 from ...store.sst import ttl
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, partition_of

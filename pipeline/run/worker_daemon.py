@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pandas  # noqa: F401  pyarrow wants it as soon as it makes an array of a list
 from pyspark import daemon
 
-from ..batch import task  # noqa: F401
+from ..batch import state_task, task  # noqa: F401
 from ..source import readers  # noqa: F401
 
 _AT_ONCE = getattr(socket, "TCP_QUICKACK", None)

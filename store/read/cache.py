@@ -18,7 +18,8 @@ from ..objects.stats import Reads
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder, Mapped, map_file, write_file
-from .decode import decode, fetch, file_name
+from .decode import decode
+from .fetch import fetch, file_name
 from .parquet_copies import ParquetCopies
 from .remote_sst import RangedSst
 

@@ -26,7 +26,8 @@ import xxhash
 
 from ..sst.evolution import Reading
 from ..versions.manifest import Sst, Table
-from .decode import Block, check_shape, corrupt, file_name
+from .decode import Block, check_shape
+from .fetch import corrupt, file_name
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""SSTs on their way in: from the bytes of an object to checked, sorted blocks of Arrow rows.
+"""SSTs on their way in: from the bytes of an object to sorted blocks of Arrow rows.
 
 Here too: Parquet in memory, read whole such that no thread of Arrow's holds the file once its rows are there.
 
@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
-from ...errors import Corruption, ObjectNotFound
-from ..objects.protocol import ObjectStore
 from ..sst.evolution import Reading, reading
 from ..sst.hashing import same_keys
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
+from .fetch import corrupt
 
 _SPARSE = 64
 _CACHED_ROWS = 1 << 17
@@ -109,44 +107,6 @@ class Block:
             same = same_keys(keys.take(pa.array(wanted)), rows, keys.schema.names)
             yield wanted, at, rows, same
             wanted, hashes, at = wanted[~same], hashes[~same], at[~same] + 1
-
-
-def file_name(sst: Sst) -> str:
-    """A name for local copies: the object's own, and the checksum in case two roots have one of that name."""
-    # Without pathlib: each look-up asks this of each SST.
-    return f"{sst.object.rpartition('/')[2].removesuffix('.parquet')}-{sst.checksum}"
-
-
-def fetch(store: ObjectStore, sst: Sst) -> bytes:
-    """The whole object, checked against the manifest's checksum.
-
-    Raises `Corruption` where it is missing or not what was written, `Unavailable` where the store did not answer.
-    """
-    try:
-        data = store.at(sst.root).get(sst.object)
-    except ObjectNotFound as error:
-        raise corrupt(sst, "the object is missing") from error
-    check_bytes(data, sst)
-    return data
-
-
-def check_bytes(data: bytes | pa.Buffer, sst: Sst) -> None:
-    """Raise `Corruption` unless these are the bytes that the manifest promises."""
-    if len(data) != sst.bytes:
-        raise corrupt(sst, f"expected {sst.bytes} bytes, found {len(data)}")
-    found = xxhash.xxh3_128_hexdigest(data)
-    if found != sst.checksum:
-        raise corrupt(sst, f"expected checksum {sst.checksum}, found {found}")
-
-
-def corrupt(sst: Sst, what: str) -> Corruption:
-    """The error for an SST that is not what the manifest promises."""
-    return Corruption(
-        f"SST {sst.object} is damaged: {what}",
-        object_key=sst.object,
-        hint="put the object back from a backup or an older object version, or go back to a version "
-        "that does not use it",
-    )
 
 
 def check_shape(sst: Sst, table: Table, found: pa.Schema, rows: int) -> Reading | None:

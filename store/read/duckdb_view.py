@@ -33,7 +33,8 @@ from ..sst.types import EXPIRES, OP, sst_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
 from .cache_folder import Mapped
-from .decode import check_shape, corrupt, file_name
+from .decode import check_shape
+from .fetch import corrupt, file_name
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30

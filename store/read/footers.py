@@ -28,7 +28,8 @@ from ..sst.parquet_pages import (
 )
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
-from .decode import check_shape, corrupt, file_name
+from .decode import check_shape
+from .fetch import corrupt, file_name
 from .range_reads import RangeReader, at_once
 
 _CHECKSUM_BYTES = 8

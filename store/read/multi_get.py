@@ -1,4 +1,4 @@
-"""Point look-ups: the newest row of each of many keys, over the sorted runs of a table.
+"""Look-ups: the rows of a table as one version has them, the newest row of each of many keys over its sorted runs.
 
 One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes,
 one binary search over its hashes finds candidates, equality on the key decides. A tombstone, or a row that is
@@ -7,6 +7,7 @@ size of the state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import dropwhile
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .cache_folder import Mapped
 from .decode import Block
+from .due_rows import DueRows, falling_due
 from .footers import fetch_footers
 from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
 
@@ -30,6 +32,43 @@ _SPARED = 1 / 6
 that it needs."""
 _AHEAD_BYTES = 128 << 10
 """Pages of several runs come at once up to this: they cost less than waiting for those of one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """What a batch looks up."""
+
+    store: ObjectStore
+    cache: SstCache
+    table: Table
+    ssts: Sequence[Sst]
+    """Where its rows are: of all state partitions, or of the one that is asked about."""
+    clock_ms: int
+    """Rows that expire at this time or before are absent."""
+    reads: Reads = field(default_factory=Reads)
+    """Counts the look-ups."""
+
+    def of_keys(
+        self, hashes: npt.NDArray[np.int64], keys: pa.Table
+    ) -> tuple[pa.Table, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """The value columns of each key, whether it has a row, and that row's `_seq`, 0 for none. As `multi_get`."""
+        seqs = np.zeros(len(hashes), np.int64)
+        values, found = multi_get(
+            self.store, self.cache, self.ssts, self.table, hashes, keys, self.reads, clock_ms=self.clock_ms, seqs=seqs
+        )
+        return values, found, seqs
+
+    def due(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
+        """The visible rows that fall due in a span of time. Arguments and errors as of `falling_due`.
+
+        What is found is looked up once more, for a newer row of the key may lie in another SST.
+        """
+        found, next_ms = falling_due(self.store, self.cache, self.table, self.ssts, self.reads, span, hashes)
+        keys = found.drop_columns([SEQ])
+        values, present, seqs = self.of_keys(keys[HASH].to_numpy(), keys.drop_columns([HASH]))
+        newest = present & (seqs == found[SEQ].to_numpy())
+        mine = pa.array(newest)
+        return DueRows(keys.filter(mine), values.filter(mine), seqs[newest], next_ms)
 
 
 def multi_get(

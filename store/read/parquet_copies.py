@@ -14,7 +14,7 @@ from ...errors import Corruption, Unavailable
 from ..objects.protocol import ObjectStore
 from ..versions.manifest import Sst
 from .cache_folder import CacheFolder
-from .decode import check_bytes, corrupt, fetch, file_name
+from .fetch import check_bytes, corrupt, fetch, file_name
 
 _PARQUET = ".parquet"
 

@@ -12,7 +12,7 @@ from ...errors import ObjectNotFound
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
 from ..versions.manifest import Sst
-from .decode import corrupt
+from .fetch import corrupt
 
 _SMALL_GAP_BYTES = 4_096
 """Ranges this near to each other come in one request: cheaper than another one …"""

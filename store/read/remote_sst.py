@@ -25,7 +25,8 @@ from ..sst.parquet_pages import HIGHEST, LOWEST, MALFORMED, file_of_pages
 from ..sst.types import HASH
 from ..sst.writer import PAGE_ROWS
 from ..versions.manifest import Sst, Table
-from .decode import Block, corrupt, read_groups
+from .decode import Block, read_groups
+from .fetch import corrupt
 from .footers import Located, footer_of
 from .range_reads import Pieces, RangeReader, read_all
 

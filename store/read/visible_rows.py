@@ -20,7 +20,8 @@ from ..sst.sorted_runs import newer_than
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
-from .decode import BLOCK_ROWS, Block, check_shape, corrupt, file_name
+from .decode import BLOCK_ROWS, Block, check_shape
+from .fetch import corrupt, file_name
 
 _MAX_BYTES = 64 << 20
 """What positions that this process keeps may take."""

@@ -18,10 +18,10 @@ from ..objects.protocol import ObjectStore
 from ..objects.stats import Stats
 from . import commit, history, horizon, keys
 from .aside import all_ssts
-from .manifest import BESIDE, Kind, Manifest
+from .manifest import BESIDE, Manifest, VersionKind
 
 _identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
-_FIRST: tuple[Kind, ...] = ("claim", "init")
+_FIRST: tuple[VersionKind, ...] = ("claim", "init")
 """Kinds by which a stage may begin."""
 _ATTEMPTS = 100
 """Lost races, to those that commit at the same moment, before an amendment gives up."""
@@ -31,7 +31,7 @@ _ATTEMPTS = 100
 class Amendment:
     """A change to a stage, as data: what must hold of its newest version, and the version that it makes of that."""
 
-    kind: Kind
+    kind: VersionKind
     update: Callable[[Manifest], Manifest] = lambda draft: draft
     """Gets the version after the newest with nothing changed yet (`commit.successor`; an empty version 1 where a claim,
     or an init, is the stage's first) and returns it with other content. Pure."""

@@ -17,7 +17,7 @@ from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refu
 from ..objects.protocol import ObjectStore, exists
 from . import codec, history, horizon, keys
 from .limits import OWN
-from .manifest import Kind, Manifest
+from .manifest import Manifest, VersionKind
 
 _READ_AGAIN = "read the head again and build on it"
 _GO_ON = "let the newer runner go on, or stop it and start this one again"
@@ -32,7 +32,7 @@ _S = TypeVar("_S", bound=Struct)
 
 
 def successor(
-    head: Manifest, *, kind: Kind, epoch: int, writer: str, by: str, now_ms: int, duration_ms: int = 0
+    head: Manifest, *, kind: VersionKind, epoch: int, writer: str, by: str, now_ms: int, duration_ms: int = 0
 ) -> Manifest:
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 

@@ -15,11 +15,13 @@ from . import limits as fits
 Declaration: TypeAlias = dict[str, Any]
 """A kind of state as it was declared: a JSON object, whose `kind` says which; `fold.kinds` has them."""
 
-Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill"]
+VersionKind = Literal[
+    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill"
+]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, or columns that were added got values for what was read before."""
-BESIDE: tuple[Kind, ...] = ("batch", "compaction", "backfill")
+BESIDE: tuple[VersionKind, ...] = ("batch", "compaction", "backfill")
 """Kinds of versions that take the stage from nobody: they have the epoch of whoever has it. Any other takes it over."""
 
 
@@ -326,7 +328,7 @@ class Manifest(Struct, frozen=True):
     """Unique id of the commit's author; tells a lost answer from a lost race."""
     time_ms: fits.TimeMs
     """Wall clock of the commit, milliseconds since 1970 UTC; strictly greater than the version before."""
-    kind: Kind
+    kind: VersionKind
     inputs: dict[fits.Topic, Input] = {}
     """By the name of the topic or channel as declared."""
     outputs: dict[fits.Topic, Output] = {}

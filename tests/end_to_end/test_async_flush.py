@@ -37,7 +37,7 @@ from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import Input, Kind, Manifest, Policy, Sst
+from slackwater.store.versions.manifest import Input, Manifest, Policy, Sst, VersionKind
 
 from tests.models.profiles import scaled
 from tests.support.collecting import Killed
@@ -83,7 +83,7 @@ def claimed(store: ObjectStore, writer: str = "w") -> Manifest:
     )
 
 
-def following(head: Manifest, kind: Kind = "batch") -> Manifest:
+def following(head: Manifest, kind: VersionKind = "batch") -> Manifest:
     return successor(head, kind=kind, epoch=head.epoch, writer=head.writer, by=head.by, now_ms=1)
 
 

@@ -27,7 +27,7 @@ from slackwater.pipeline.api.update import update
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.table_rows import TableRows
+from slackwater.store.read.multi_get import TableRows
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Table
 

@@ -14,7 +14,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import expiry, ttl
 from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import Kind, Manifest, Table
+from slackwater.store.versions.manifest import Manifest, Table, VersionKind
 
 from tests.support.collecting import AgingStore, fresh
 from tests.support.manifests import claim
@@ -112,7 +112,7 @@ class Writer:
         self.head = committer.head
         self.merges.clear()
 
-    def _draft(self, kind: Kind, now_ms: int) -> Manifest:
+    def _draft(self, kind: VersionKind, now_ms: int) -> Manifest:
         head = self.head
         return successor(head, kind=kind, epoch=head.epoch, writer=self.name, by=self.name, now_ms=now_ms)
 

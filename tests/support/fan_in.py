@@ -15,7 +15,7 @@ from slackwater.moments.take.taking import request, try_complete
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Input, Kind, Manifest, Output, Span
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output, Span, VersionKind
 
 CHANNELS = {"left": "by-left", "right": "by-right"}
 PARTITIONS = 2
@@ -163,7 +163,7 @@ class FanIn:
         assert taken is not None
         return taken
 
-    def _next(self, stage: str, kind: Kind = "batch") -> Manifest:
+    def _next(self, stage: str, kind: VersionKind = "batch") -> Manifest:
         head = self.heads[stage]
         return successor(head, kind=kind, epoch=head.epoch, writer="w", by="test:1", now_ms=head.time_ms + 10)
 

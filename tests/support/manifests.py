@@ -17,12 +17,12 @@ from slackwater.store.versions.manifest import (
     Column,
     Former,
     Input,
-    Kind,
     Lost,
     Manifest,
     Output,
     Sst,
     Table,
+    VersionKind,
 )
 
 
@@ -34,7 +34,7 @@ def claim(
     writer: str,
     by: str,
     now_ms: int,
-    kind: Kind = "claim",
+    kind: VersionKind = "claim",
     build: Callable[[Manifest], Manifest] = lambda draft: draft,
 ) -> Manifest:
     """Take a stage over: commit a version with the next epoch, and return it."""

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.jars import cache_folder
-from slackwater.pipeline.dev.process import SupervisedProcess, last_words, locked
+from slackwater.pipeline.dev.process import SupervisedProcess, last_words
+from slackwater.whole_file import locked
 
 BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"

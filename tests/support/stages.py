@@ -9,7 +9,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import sorted_runs
 from slackwater.store.versions import apps, commit
-from slackwater.store.versions.manifest import AppInfo, Column, Kind, Manifest, Sst, Table
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table, VersionKind
 
 from tests.support.state_rows import Key, Values, write_version
 
@@ -61,7 +61,7 @@ class Stage:
     def _ssts(self) -> tuple[Sst, ...]:
         return self.versions[-1].ssts if self.versions else ()
 
-    def _commit(self, version: int, kind: Kind, ssts: tuple[Sst, ...], clock_ms: int) -> Manifest:
+    def _commit(self, version: int, kind: VersionKind, ssts: tuple[Sst, ...], clock_ms: int) -> Manifest:
         manifest = Manifest(
             "app", "stage", version, 1, "w", version, kind, table=self.table, ssts=ssts, clock_ms=clock_ms
         )

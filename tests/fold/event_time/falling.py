@@ -14,7 +14,7 @@ from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.next_version import TaskReport
 from slackwater.fold.step import Made, Step
 from slackwater.keep.migrate.migrate import find_plan, lines, migrate
-from slackwater.pipeline.batch.task import MARK, StateTask
+from slackwater.pipeline.batch.state_task import MARK, StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore

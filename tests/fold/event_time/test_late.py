@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from slackwater.fold.event_time import Lateness, Times, Watermark
 from slackwater.fold.kinds.due import window_of
 from slackwater.fold.step import Step
-from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.batch.state_task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.read.multi_get import multi_get

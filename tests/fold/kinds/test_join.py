@@ -20,7 +20,7 @@ from slackwater.fold.kinds.join import BoundJoin, How, Waiting, pairs
 from slackwater.fold.kinds.kind import Groups, of_input
 from slackwater.fold.multi_input import TAG
 from slackwater.fold.next_version import TaskReport
-from slackwater.pipeline.batch.task import MARK, StateTask
+from slackwater.pipeline.batch.state_task import MARK, StateTask
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow

@@ -11,14 +11,14 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit, history, keys
 from slackwater.store.versions.aside import REJECTED
-from slackwater.store.versions.manifest import Aside, Column, Input, Kind, Manifest, Output, Table
+from slackwater.store.versions.manifest import Aside, Column, Input, Manifest, Output, Table, VersionKind
 
 COLUMNS = Column("k", "int64", 1), Column("n", "int64", 2), Column("m", "int64", 3, since=3)
 STATE = sw.aggregate(n=sw.count(), m=sw.sum("x")).stored
 TABLE = Table(COLUMNS[:1], COLUMNS[1:], 1, STATE, schema=1, next_id=4)
 
 
-def write(store: ObjectStore, stage: str, version: int, kind: Kind, **content: object) -> Manifest:
+def write(store: ObjectStore, stage: str, version: int, kind: VersionKind, **content: object) -> Manifest:
     made = replace(Manifest("app", stage, version, version, "w", version, kind), **content)
     commit.commit(store, made)
     return made

@@ -16,7 +16,7 @@ from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import Input, Kind, Manifest
+from slackwater.store.versions.manifest import Input, Manifest, VersionKind
 
 from tests.models.profiles import scaled
 from tests.support.manifests import claim
@@ -35,7 +35,7 @@ def claimed(store: ObjectStore, writer: str = "w") -> Manifest:
     )
 
 
-def following(head: Manifest, *, kind: Kind = "batch", writer: str = "") -> Manifest:
+def following(head: Manifest, *, kind: VersionKind = "batch", writer: str = "") -> Manifest:
     return successor(head, kind=kind, epoch=head.epoch, writer=writer or head.writer, by="host:x", now_ms=1)
 
 

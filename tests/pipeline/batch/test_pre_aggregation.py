@@ -25,7 +25,7 @@ from slackwater.fold.step import Step, group
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
 from slackwater.pipeline.batch.query import PLANNED_AT_ONCE
-from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.batch.state_task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.plans import listed
 from slackwater.pipeline.spark.session import with_settings

@@ -9,7 +9,7 @@ from slackwater.errors import Refused
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.claim.claim import Claimer, _agreed
+from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.migrate.first_version import check_takes_rows
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow
@@ -59,7 +59,7 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     def agreed(name: str, key: list[str], declared: Table) -> Table | None:
         over = sw.repartition(name, "user")
         app.stage(reads=sw.topic("t"), writes=over, key=key, state=state.state, event_time=once, name=name)(same)
-        return _agreed(app, app.stages[name], declared, head)
+        return agreed(app, app.stages[name], declared, head)
 
     compacted = structs.replace(stored, partitions=5, compaction=sw.leveled())
     assert agreed("a", ["visit", "user"], compacted) == structs.replace(compacted, partitions=2)

@@ -24,8 +24,7 @@ from slackwater.pipeline.batch.committer import Committer, PendingVersion
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import multi_get
-from slackwater.store.read.table_rows import TableRows
+from slackwater.store.read.multi_get import TableRows, multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys, partition_of

@@ -12,7 +12,7 @@ from slackwater.fold.kinds.upsert import upsert
 from slackwater.fold.step import Step
 from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.batch.job import run_state
-from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.batch.state_task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache

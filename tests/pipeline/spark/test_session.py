@@ -141,8 +141,8 @@ def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) ->
     sent.write_bytes(data)
     program = (
         f"import sys; sys.path.insert(0, {str(sent)!r})\n"
-        "import slackwater.pipeline.batch.task, slackwater.pipeline.source.readers, slackwater.fold.kinds.update\n"
-        "import slackwater.fold.kinds.aggregate, slackwater.fold.kinds.upsert\n"
+        "import slackwater.pipeline.batch.state_task, slackwater.pipeline.source.readers\n"
+        "import slackwater.fold.kinds.aggregate, slackwater.fold.kinds.update, slackwater.fold.kinds.upsert\n"
         "import slackwater.store.objects.s3.store, slackwater as sw\n"
         "sw.aggregate(n=sw.count())\n"
         "ours = [m.__file__ for name, m in sys.modules.items() if name.startswith('slackwater')]\n"

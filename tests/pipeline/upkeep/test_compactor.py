@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App
 from slackwater.pipeline.api.topic import topic
-from slackwater.pipeline.claim.claim import _agreed
+from slackwater.pipeline.claim.fit import agreed
 from slackwater.pipeline.upkeep.upkeep import Upkeep
 from slackwater.store.compaction import merge, plan
 from slackwater.store.compaction.picker import pick_for
@@ -259,6 +259,6 @@ def test_another_policy_in_the_program_is_taken_and_changes_nothing_else() -> No
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key=["origin", "dest"], name="a")(lambda rows: rows)
     stage, stored = app.stages["a"], replace(ROUTES, partitions=7, state=sw.upsert(by="n").stored)
     declared = replace(stored, partitions=ROUTES.partitions, compaction=sw.leveled())
-    assert _agreed(app, stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
+    assert agreed(app, stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
     with pytest.raises(Refused, match=r"was stored as upsert\(by=n\)"):
-        _agreed(app, dataclasses.replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))
+        agreed(app, dataclasses.replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 from slackwater.fold.next_version import TaskReport
 from slackwater.fold.step import Step
-from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.batch.state_task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.upkeep.prefetcher import Prefetcher
 from slackwater.store.objects.counting import CountingStore

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.store.compaction.plan import Compaction, Done, apply, rebase
 from slackwater.store.sst.sorted_runs import bounds
 from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import Column, Input, Kind, Manifest, Sst, Table
+from slackwater.store.versions.manifest import Column, Input, Manifest, Sst, Table, VersionKind
 
 from tests.support.manifests import manifest as plain
 
@@ -61,7 +61,7 @@ class Runs:
         return found
 
 
-def after(head: Manifest, ssts: tuple[Sst, ...], *, kind: Kind = "batch", **changes: object) -> Manifest:
+def after(head: Manifest, ssts: tuple[Sst, ...], *, kind: VersionKind = "batch", **changes: object) -> Manifest:
     draft = successor(head, kind=kind, epoch=head.epoch, writer=kind, by="", now_ms=head.time_ms + 10)
     return replace(draft, ssts=ssts, **changes)
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.table_rows import DueRows, TableRows
+from slackwater.store.read.due_rows import DueRows
+from slackwater.store.read.multi_get import TableRows
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import DUE

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
-from slackwater.store.read.decode import decode, fetch
+from slackwater.store.read.decode import decode
+from slackwater.store.read.fetch import fetch
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst import writer

@@ -15,7 +15,8 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.stats import Reads
-from slackwater.store.read.decode import BLOCK_ROWS, Block, decode, fetch
+from slackwater.store.read.decode import BLOCK_ROWS, Block, decode
+from slackwater.store.read.fetch import fetch
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow, to_arrow
