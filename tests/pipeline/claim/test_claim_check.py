@@ -56,13 +56,13 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     head = Manifest("app", "stage", 1, 1, "w", 1, "claim", {}, table=stored)
     app, once = sw.App("app"), sw.event_time(emits="final")
 
-    def agreed(name: str, key: list[str], declared: Table) -> Table | None:
+    def agreed_on(name: str, key: list[str], declared: Table) -> Table | None:
         over = sw.repartition(name, "user")
         app.stage(reads=sw.topic("t"), writes=over, key=key, state=state.state, event_time=once, name=name)(same)
         return agreed(app, app.stages[name], declared, head)
 
     compacted = structs.replace(stored, partitions=5, compaction=sw.leveled())
-    assert agreed("a", ["visit", "user"], compacted) == structs.replace(compacted, partitions=2)
+    assert agreed_on("a", ["visit", "user"], compacted) == structs.replace(compacted, partitions=2)
     windows = structs.replace(
         stored, state=state.stored, key=(Column("visit", from_arrow(session)), *stored.key), values=values[1:]
     )
@@ -72,7 +72,7 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
         ("d", ["hour", "user"], r"are \(hour, user\), but the stored state has \(user, visit\)", "only names changed"),
     ):
         with pytest.raises(Refused, match=said) as refused:
-            agreed(name, key, windows)
+            agreed_on(name, key, windows)
         assert way in refused.value.hint
 
 
