@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 CLASSES := $(VENV)/spark.jsa
+CHOSEN := not soak and not ci
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-without-servers test-with-servers check format bench soak mutants clean
+.PHONY: help demo test test-all test-without-servers test-with-servers check format bench soak mutants clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## the whole story on real data, in three to four minutes
 	@$(BIN)/python examples/demo.py
@@ -19,14 +20,17 @@ test: $(READY) ## all checks and tests, from nothing
 	@$(MAKE) --no-print-directory -j 2 check $(CLASSES)
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
+test-all: $(READY) ## the same with each server of S3, each point at which a verb may be killed, many more examples (hours)
+	@SLACKWATER_PROFILE=ci $(MAKE) --no-print-directory CHOSEN="not soak" test
+
 # Spark and Kafka are waited for more than they work: two tests at a time have them, each with servers of its own, and what
 # needs neither takes the rest of the machine meanwhile. Files begin in their order: left to itself, xdist begins those with
 # the fewest tests last, which here take the longest.
 test-without-servers: $(READY)
-	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and not soak"
+	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)"
 
 test-with-servers: $(READY) $(CLASSES)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "(kafka or spark) and not soak"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "(kafka or spark) and $(CHOSEN)"
 
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .
@@ -43,7 +47,7 @@ bench: $(PEERS) ## every figure beside its peer: a table, bench/out/results.json
 
 soak: $(READY) ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models
 	@$(BIN)/python -m pytest -q -m soak
-	@SLACKWATER_SCHEDULES=64 $(BIN)/python -m pytest -q --timeout 0 tests/chandy_lamport/test_laws.py tests/end_to_end/test_diamond_law.py
+	@SLACKWATER_SCHEDULES=128 $(BIN)/python -m pytest -q --timeout 0 tests/chandy_lamport/test_laws.py tests/end_to_end/test_diamond_law.py
 	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/models/test_state_model.py tests/models/test_gc_model.py tests/models/test_hostile_stores.py
 
 mutants: $(READY) ## each small change of protocol, commit, merging, planning, …: do the tests notice? (an hour or two)

@@ -33,8 +33,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two cores are shared with servers: how long one example takes says nothing. And a gate that fails on some days says
 # nothing of a change: searching is for the profiles below.
-settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
-# `SLACKWATER_PROFILE=ci`: some minutes. `nightly`: hours, for a machine that has nothing else to do.
+settings.register_profile("default", deadline=None, max_examples=30, derandomize=True)
+# `SLACKWATER_PROFILE=ci`: of `make test-all`. `nightly`: hours, for a machine that has nothing else to do.
 settings.register_profile("ci", deadline=None, max_examples=500, derandomize=False, print_blob=True)
 settings.register_profile("nightly", deadline=None, max_examples=10_000, derandomize=False, print_blob=True)
 # Whether a mutant is noticed must not depend on the day, and nobody reads the smallest example of it.
@@ -177,7 +177,7 @@ def s3_url(s3_server: str) -> str:
     return f"s3://{BUCKET}/{uuid4().hex}"
 
 
-@pytest.fixture(params=["moto", "versitygw"])
+@pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.ci)])
 def each_s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The endpoint of each S3 server in turn; the AWS environment points to it."""
     fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
@@ -206,7 +206,7 @@ def proxy(each_s3: str, s3_proxies: Callable[[str], S3Proxy]) -> S3Proxy:
         "memory",
         "folder",
         pytest.param("moto", marks=pytest.mark.s3),
-        pytest.param("versitygw", marks=pytest.mark.s3),
+        pytest.param("versitygw", marks=[pytest.mark.s3, pytest.mark.ci]),
     ],
 )
 def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:

@@ -41,7 +41,7 @@ TIMES = float(os.environ.get("SLACKWATER_SCHEDULES", "1"))
 """How many times the usual number of schedules; `make soak` asks for about 100,000 in all, `make mutants` for few."""
 
 
-def runs(*, fan_in: bool = True, num_examples: int = 400) -> Callable[[Law], Callable[..., None]]:
+def runs(*, fan_in: bool = True, num_examples: int = 200) -> Callable[[Law], Callable[..., None]]:
     """Gives a law networks that have run."""
 
     def decorate(law: Law) -> Callable[..., None]:
@@ -110,6 +110,6 @@ def replayed(network: Network, recording: Recording) -> dict[str, Account]:
     return network.bank.settle(accounts, recording.in_flight() + later)
 
 
-@runs(fan_in=False, num_examples=200)
+@runs(fan_in=False, num_examples=100)
 def test_where_every_stage_has_one_input_nothing_is_in_flight(network: Network) -> None:
     assert all(recording.in_flight() == [] for recording in network.recordings)

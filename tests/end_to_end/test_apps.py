@@ -173,6 +173,7 @@ def test_a_function_that_fails_ends_the_run_with_its_reason(booked: Ledger) -> N
     booked.check_tables()
 
 
+@pytest.mark.ci  # test_snapshots_under_fire.py rescales an app, too
 def test_a_stopped_app_is_rescaled_and_goes_on_with_the_new_numbers(booked: Ledger) -> None:
     for stage, partitions in (("accounts", 5), ("branches", 1)):
         booked.slackwater("rescale", f"{booked.app}/{stage}", "--partitions", str(partitions))

@@ -47,7 +47,7 @@ def check(diamond: Diamond, snapshot: Snapshot) -> None:
     assert (proved.differences, proved.not_reread) == ((), ())
 
 
-@settings(max_examples=max(100, round(100 * TIMES)))
+@settings(max_examples=max(50, round(50 * TIMES)))
 @given(st.lists(operations, min_size=30, max_size=100))
 def test_every_snapshot_holds_every_record_once(schedule: list[object]) -> None:
     diamond = Diamond()

@@ -60,6 +60,7 @@ def test_inputs_that_do_not_come_together_are_refused(
     assert not history.list_stages(open_store(diamond.store), diamond.app)
 
 
+@pytest.mark.ci  # the law is keep/clone/test_fan_out.py
 def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledger, tmp_path: Path) -> None:
     diamond.send(2_000)
     diamond.catch_up(max_records=700)
@@ -85,6 +86,7 @@ def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledge
     assert json.loads(late.stdout)["rows"][0] in ({"n": snapshot.channels[0].rows}, [snapshot.channels[0].rows])
 
 
+@pytest.mark.ci  # the law is chandy_lamport/test_laws.py
 def test_markers_alone_make_the_snapshots_of_a_stage_that_reads_a_topic_beside_a_channel(diamond: Ledger) -> None:
     # The topic's source of such a stage must not bring the request before the marker comes.
     diamond.variant = "topic beside channel"

@@ -136,6 +136,7 @@ def backfill(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Backfilled:
     return backfill_file(str(ledger.program), app=ledger.app, options=options, renames={})
 
 
+@pytest.mark.ci  # the law is pipeline/migrate/test_backfill_law.py
 def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path, program=APPS / "counts.py")
     store = open_store(ledger.store)

@@ -88,6 +88,7 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
     assert app.tops() != of_now
 
 
+@pytest.mark.ci
 def test_rows_of_a_kind_of_the_users_own_expire(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     app = Tops(kafka.bootstrap, tmp_path, program=APPS / "top_k.py")
     producer = Producer(app.kafka.properties)

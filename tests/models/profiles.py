@@ -1,6 +1,7 @@
 """How thoroughly models are run: `SLACKWATER_PROFILE` is `default`, `ci` or `nightly`. See `conftest.py`."""
 
 import os
+from random import Random
 
 from hypothesis import settings
 
@@ -23,3 +24,14 @@ def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
     wanted = examples * settings.default.max_examples // _USUAL
     least = in_ci if SEARCHES else 1
     return settings(max_examples=max(least, wanted), stateful_step_count=steps)
+
+
+def crash_points(requests: int, least: int = 0, at_most: int = 8) -> list[int]:
+    """After how many of its requests somebody is killed: from `least` to `requests`, where all of them pass.
+
+    Profiles that search get each of them, the others both ends and some between, always the same.
+    """
+    between = range(least + 1, requests)
+    if not SEARCHES and len(between) > at_most - 2:
+        return [least, *sorted(Random(requests).sample(between, at_most - 2)), requests]
+    return list(range(least, requests + 1))

@@ -79,7 +79,7 @@ class Group:
         environment = os.environ | {
             "TMPDIR": str(self.workspace / "tmp"),
             "SLACKWATER_PROFILE": "mutants",
-            "SLACKWATER_SCHEDULES": "0.1",
+            "SLACKWATER_SCHEDULES": "0.2",
         }
         ran = subprocess.run(
             [str(MUTMUT), *words], cwd=self.workspace, env=environment, text=True, capture_output=quiet, check=True

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
+from slackwater.cli import main
 from slackwater.keep.verify.verify import Report, verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import Snapshot, of_snapshot, read_snapshot
@@ -33,6 +34,7 @@ from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
+from typer.testing import CliRunner
 
 APPS = Path(__file__).parents[1] / "apps"
 LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"
@@ -171,15 +173,14 @@ class Ledger:
             "SLACKWATER_CACHE": str(self.folder / "cache"),
         }
 
-    def slackwater(self, *words: str, variant: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A verb that ends by itself."""
-        done = subprocess.run(
-            [SLACKWATER, *words],
-            capture_output=True,
-            text=True,
-            env=self.environment(),
-            timeout=PATIENCE_S,
-        )
+    def slackwater(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A verb that ends by itself: `run` in a process of its own, any other in this one, which has it loaded."""
+        if words[0] == "run":
+            command = [SLACKWATER, *words]
+            done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), timeout=PATIENCE_S)
+        else:
+            said = CliRunner().invoke(main.app, words, env=self.environment())
+            done = subprocess.CompletedProcess(words, said.exit_code, said.stdout, said.stderr)
         assert not check or done.returncode == 0, done.stderr
         return done
 

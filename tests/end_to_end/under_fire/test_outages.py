@@ -74,6 +74,7 @@ def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledge
     assert sum(ledger.table("branches")["n"].to_pylist()) == 1200 - 190
 
 
+@pytest.mark.ci  # the law is moments/cut/test_losses.py
 def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_and_new(ledger: Ledger) -> None:
     ledger.send(600)
     ledger.catch_up("entries", "accounts", "branches", max_records=200)

@@ -50,6 +50,7 @@ def test_an_app_that_is_killed_while_it_runs_ahead_loses_nothing_and_counts_noth
     ledger.verify(ledger.app)
 
 
+@pytest.mark.ci  # test_stop_signals.py and test_snapshots_under_fire.py show both, by themselves
 def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_ends_a_busy_one_in_order(ledger: Ledger) -> None:
     ledger.send(500)
     with ledger.running("--max-records", "1000") as app:
@@ -89,6 +90,7 @@ def test_a_snapshot_of_a_running_app_holds_the_same_entries_in_every_stage(ledge
         seen = sent
 
 
+@pytest.mark.ci  # each part is tested without servers: cli/verbs/test_retire.py
 def test_a_stage_that_is_gone_from_the_program_holds_up_a_snapshot_until_it_is_retired(ledger: Ledger) -> None:
     ledger.send(500)
     ledger.catch_up()

@@ -126,6 +126,7 @@ def written_in(*folders: Path) -> dict[str, str]:
     return {str(file): file.read_bytes().decode("latin-1") for file in files}
 
 
+@pytest.mark.ci
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.s3

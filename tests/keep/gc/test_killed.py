@@ -4,36 +4,29 @@ import pytest
 from slackwater.keep.gc.retention import Retention
 from slackwater.store.versions import history
 
+from tests.models.profiles import crash_points
 from tests.support.collecting import Killed, check_whole, gc, keys_of, old_app, store_of
 
 
 def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() -> None:
-    expected = old_app()
+    expected, requests = old_app(), 0
+
+    def count(verb: str, key: str) -> None:
+        nonlocal requests
+        requests += 1
+
+    store_of(expected).before = count
     gc(expected)
     kept = _shape(keys_of(store_of(expected)))
-    requests = 0
-    for stop in range(1, 10_000, 3):
+    assert requests > 50
+    for point in crash_points(requests)[:-1]:
         app = old_app()
-        requests = 0
-
-        def count(verb: str, key: str, stop: int = stop) -> None:
-            nonlocal requests
-            requests += 1
-            if requests >= stop:
-                raise Killed
-
-        store_of(app).before = count
-        try:
+        with pytest.raises(Killed), store_of(app).death_after(point):
             gc(app)
-        except Killed:
-            store_of(app).before = lambda verb, key: None
-        else:
-            break
         check_whole(app)
         gc(app)
         check_whole(app)
         assert _shape(keys_of(store_of(app))) == kept
-    assert requests > 50
 
 
 def test_what_a_killed_collection_only_proposed_comes_back() -> None:

@@ -26,7 +26,7 @@ from slackwater.store.sst.types import arrow_schema
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table, Ttl
 
-from tests.models.profiles import PROFILE, scaled
+from tests.models.profiles import crash_points, scaled
 from tests.support.collecting import AgingStore, Killed, keys_of
 from tests.support.manifests import claim
 
@@ -243,9 +243,7 @@ def test_killed_anywhere_nothing_is_readable_before_it_is_whole_and_the_same_cal
     initialise(undisturbed, first, source)
     undisturbed.before = lambda verb, key: None
     assert len(made) >= 30
-    # One put of an SST is as another.
-    ssts = [point for point, request in enumerate(made) if request.startswith("put ") and "/sst/" in request]
-    for point in sorted({*range(len(made) + 1)} - (set(ssts[2:-1]) if PROFILE == "default" else set())):
+    for point in crash_points(len(made)):
         store = AgingStore()
         with store.death_after(point):
             try:

@@ -59,7 +59,7 @@ def guilty(ledger: Ledger, where: str, *, variant: str = "", replayed: str | Non
     return found
 
 
-@pytest.mark.parametrize("variant", ["", "whole batches"])
+@pytest.mark.parametrize("variant", ["", pytest.param("whole batches", marks=pytest.mark.ci)])
 def test_a_row_of_the_last_table_leads_through_all_stages_to_the_record(
     kafka: EmbeddedKafka, tmp_path: Path, variant: str
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_server_that_does_not_encrypt_is_refused(versitygw_server: str, write:
     assert list(store.leftovers("")) == []
 
 
+@pytest.mark.ci
 @pytest.mark.s3
 @pytest.mark.kafka
 @pytest.mark.spark
