@@ -20,7 +20,7 @@ from ..keep.maintain.stages import rescale, retire
 from ..keep.rejected import retries
 from ..moments.status import lag
 from ..pipeline.kafka.channels import group_of
-from ..results import kept, rows, snapshots
+from ..results import maintenance, rows, snapshots
 from ..results.formats import store_flag
 from ..results.shown import Result
 from .history import AppHistory
@@ -97,7 +97,7 @@ class StoredApp(AppHistory):
         """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""
         client, now_ms = self._client, instants.now_ms()
         done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
-        return kept.rescaled(done, dry_run=dry_run)
+        return maintenance.rescaled(done, dry_run=dry_run)
 
     def retire(self, stage: str, *, dry_run: bool = False) -> Result:
         """Let the app go on without a stage that is gone from its program; its consumer group goes, too.
@@ -111,7 +111,7 @@ class StoredApp(AppHistory):
                 client.settings.open_kafka().delete_groups([group])  # its lag would only grow
         except Unavailable as error:
             client.note(f"the consumer group {group} is still there: {error.message}")
-        return kept.retired(done, client.flags, dry_run=dry_run)
+        return maintenance.retired(done, client.flags, dry_run=dry_run)
 
     def compact(
         self,
@@ -127,11 +127,11 @@ class StoredApp(AppHistory):
         Raises `NotFound` for a stage that there is not, and `Refused` for one without a table.
         """
         if dry_run:
-            return kept.to_compact(self.name, plan(self._client.store, self.name, tuple(stages), full=full))
+            return maintenance.to_compact(self.name, plan(self._client.store, self.name, tuple(stages), full=full))
         compactor = self.compactor(stages, threads, Event())
         done = compactor.once(full=full, on_version=on_version)
         earlier = () if done else merged_last(self._client.store, self.name, compactor.wanted)
-        return kept.compacted(self.name, done, earlier)
+        return maintenance.compacted(self.name, done, earlier)
 
     def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
         """What merges with so many threads what is due, until `stop`."""
@@ -155,9 +155,9 @@ class StoredApp(AppHistory):
             hint = "leave --margin away; what nothing names goes after an hour"
             raise Usage(f"--margin is {format_ms(margin_ms)}; expected 1h or more: {why}", hint=hint)
         if explained:
-            return kept.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
+            return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
-        return kept.collected(done)
+        return maintenance.collected(done)
 
     def remove(
         self, *, topics: bool = False, fence: bool = False, force: bool = False, dry_run: bool = False
@@ -198,7 +198,7 @@ class StoredApp(AppHistory):
             outside=outside,
             on_wait=client.note,
         )
-        return kept.removed(done, groups(done.removal), topics=topics, dry_run=dry_run)
+        return maintenance.removed(done, groups(done.removal), topics=topics, dry_run=dry_run)
 
     def migrate(
         self,

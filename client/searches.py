@@ -16,7 +16,7 @@ from ..results import verdict as shown
 from ..results.report import Case, Mask, document
 from ..results.shown import Result
 from ..search import session as kept
-from ..search.ends import pinned
+from ..search.endpoints import pinned
 from ..search.evidence import collect
 from ..search.predicate import Wanted
 from ..search.session import BEGINNING, Asked, KeptSearch, KnownAnswer

@@ -1,9 +1,9 @@
 """Several DataFrames as one, and back: how the rows of a fan-in come to their state, and those of outputs to theirs.
 
 A micro-batch is one Spark job over one DataFrame. The function's DataFrames, one per input or one per output, are
-tagged and united (`pipeline/batch/applied.py`): `_input` is the position of the DataFrame a row came from, its columns
-are named `_<position>_<column>`, and those of the others are null. Only the key columns, which all inputs have, stand
-for themselves. A single DataFrame stays as it is.
+tagged and united (`pipeline/batch/transform.py`): `_input` is the position of the DataFrame a row came from, its
+columns are named `_<position>_<column>`, and those of the others are null. Only the key columns, which all inputs have,
+stand for themselves. A single DataFrame stays as it is.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from ..store.compaction import plan
 from ..store.compaction.plan import Done
 from ..store.objects.stats import Stats
 from ..store.versions import commit
-from ..store.versions.manifest import Aside, EventTime, Input, Manifest, Output, Sink, Span, Sst
+from ..store.versions.manifest import EventTime, Input, Manifest, Output, SideTable, Sink, Span, Sst
 from . import event_time as progress
 from .event_time import BatchTimes, Seen, TimeRules
 from .failing import StateFailure
@@ -75,7 +75,7 @@ class Written:
     markers: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
     """The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and channel, in
     the order in which they were written."""
-    aside: Mapping[str, Aside] = field(default_factory=dict)
+    side_tables: Mapping[str, SideTable] = field(default_factory=dict)
     """Tables beside the stage's own that the batch changed."""
 
 
@@ -116,7 +116,7 @@ def next_version(
         sinks={name: _put_out(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([times.clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
         ssts=plan.apply(ssts, merges),
-        aside={**draft.aside, **written.aside},
+        side_tables={**draft.side_tables, **written.side_tables},
         recorded=outcome.recorded,
         awaited=outcome.awaited,
         captured=outcome.captured,

@@ -20,8 +20,8 @@ from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
 from ..store.sst import ttl
-from ..store.versions.aside import beside, owner
 from ..store.versions.manifest import Manifest
+from ..store.versions.side_tables import owner, side_manifests
 from .predicate import Context, Predicate, Skip, Wanted
 from .verdict import Answer, Evaluation
 
@@ -141,7 +141,7 @@ class Between:
             return frozenset()
         manifest = cut.stages[stage]
         content: set[object] = {ttl.shown_rows(sst, manifest.clock_ms) for sst in manifest.ssts}
-        content |= {sst.object for each in beside(manifest) for sst in each.ssts}
+        content |= {sst.object for each in side_manifests(manifest) for sst in each.ssts}
         if manifest.table is not None and manifest.table.schema:
             content.add(manifest.table.schema)
         if self.channels:

@@ -23,9 +23,9 @@ from ..store.read.cache import SstCache
 from ..store.read.duckdb_view import alike, from_files, quoted
 from ..store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ..store.versions import history
-from ..store.versions.aside import owner, table_of
 from ..store.versions.manifest import Manifest, Sst
-from .ends import find_ends
+from ..store.versions.side_tables import owner, table_of
+from .endpoints import find_ends
 from .predicate import Predicate
 
 _CHANGES = f"""

@@ -19,7 +19,7 @@ from ..errors import SlackwaterError, Usage
 from ..moments.cut.resolve import telling_if_collected
 from ..moments.query.export import new_file, write_empty, write_table
 from ..moments.query.sql import connect
-from ..store.versions.aside import columns_of
+from ..store.versions.side_tables import columns_of
 from .predicate import Context, OfAllTables, Skip
 
 Function = Callable[[duckdb.DuckDBPyConnection], object]

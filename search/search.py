@@ -25,7 +25,7 @@ from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
 from .between import PROBES, Between, Evaluator, Skips, length
-from .ends import Ends, find_ends
+from .endpoints import Ends, find_ends
 from .predicate import ByHand, Predicate, Where
 from .verdict import MAX_ROWS, Answer, Evaluation, Verdict, VersionRange
 

@@ -77,7 +77,7 @@ def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) 
     from slackwater.pipeline.batch.schemas import shapes
     from slackwater.pipeline.claim.claim import Claimer
     from slackwater.pipeline.kafka.open import open_kafka
-    from slackwater.pipeline.publish.claimed import create_internal
+    from slackwater.pipeline.publish.prepare import create_internal
     from slackwater.store.versions import apps
     from slackwater.store.versions.manifest import AppInfo
 

@@ -96,7 +96,7 @@ def compact(
     What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
-    from ...results.kept import compacted_line
+    from ...results.maintenance import compacted_line
 
     if watch and (full or dry_run):
         raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")

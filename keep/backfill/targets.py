@@ -21,8 +21,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst.arrow_types import schema_of
 from ...store.sst.evolution import default_of
 from ...store.versions import history
-from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Column, Manifest, Table
+from ...store.versions.side_tables import rejected_of
 from .windows import ChannelRange, beginnings, channel, positions, read_through
 
 _LONGEST_NAME = 63

@@ -21,12 +21,11 @@ from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import Snapshot, of_snapshot, read_snapshot
 from ...moments.take.capture import read
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys, notes
-from ...store.versions import limits as fits
+from ...store.versions import history, keys, limits, notes
 from ...store.versions.amend import begin
-from ...store.versions.aside import each_sst
 from ...store.versions.commit import carried, without_snapshots
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output, Sst
+from ...store.versions.side_tables import each_sst
 
 
 class Channels(Protocol):
@@ -61,11 +60,11 @@ class Channels(Protocol):
 class Carried(Struct, frozen=True):
     """A channel of a clone, as copied."""
 
-    topic: fits.Topic
-    ends: fits.Offsets
-    attempts: tuple[fits.Attempt, ...]
-    rows: fits.Count
-    starts: dict[fits.NameOrNone, fits.Offsets]
+    topic: limits.Topic
+    ends: limits.Offsets
+    attempts: tuple[limits.Attempt, ...]
+    rows: limits.Count
+    starts: dict[limits.NameOrNone, limits.Offsets]
     """For each receiver, where it reads on."""
 
 
@@ -122,7 +121,7 @@ def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, 
 class _CarriedChannels(Struct, frozen=True):
     """The result of copying, noted before the first manifest: copying again would move the offsets."""
 
-    channels: dict[fits.Topic, Carried]
+    channels: dict[limits.Topic, Carried]
 
 
 def finish_clone(

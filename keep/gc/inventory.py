@@ -23,8 +23,7 @@ from ... import instants
 from ...errors import Corruption, ObjectNotFound
 from ...moments.cut.stored import list_snapshots, open_requests
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, codec, history, horizon, keys, published
-from ...store.versions import limits as fits
+from ...store.versions import apps, codec, history, horizon, keys, limits, published
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from .retention import Known, StageKnown
@@ -141,7 +140,7 @@ def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator
             found = codec.read(store, key, _Names, under=lambda one: keys.manifest(one.app, one.stage, one.version))
         except ObjectNotFound:
             raise _missing(app, stage, (version,)) from None
-        named = (*found.ssts, *(sst for each in found.aside.values() for sst in each.ssts))
+        named = (*found.ssts, *(sst for each in found.side_tables.values() for sst in each.ssts))
         return version, tuple(sst.object for sst in named if sst.root in ("", store.url))
 
     return many(read, versions)
@@ -162,26 +161,26 @@ def do_all(what: Callable[[T], None], things: Iterable[T]) -> None:
 
 
 class _Name(Struct, frozen=True):
-    object: fits.Key
-    root: fits.Line = ""
+    object: limits.Key
+    root: limits.Line = ""
 
 
-class _Aside(Struct, frozen=True):
+class _SideTable(Struct, frozen=True):
     ssts: tuple[_Name, ...] = ()
 
 
 class _Names(Struct, frozen=True):
-    app: fits.Name
-    stage: fits.Name
-    version: fits.Version
+    app: limits.Name
+    stage: limits.Name
+    version: limits.Version
     ssts: tuple[_Name, ...] = ()
-    aside: dict[fits.Name, _Aside] = {}
+    side_tables: dict[limits.Name, _SideTable] = {}
 
 
 def _there(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     """A version without its SSTs and table, which are most of it."""
     try:
-        return replace(history.read_fresh(store, app, stage, version), ssts=(), table=None, aside={})
+        return replace(history.read_fresh(store, app, stage, version), ssts=(), table=None, side_tables={})
     except ObjectNotFound:
         raise _missing(app, stage, (version,)) from None
 

@@ -22,8 +22,7 @@ from ...moments.cut.graph import order
 from ...moments.cut.moments import heads_of
 from ...moments.take.remove import check_unused
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
-from ...store.versions import apps, history, horizon, keys, notes
-from ...store.versions import limits as fits
+from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
 from ..gc.inventory import do_all, storage_clock_ms
 from .stages import commit_retired
@@ -37,12 +36,12 @@ _BATCH = 1_000
 class Removal(Struct, frozen=True):
     """The note that an app is being removed, and after that, that it was."""
 
-    id: fits.Ulid
-    app: fits.Name
-    time_ms: fits.TimeMs
-    by: fits.Line
-    stages: tuple[fits.Name, ...]
-    topics: tuple[fits.Topic, ...]
+    id: limits.Ulid
+    app: limits.Name
+    time_ms: limits.TimeMs
+    by: limits.Line
+    stages: tuple[limits.Name, ...]
+    topics: tuple[limits.Topic, ...]
     """Its repartition topics, and the internal ones of its sinks."""
 
 

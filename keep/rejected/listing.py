@@ -10,7 +10,7 @@ from ...moments.query.sql import connect, run_query
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
-from ...store.versions.aside import REJECTED, rejected_of, table_name
+from ...store.versions.side_tables import REJECTED, rejected_of, table_name
 
 _COLUMNS = (
     'topic, partition, "offset", "row", input, epoch_ms(time) AS time_ms, key, value, error, message, stack, version, '
@@ -64,7 +64,7 @@ def rejected(
     """
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)
-    stages = [name for name in order(cut.stages) if stage in ("", name) and REJECTED in cut.stages[name].aside]
+    stages = [name for name in order(cut.stages) if stage in ("", name) and REJECTED in cut.stages[name].side_tables]
     where = "" if every else "WHERE retried IS NULL"
     newest = f'ORDER BY rejected_at DESC, topic, partition, "offset", "row" {f"LIMIT {limit}" if limit else ""}'
     found = []

@@ -11,11 +11,10 @@ from ...errors import Refused
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.cut.stored import notify
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import keys
-from ...store.versions import limits as fits
-from ...store.versions.aside import rejected_of
+from ...store.versions import keys, limits
 from ...store.versions.manifest import Column, Table
 from ...store.versions.notes import Notes
+from ...store.versions.side_tables import rejected_of
 
 TABLE = Table(
     key=(
@@ -49,10 +48,10 @@ message's; of a channel's row, `value` is an Arrow stream of that row. `error` i
 class RetryRequest(Struct, frozen=True):
     """What asks for the rejected records of one stage to be put through again."""
 
-    id: fits.Ulid
-    stage: fits.Name
-    created_ms: fits.TimeMs
-    by: fits.Line
+    id: limits.Ulid
+    stage: limits.Name
+    created_ms: limits.TimeMs
+    by: limits.Line
 
 
 RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)

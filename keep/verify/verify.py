@@ -20,8 +20,8 @@ from ...moments.cut.stored import Snapshot, read_snapshot
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys
-from ...store.versions.aside import all_ssts, beside, tables_of
 from ...store.versions.manifest import Manifest
+from ...store.versions.side_tables import all_ssts, side_manifests, tables_of
 from .captured import Rereader, channel_states, check_captured, check_markers, markers_of, recount, reread_markers
 from .ledger import LedgerEntry, balance, entries
 from .report import Finding, Tally, Verified, as_sentence, noted, tally
@@ -118,7 +118,9 @@ def verify(
         found += check_markers(snapshot, cut)
         if deep:
             found += reread_markers(snapshot, cut, reader, not_reread)
-    found += map(check_entries, (each for manifest in cut.stages.values() for each in (manifest, *beside(manifest))))
+    found += map(
+        check_entries, (each for manifest in cut.stages.values() for each in (manifest, *side_manifests(manifest)))
+    )
     if deep:
         found += _reread_stages(counting, cut, on_progress)
         for place, captured in kept.items():

@@ -102,8 +102,8 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
             yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
     yield from _by_name(at, "channel", earlier.outputs, later.outputs, _output_differences, may_go=restarted)
     yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=restarted)
-    for name, had in sorted(earlier.aside.items()):
-        if (has := later.aside.get(name)) is None:
+    for name, had in sorted(earlier.side_tables.items()):
+        if (has := later.side_tables.get(name)) is None:
             yield f"{at} has no table of {name} records; the one before had"
             continue
         added, most = has.total - had.total, had.waiting + has.rows

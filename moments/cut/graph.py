@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from ...store.sst import ttl
 from ...store.versions import history
-from ...store.versions.aside import tables_of
 from ...store.versions.manifest import Input, Manifest
+from ...store.versions.side_tables import tables_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from functools import partial
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
-from ...store.versions.aside import owner
 from ...store.versions.horizon import KeptCut
 from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import MIGRATIONS
+from ...store.versions.side_tables import owner
 from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
 

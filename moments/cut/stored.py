@@ -11,8 +11,7 @@ from ulid import ULID
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, checks, column_types, history, keys, notes
-from ...store.versions import limits as fits
+from ...store.versions import apps, checks, column_types, history, keys, limits, notes
 from ...store.versions.checks import Wrong
 from ...store.versions.notes import Notes
 from .graph import Cut
@@ -22,11 +21,11 @@ from .in_flight import InFlight
 class Request(Struct, frozen=True):
     """What asks a running app for a snapshot. `id` is a ULID, and the name by which stages record it."""
 
-    id: fits.Ulid
-    name: fits.Name
-    created_ms: fits.TimeMs
-    by: fits.Line
-    migration: fits.Seq = 0
+    id: limits.Ulid
+    name: limits.Name
+    created_ms: limits.TimeMs
+    by: limits.Line
+    migration: limits.Seq = 0
     """The number of the newest migration that all stages had gone through when it was asked for. One that changes what
     stages answer is decided against those of before: these are withdrawn when it is done."""
 
@@ -34,7 +33,7 @@ class Request(Struct, frozen=True):
 class Notice(Struct, frozen=True):
     """That something was asked of the app's runners since they last looked; `id` is another one each time."""
 
-    id: fits.Ulid
+    id: limits.Ulid
 
 
 REQUESTS = Notes(Request, keys.requests, lambda asked: asked.id)
@@ -86,29 +85,29 @@ ADDRESS = ("_partition", "_offset", "_row")
 class CapturedObject(Struct, frozen=True):
     """One immutable Parquet object with captured records."""
 
-    key: fits.Key
-    rows: fits.Bytes
-    bytes: fits.Bytes
-    checksum: fits.Checksum
+    key: limits.Key
+    rows: limits.Bytes
+    bytes: limits.Bytes
+    checksum: limits.Checksum
     """xxh3_128 of the object's bytes, hexadecimal."""
 
 
 class Captured(Struct, frozen=True):
     """The state of one channel for one receiver, as a snapshot keeps it."""
 
-    channel: fits.Topic
-    sender: fits.Name
-    receiver: fits.Name
-    topic: fits.Topic
-    starts: fits.Offsets
+    channel: limits.Topic
+    sender: limits.Name
+    receiver: limits.Name
+    topic: limits.Topic
+    starts: limits.Offsets
     """The records' messages lay at offsets `starts[p]` to `ends[p]` - 1 of partition p."""
-    ends: fits.Offsets
-    after: fits.Seq
+    ends: limits.Offsets
+    after: limits.Seq
     """They were sent by the sender's versions `after` + 1 to `up_to`."""
-    up_to: fits.Seq
-    counts: fits.Counts
+    up_to: limits.Seq
+    counts: limits.Counts
     """Records by partition."""
-    schema: fits.Text
+    schema: limits.Text
     """The channel's columns as a Spark DDL string."""
     objects: tuple[CapturedObject, ...]
 
@@ -125,19 +124,19 @@ SnapshotKind = Literal["markers", "instant", "clone"]
 class Snapshot(Struct, frozen=True):
     """A named cut. Nothing that it reaches is ever collected."""
 
-    name: fits.Name
-    id: fits.Ulid
-    app: fits.Name
-    created_ms: fits.TimeMs
+    name: limits.Name
+    id: limits.Ulid
+    app: limits.Name
+    created_ms: limits.TimeMs
     """When it was asked for."""
-    completed_ms: fits.TimeMs
+    completed_ms: limits.TimeMs
     kind: SnapshotKind
-    stages: dict[fits.Name, fits.Version]
+    stages: dict[limits.Name, limits.Version]
     """The version of each stage in the cut."""
-    by: fits.Line
-    clone: fits.NameOrNone = ""
+    by: limits.Line
+    clone: limits.NameOrNone = ""
     """The app that lives from it; empty unless `kind` is `clone`."""
-    clone_root: fits.Line = ""
+    clone_root: limits.Line = ""
     """The store root of that app, empty for the snapshot's own."""
     channels: tuple[Captured, ...] = ()
     """The records in flight that it keeps."""

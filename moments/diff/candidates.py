@@ -25,7 +25,7 @@ from ...store.sst.types import EXPIRES, HASH, SEQ, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 from .key_changes import KeyChanges
-from .side import TableSide, distinct, identity
+from .stored_rows import TableSide, distinct, identity
 from .versions import Ancestry, StageVersions, ancestry
 
 VERSION_BYTES = 64 << 10

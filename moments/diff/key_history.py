@@ -19,12 +19,12 @@ from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.sst.hashing import hash_keys
 from ...store.sst.ttl import may_have_expired, seen_clock_ms
-from ...store.versions.aside import columns_of, owner
 from ...store.versions.manifest import Manifest
+from ...store.versions.side_tables import columns_of, owner
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, stages_of
 from ..query.columns import parse_key
-from .side import StoredKey, StoredRow, identity
+from .stored_rows import StoredKey, StoredRow, identity
 from .versions import VersionList
 
 

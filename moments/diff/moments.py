@@ -17,7 +17,7 @@ from ..cut.resolve import telling_if_collected
 from ..query.columns import visible_schema
 from .candidates import changes_between
 from .key_changes import KeyChanges
-from .side import TableSide
+from .stored_rows import TableSide
 from .versions import Ancestry, ancestry
 
 _COUNTED_BYTES = 1 << 20

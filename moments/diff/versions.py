@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from ...store.objects.protocol import ObjectStore
 from ...store.read.range_reads import at_once
 from ...store.versions import apps, history, horizon
-from ...store.versions.aside import table_of
 from ...store.versions.manifest import Manifest, Table
+from ...store.versions.side_tables import table_of
 from ..cut.stored import find_snapshot
 
 _AHEAD = 64

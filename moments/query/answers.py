@@ -19,8 +19,8 @@ from ...errors import Corruption, NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.arrow_types import schema_of
-from ...store.versions.aside import columns_of
 from ...store.versions.manifest import Manifest
+from ...store.versions.side_tables import columns_of
 from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, channel_state
 from ..cut.moments import hint_of_missing

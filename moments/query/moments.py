@@ -10,8 +10,8 @@ from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.range_reads import at_once
 from ...store.versions import apps, history, horizon
-from ...store.versions.aside import may_be_aside, owner
 from ...store.versions.manifest import Former, Manifest, Table
+from ...store.versions.side_tables import may_be_side_table, owner
 from ..cut.graph import Cut
 from ..cut.moments import called_since, later_stages, name_at
 from ..cut.refs import AtTime, Named, Ref, parse
@@ -110,7 +110,7 @@ class Moments:
 
     def _ref(self, words: str, table: str) -> Ref:
         # Only a table beside a stage's own has another name than its stage.
-        stage = owner(table, history.list_stages(self.store, self.app)) if may_be_aside(table) else table
+        stage = owner(table, history.list_stages(self.store, self.app)) if may_be_side_table(table) else table
         text = ref_of_words(self.store, self.app, words, now_ms=self.now_ms, stage=stage)
         return parse(text, now_ms=self.now_ms)
 

@@ -12,8 +12,8 @@ from ...durations import HOUR_MS
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Prices, Stats, monthly_cost
 from ...store.versions import apps, history, keys
-from ...store.versions.aside import all_ssts
 from ...store.versions.manifest import Manifest
+from ...store.versions.side_tables import all_ssts
 from ..cut.graph import order
 
 

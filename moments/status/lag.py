@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from ...fold.records import ranges, unread
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import keys, published
-from ...store.versions import limits as fits
+from ...store.versions import keys, limits, published
 from ...store.versions.manifest import Manifest
 from ...store.versions.notes import Notes
 from ...store.versions.published import Place
@@ -122,11 +121,11 @@ _FORGOTTEN_MS = 3_600_000
 class Beat(Struct, frozen=True):
     """A runner's sign of life."""
 
-    writer: fits.Ulid
+    writer: limits.Ulid
     """Unique id of the runner, as in the manifests that it commits."""
-    by: fits.Line
+    by: limits.Line
     """host:pid."""
-    stages: dict[fits.Name, fits.Epoch]
+    stages: dict[limits.Name, limits.Epoch]
     """The stages it has claimed, and under which epoch."""
 
 

@@ -12,8 +12,8 @@ from ...errors import Corruption, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, published
-from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest, Origin, Table
+from ...store.versions.side_tables import rejected_of
 from ..cut.graph import order
 from ..cut.stored import open_requests
 from . import lag

@@ -10,22 +10,21 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import keys
-from ...store.versions import limits as fits
+from ...store.versions import keys, limits
 from ...store.versions.notes import Notes
 
 
 class Operation(Struct, frozen=True):
     """One operation on an app. `id` is a ULID: operations sort by it in the order they were recorded."""
 
-    id: fits.Ulid
-    app: fits.Name
-    verb: fits.Line
+    id: limits.Ulid
+    app: limits.Name
+    verb: limits.Line
     """What was done, as the command line calls it: `snapshot take`, `clone`."""
-    detail: fits.Text
-    by: fits.Line
+    detail: limits.Text
+    by: limits.Line
     """user@host."""
-    time_ms: fits.TimeMs
+    time_ms: limits.TimeMs
 
 
 OPERATIONS = Notes(Operation, keys.operations, lambda done: done.id)

@@ -12,7 +12,7 @@ from itertools import chain
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
-from ...store.versions.aside import all_ssts
+from ...store.versions.side_tables import all_ssts
 from ..cut.stored import (
     SNAPSHOTS,
     Request,

@@ -9,8 +9,8 @@ from typing import Self
 from ...errors import NotFound, Refused, Usage
 from ...fold.kinds.due import Final
 from ...fold.kinds.kind import Kind
-from ...store.versions.aside import REJECTED, table_name
 from ...store.versions.keys import check_name
+from ...store.versions.side_tables import REJECTED, table_name
 from ...validation import whole
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions, as_they_came, late_channel
 from .sink import FunctionSink, Sink, TopicSink, internal_topic

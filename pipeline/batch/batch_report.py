@@ -8,8 +8,8 @@ from ...fold.records import windows
 from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
-from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import EventTime
+from ...store.versions.side_tables import rejected_of
 from .committer import Committed
 
 

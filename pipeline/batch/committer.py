@@ -30,8 +30,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest
-from ...store.versions.aside import all_ssts
 from ...store.versions.manifest import Backfill, Manifest, Sst
+from ...store.versions.side_tables import all_ssts
 from ...whole_file import locked
 from ..upkeep.meter import StageMeter
 

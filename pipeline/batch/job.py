@@ -27,15 +27,15 @@ from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
 from ..source.checkpoint import Checkpoint
 from ..source.wake import PlannerFiles
-from ..spark.homes import Homes
 from ..spark.places import Places
 from ..spark.session import with_settings
+from ..spark.task_placement import Homes
 from ..upkeep.write_stall import Triggers
-from .applied import for_state
 from .pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
 from .schemas import Shape
 from .state_task import MARK, StateTask
 from .task import RESULT_SCHEMA, OutputTopic, Task, WriteTask, output_topic_of
+from .transform import for_state
 
 _LONG_MIN = -(1 << 63)
 

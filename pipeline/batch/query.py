@@ -14,8 +14,8 @@ from ..source.data_source import open_stream
 from ..source.options import Private, SourceOptions
 from ..spark.plans import first_column, needed_columns, plan_of
 from ..spark.session import with_settings
-from .applied import apply, tag
 from .job import StageConfig
+from .transform import apply, tag
 
 PLANNED_AT_ONCE = {
     # Planned adaptively, what is before a shuffle is a job of its own, that the rest may be planned by what it gave:

@@ -18,8 +18,8 @@ from ...fold.event_time import Times
 from ...fold.failing import RECORD
 from ..api.stage import Stage
 from ..spark.plans import frame_of, hidden, plan_of, rebuilt, with_records
-from .applied import for_state, over, tag
 from .schemas import Shape
+from .transform import for_state, over, tag
 
 Numbers = npt.NDArray[np.int64]
 """Records by number."""

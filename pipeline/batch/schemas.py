@@ -32,7 +32,7 @@ from ..api.update import parse_ddl
 from ..messages import outgoing
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
-from .applied import Applied, apply, each_output
+from .transform import Applied, apply, each_output
 
 _SESSION = "spark.sessionWindow"
 """Spark's mark on a column that is a session window."""

@@ -23,11 +23,11 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
-from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest
+from ...store.versions.side_tables import rejected_of
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
-from ..spark.homes import Homes
+from ..spark.task_placement import Homes
 from ..upkeep.meter import StageMeter
 from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep

@@ -18,16 +18,16 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.aside import REJECTED
 from ...store.versions.commit import is_retired
-from ...store.versions.manifest import Aside, Input, Manifest, Output, Program
+from ...store.versions.manifest import Input, Manifest, Output, Program, SideTable
+from ...store.versions.side_tables import REJECTED
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
 from ..api.topic import Repartition, Topic
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka
-from ..publish import claimed as sinks
+from ..publish import prepare as sinks
 from .fit import agreed, check_declared, check_inputs
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
@@ -113,7 +113,8 @@ class Claimer:
                 outputs=self.outputs(stage, draft, shape),
                 sinks=sinks.claimed(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),
                 # The table of rejected records is there before there is one.
-                aside=({REJECTED: Aside(REJECTED_RECORDS)} if stage.on_error == "reject" else {}) | draft.aside,
+                side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.on_error == "reject" else {})
+                | draft.side_tables,
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
             )

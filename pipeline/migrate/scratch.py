@@ -31,8 +31,8 @@ from ...moments.cut.moments import version_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
-from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import AppInfo, Manifest
+from ...store.versions.side_tables import rejected_of
 from ..api.app import App
 from ..api.event_time import DEFAULT_EVENT_TIME
 from ..api.stage import Stage
@@ -40,8 +40,8 @@ from ..api.starting_offsets import EARLIEST
 from ..api.table import table
 from ..api.topic import Topic
 from ..api.update import parse_ddl
-from ..batch.applied import over
 from ..batch.batch_report import BatchReport
+from ..batch.transform import over
 from ..claim.claim import program_of
 from ..kafka.open import open_kafka
 from ..reject.table import RejectedTable

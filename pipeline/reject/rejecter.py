@@ -22,7 +22,7 @@ from ...fold.records import sent
 from ...keep.rejected.retries import RETRIES
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
-from ...store.versions.aside import REJECTED, rejected_of
+from ...store.versions.side_tables import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch
 from ..batch.rerun import Rerun
@@ -70,7 +70,7 @@ class BatchRejecter:
             send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
         rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
         table = self._written(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
-        return Written(results, aside={REJECTED: table})
+        return Written(results, side_tables={REJECTED: table})
 
     def retry(self, batch: Batch) -> Written:
         """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.
@@ -96,7 +96,7 @@ class BatchRejecter:
                 row |= {"error": why.kind, "message": why.message, "stack": why.stack}
         taken = len(ordered) - len(found)
         table = self._written(batch).put(batch.base, ordered, version, added=0, waiting=-taken)
-        return Written(results, aside={REJECTED: table})
+        return Written(results, side_tables={REJECTED: table})
 
     def _without_culprits(
         self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None

@@ -22,8 +22,8 @@ from ...store.read.cache import SstCache
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import PUT, arrow_schema
-from ...store.versions.aside import REJECTED
-from ...store.versions.manifest import Aside, Manifest
+from ...store.versions.manifest import Manifest, SideTable
+from ...store.versions.side_tables import REJECTED
 from ..api.stage import Stage
 from ..kafka.protocol import Headers, Kafka, NotTaken, Record
 
@@ -42,20 +42,25 @@ class RejectedTable:
 
     def rows(self, manifest: Manifest) -> pa.Table:
         """All rows of a version's table, of `SCHEMA`."""
-        table = manifest.aside.get(REJECTED)
+        table = manifest.side_tables.get(REJECTED)
         ssts = newest_first(table.ssts) if table is not None else ()
         blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, TABLE).blocks)
         if not (parts := [pa.Table.from_batches([block.stored]) for block in blocks]):
             return SCHEMA.empty_table()
         return merge.merge_rows(parts, TABLE, drop_tombstones=True).select(SCHEMA.names)
 
-    def put(self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int) -> Aside:
+    def put(
+        self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int
+    ) -> SideTable:
         """The table after `base` with these rows, at least one, as `row_of` gives them; many runs are merged.
 
         Rows of keys that are there replace them. `added` is how many are new; `waiting` by how many more records wait,
         negative when some were retried.
         """
-        before, rows = base.aside.get(REJECTED) or Aside(TABLE), pa.Table.from_pylist(list(changed), schema=SCHEMA)
+        before, rows = (
+            base.side_tables.get(REJECTED) or SideTable(TABLE),
+            pa.Table.from_pylist(list(changed), schema=SCHEMA),
+        )
         hashed = pa.table(
             [
                 pa.array(hash_keys(rows, _KEY)),

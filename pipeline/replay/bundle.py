@@ -24,8 +24,7 @@ from msgspec.structs import replace
 
 from ...errors import Refused
 from ...store.sst.types import PREV, arrow_schema, sst_schema
-from ...store.versions import checks
-from ...store.versions import limits as fits
+from ...store.versions import checks, limits
 from ...store.versions.manifest import EventTime, Manifest, Table
 from ...whole_file import whole_file
 from .inputs import PLACE, Records
@@ -54,17 +53,17 @@ _FileName = Annotated[str, Meta(pattern=FILE_NAME, description="the name of a Py
 class BundledInput(Struct, frozen=True):
     """An input of the stage."""
 
-    name: fits.Topic
-    topic: fits.Topic
-    upstream: fits.NameOrNone
+    name: limits.Topic
+    topic: limits.Topic
+    upstream: limits.NameOrNone
     """The stage that wrote it; empty for a user's topic."""
 
 
 class BundledOutput(Struct, frozen=True):
     """A channel that the stage writes."""
 
-    name: fits.Topic
-    key: Annotated[tuple[fits.ColumnName, ...], fits.SOME_COLUMNS]
+    name: limits.Topic
+    key: Annotated[tuple[limits.ColumnName, ...], limits.SOME_COLUMNS]
     known: bool
     """Whether the bundle has what was sent on it."""
 
@@ -72,10 +71,10 @@ class BundledOutput(Struct, frozen=True):
 class Index(Struct, frozen=True, kw_only=True):
     """What the members of a bundle are."""
 
-    app: fits.Name
-    stage: fits.Name
-    version: fits.Version
-    time_ms: fits.TimeMs
+    app: limits.Name
+    stage: limits.Name
+    version: limits.Version
+    time_ms: limits.TimeMs
     """When the version was committed."""
     program: _FileName
     """What the program's file is called."""
@@ -83,17 +82,17 @@ class Index(Struct, frozen=True, kw_only=True):
     outputs: Annotated[tuple[BundledOutput, ...], _Names]
     table: Table | None
     """As the version had it; None for a stage without one."""
-    seq: fits.Version
+    seq: limits.Version
     """`_seq` of the rows that the version wrote."""
-    before_clock_ms: fits.SpanMs
-    clock_ms: fits.SpanMs
+    before_clock_ms: limits.SpanMs
+    clock_ms: limits.SpanMs
     """By which rows of the table expire, at the version before it and at the version."""
-    before_watermark_ms: fits.EventMs | None
-    bound_ms: fits.EventMs | None
+    before_watermark_ms: limits.EventMs | None
+    bound_ms: limits.EventMs | None
     """By which rows are late: the watermark of the version before it, and what was too far ahead of the clock."""
-    before_due_ms: fits.SpanMs | None
-    next_due_ms: fits.SpanMs | None
-    due_ms: fits.SpanMs | None
+    before_due_ms: limits.SpanMs | None
+    next_due_ms: limits.SpanMs | None
+    due_ms: limits.SpanMs | None
     """What fell due: what the version before it says of that, and up to when rows had at the version."""
     some_keys: bool
     """Whether it is a case of some of the keys that the batch wrote: the others are left out on both sides."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ...errors import Refused
 from ...fold.step import EVERY_HASH
-from ...moments.diff.side import distinct
+from ...moments.diff.stored_rows import distinct
 from ...store.objects.local import LocalStore
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache

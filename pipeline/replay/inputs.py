@@ -20,8 +20,8 @@ from ...fold.records import Range
 from ...moments.cut.stored import ADDRESS
 from ...moments.query.row_local import places_of
 from ...store.versions import history
-from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest
+from ...store.versions.side_tables import rejected_of
 from ..api.stage import Stage
 from ..kafka.messages import decode_addressed, header_of, read_rows, topic_columns
 from ..kafka.protocol import Message

@@ -28,8 +28,8 @@ from ...search.predicate import Context, Predicate
 from ...search.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
 from ...store.versions import history
 from ..batch.rerun import Numbers
-from .alone import bad_alone
 from .program import LoadedProgram
+from .single_records import bad_alone
 from .stage_replay import StageReplay, of_keys
 
 _MOST = 20

@@ -18,7 +18,7 @@ from ...errors import NotFound, Refused
 from ...fold.event_time import Due, Lateness, due_after
 from ...fold.failing import RECORD
 from ...fold.step import Step
-from ...moments.diff.side import TableSide
+from ...moments.diff.stored_rows import TableSide
 from ...moments.query.row_local import differing
 from ...search.verdict import Address
 from ...store.read.multi_get import TableRows

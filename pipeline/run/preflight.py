@@ -34,7 +34,7 @@ from ..claim.fit import migrate_command
 from ..claim.start_positions import StartPosition
 from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka
-from ..publish.claimed import check_targets
+from ..publish.prepare import check_targets
 from ..publish.publishers import publishes
 from ..upkeep.write_stall import Triggers
 from .news import News

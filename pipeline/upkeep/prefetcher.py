@@ -25,8 +25,8 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..source.worker import configure_worker
-from ..spark.homes import Homes
 from ..spark.places import Places
+from ..spark.task_placement import Homes
 
 _log = logging.getLogger("slackwater")
 

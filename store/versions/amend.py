@@ -2,7 +2,7 @@
 
 Claims, compactions, rescales, migrations, batches: each says what must hold of the newest version, and what is made of
 it. Whoever loses the race for a number reads on, checks and makes it of the version that came first. Kinds of
-`manifest.BESIDE` take the stage from nobody; any other has the next epoch, which fences off the writer that has it.
+`manifest.UNFENCED` take the stage from nobody; any other has the next epoch, which fences off the writer that has it.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from ...errors import CommitConflict, Fenced
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Stats
 from . import commit, history, horizon, keys
-from .aside import all_ssts
-from .manifest import BESIDE, Manifest, VersionKind
+from .manifest import UNFENCED, Manifest, VersionKind
+from .side_tables import all_ssts
 
 _identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
 _FIRST: tuple[VersionKind, ...] = ("claim", "init")
@@ -100,7 +100,7 @@ def amend(
         if head is None:
             draft = Manifest(app, stage, 1, 1, writer, time_ms, change.kind, by=by)
         else:
-            epoch = change.epoch or head.epoch + (change.kind not in BESIDE)
+            epoch = change.epoch or head.epoch + (change.kind not in UNFENCED)
             draft = commit.successor(head, kind=change.kind, epoch=epoch, writer=writer, by=by, now_ms=time_ms)
         made = change.update(draft)
         if _identity(made) != _identity(draft):

@@ -52,12 +52,12 @@ def _(value: Manifest) -> Iterator[Wrong]:
     yield from _names(value)
     names = (value.stage, *(each.stage for each in value.formerly))
     yield from _ssts("ssts", value.ssts, names, value.version)
-    for name, aside in value.aside.items():
-        at = f"aside[{name!r}]"
-        yield from table_is_wrong(f"{at}.table", aside.table)
-        yield from _ssts(f"{at}.ssts", aside.ssts, names, value.version)
-        if aside.total < max(aside.rows, aside.waiting):
-            yield Wrong(f"{at}.total", aside.total, f"at least its rows, {aside.rows}, and those waiting")
+    for name, side in value.side_tables.items():
+        at = f"side_tables[{name!r}]"
+        yield from table_is_wrong(f"{at}.table", side.table)
+        yield from _ssts(f"{at}.ssts", side.ssts, names, value.version)
+        if side.total < max(side.rows, side.waiting):
+            yield Wrong(f"{at}.total", side.total, f"at least its rows, {side.rows}, and those waiting")
     yield from _snapshots(value)
     for number, one in enumerate(value.backfills):
         at = f"backfills[{number}]"

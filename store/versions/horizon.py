@@ -22,8 +22,7 @@ from msgspec import Struct
 from ...durations import HOUR_MS
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
-from . import checks, keys
-from . import limits as fits
+from . import checks, keys, limits
 from .notes import Notes
 
 MIN_AGE_MS = HOUR_MS
@@ -40,10 +39,10 @@ spans do not differ by half."""
 class KeptCut(Struct, frozen=True):
     """A consistent cut before the whole history that stays: it was thinned out around it, or a snapshot pins it."""
 
-    time_ms: fits.TimeMs
+    time_ms: limits.TimeMs
     """When its newest version was committed."""
-    stages: dict[fits.Name, fits.Version]
-    until_ms: fits.TimeMs = 0
+    stages: dict[limits.Name, limits.Version]
+    until_ms: limits.TimeMs = 0
     """The last time up to which the app stood there, from `time_ms` on; 0 where it never stood at just this cut, or
     nobody knows any more. A later time is answered with another moment than the one that it was."""
 
@@ -51,17 +50,17 @@ class KeptCut(Struct, frozen=True):
 class Boundary(Struct, frozen=True):
     """What may exist of the versions of an app."""
 
-    number: fits.Version
+    number: limits.Version
     """From 1."""
     final: bool
     """False for a proposal: nothing is deleted because it alone leaves it out."""
-    first: dict[fits.Name, fits.Version] = {}
+    first: dict[limits.Name, limits.Version] = {}
     """The version from which on a stage's history is whole. Left out are stages that lost nothing."""
-    kept: dict[fits.Name, tuple[fits.Version, ...]] = {}
+    kept: dict[limits.Name, tuple[limits.Version, ...]] = {}
     """Versions before that one that stay, ascending."""
     moments: tuple[KeptCut, ...] = ()
     """The cuts that these make, oldest first."""
-    by: fits.Line = ""
+    by: limits.Line = ""
     """user@host of the collection."""
 
     def allows(self, stage: str, version: int) -> bool:

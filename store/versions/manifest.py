@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from ..objects.stats import Stats
-from . import limits as fits
+from . import limits
 
 Declaration: TypeAlias = dict[str, Any]
 """A kind of state as it was declared: a JSON object, whose `kind` says which; `fold.kinds` has them."""
@@ -21,20 +21,20 @@ VersionKind = Literal[
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, or columns that were added got values for what was read before."""
-BESIDE: tuple[VersionKind, ...] = ("batch", "compaction", "backfill")
+UNFENCED: tuple[VersionKind, ...] = ("batch", "compaction", "backfill")
 """Kinds of versions that take the stage from nobody: they have the epoch of whoever has it. Any other takes it over."""
 
 
 class Column(Struct, frozen=True):
     """A column of a state table. `type` is Arrow's name for it, as `sst.arrow_types` writes and reads it."""
 
-    name: fits.ColumnName
-    type: fits.TypeName
-    id: fits.Seq = 0
+    name: limits.ColumnName
+    type: limits.TypeName
+    id: limits.Seq = 0
     """Its name in SSTs, for good; 0 in a table that was never migrated: then its place among all columns, from 1."""
-    default: fits.Text | None = None
+    default: limits.Text | None = None
     """What older rows have in it, as the text that Arrow casts to its type; None for null."""
-    since: fits.Seq = 0
+    since: limits.Seq = 0
     """The version that added it; 0 for a column that the table was born with."""
 
 
@@ -43,30 +43,30 @@ class Policy(Struct, frozen=True):
 
     kind: Literal["universal", "leveled"] = "universal"
     """Runs of similar size are merged, or there are levels of growing size, each one run: modules of `compaction`."""
-    l0_trigger: fits.MergeRuns = 8
+    l0_trigger: limits.MergeRuns = 8
     """`level0_file_num_compaction_trigger`: sorted runs (leveled: of level 0) from which on there is work to do."""
-    size_ratio: fits.Ratio = 0.1
+    size_ratio: limits.Ratio = 0.1
     """Universal: how much larger than those before it together a run may be that is merged with them; 0.1 is 10 %."""
-    min_merge_width: fits.MergeRuns = 2
+    min_merge_width: limits.MergeRuns = 2
     """Universal: fewest runs merged because their sizes are similar."""
-    max_merge_width: fits.MergeRuns = 64
+    max_merge_width: limits.MergeRuns = 64
     """Universal: most runs merged at once, unless all are."""
-    max_space_amplification: fits.Ratio = 1.0
+    max_space_amplification: limits.Ratio = 1.0
     """Bytes above the oldest run (leveled: of the levels between 0 and the last), over its own, that are tolerated."""
-    level_base_bytes: fits.FileBytes = 64 << 20
+    level_base_bytes: limits.FileBytes = 64 << 20
     """Leveled: `max_bytes_for_level_base`, what level 1 may hold in each state partition."""
-    fanout: fits.Fanout = 10.0
+    fanout: limits.Fanout = 10.0
     """Leveled: `max_bytes_for_level_multiplier`, how much more each further level may hold."""
-    target_file_bytes: fits.FileBytes = 64 << 20
+    target_file_bytes: limits.FileBytes = 64 << 20
     """`target_file_size_base`: a run of more bytes is several SSTs, side by side in their hashes."""
 
 
 class Ttl(Struct, frozen=True):
     """How long a table's rows live. Rows keep the time at which they expire as it was when they were written."""
 
-    ms: fits.TtlMs
+    ms: limits.TtlMs
     """Milliseconds from a row's time to its expiry; 0 when this was turned off and rows live for ever again."""
-    column: fits.ColumnOrNone = ""
+    column: limits.ColumnOrNone = ""
     """The value column (a timestamp or a date) that is a row's time; empty when that is when it was written."""
     gone: bool = False
     """Whether that was a column that went since: then this stays off, as nobody can count by older rows' times."""
@@ -75,9 +75,9 @@ class Ttl(Struct, frozen=True):
 class Table(Struct, frozen=True):
     """A stage's keyed state: `key` identifies a row; `values` whose names start with `_` are internal."""
 
-    key: Annotated[tuple[Column, ...], fits.SOME_COLUMNS]
-    values: Annotated[tuple[Column, ...], fits.COLUMNS]
-    partitions: fits.StatePartitions
+    key: Annotated[tuple[Column, ...], limits.SOME_COLUMNS]
+    values: Annotated[tuple[Column, ...], limits.COLUMNS]
+    partitions: limits.StatePartitions
     """State partitions; p holds the p-th equal range of `_hash`. Older SSTs keep to the ranges of their time."""
     state: Declaration = {}
     """How the state was declared: a change of meaning is refused at start."""
@@ -85,9 +85,9 @@ class Table(Struct, frozen=True):
     """None for a table whose rows never had a time to live: then its SSTs have no `_expires_at`."""
     compaction: Policy = Policy()
     """As the program that claimed the stage last declared it."""
-    schema: fits.Seq = 0
+    schema: limits.Seq = 0
     """How often its columns were changed since it was born. SSTs from before are read through `sst.evolution`."""
-    next_id: fits.Seq = 0
+    next_id: limits.Seq = 0
     """The id of the next column that is added: none is given twice. 0 in a table that was never migrated."""
 
     def __hash__(self) -> int:
@@ -112,55 +112,55 @@ class Table(Struct, frozen=True):
 class Sst(Struct, frozen=True):
     """One immutable Parquet object, rows sorted by (`_hash`, key), of one state partition as it was then."""
 
-    object: fits.Key
+    object: limits.Key
     """Key under the store root."""
-    partition: fits.StatePartition
+    partition: limits.StatePartition
     """The state partition it was written for. Where it belongs since a rescale, its hashes say: `sst.sorted_runs`."""
-    level: fits.LevelNumber
+    level: limits.LevelNumber
     """0 as a batch wrote it; what compaction wrote has the level that its policy gave it, 1 or more."""
-    rows: fits.Rows
-    bytes: fits.Bytes
-    checksum: fits.Checksum
+    rows: limits.Rows
+    bytes: limits.Bytes
+    checksum: limits.Checksum
     """xxh3_128 of the object's bytes, hexadecimal."""
-    hash_min: fits.Hash
-    hash_max: fits.Hash
-    seq_min: fits.Version
-    seq_max: fits.Version
+    hash_min: limits.Hash
+    hash_max: limits.Hash
+    seq_min: limits.Version
+    seq_max: limits.Version
     """`_seq` tells which version wrote a row (`Manifest.row_seq`): the larger wins."""
-    footer_bytes: fits.Bytes
+    footer_bytes: limits.Bytes
     """How many bytes at the object's end are its Parquet footer: one read brings exactly these. The checksums of
     filters and page indexes come before it, and count."""
-    footer_checksum: fits.Checksum
+    footer_checksum: limits.Checksum
     """xxh3_128 of the footer's bytes, hexadecimal."""
-    filter_bytes: fits.Bytes
+    filter_bytes: limits.Bytes
     """How many bytes before these are filters, one for each row group, and page indexes."""
-    tombstones: fits.Bytes = 0
-    root: fits.Line = ""
+    tombstones: limits.Bytes = 0
+    root: limits.Line = ""
     """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
-    expiring: fits.Bytes = 0
+    expiring: limits.Bytes = 0
     """Rows that expire at some time. The others never do, or are tombstones."""
-    expires_min: fits.SpanMs = 0
+    expires_min: limits.SpanMs = 0
     """The range of these times, milliseconds since 1970 UTC; 0 when `expiring` is."""
-    expires_max: fits.SpanMs = 0
+    expires_max: limits.SpanMs = 0
 
 
 class Input(Struct, frozen=True):
     """How far one input has been read: `offsets[p]` is the next offset to read in Kafka partition p."""
 
-    topic: fits.Topic
-    offsets: fits.Offsets
-    upstream: fits.NameOrNone = ""
+    topic: limits.Topic
+    offsets: limits.Offsets
+    upstream: limits.NameOrNone = ""
     """The stage that writes this channel; empty for a user's topic."""
-    version: fits.Seq = 0
+    version: limits.Seq = 0
     """The upstream version consumed up to and with; 0 for a user's topic and before the first."""
-    rows: fits.Own[fits.Count] = 0
+    rows: limits.Own[limits.Count] = 0
     """Rows read from this input by this version."""
-    consumed: fits.Counts = ()
+    consumed: limits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition. Every one was counted when it was read."""
-    lost: fits.Counts = ()
+    lost: limits.Counts = ()
     """What claims passed over since the input began, because Kafka did not have it any more, by Kafka partition: rows
     of a channel, offsets of a user's topic. Empty where nothing was, or where it is not known how much."""
-    watermark_ms: fits.EventMs | None = None
+    watermark_ms: limits.EventMs | None = None
     """How far event time has come here, milliseconds since 1970 UTC: of rows with a watermark of the stage's own, the
     largest event time read, less the delay; of another channel, the watermark of the upstream version. It never falls;
     None where nothing says, and before the first row."""
@@ -176,89 +176,89 @@ class Input(Struct, frozen=True):
 class Lost(Struct, frozen=True):
     """What one claim passed over on one input, because Kafka did not have it any more."""
 
-    topic: fits.Topic
-    starts: fits.Offsets
+    topic: limits.Topic
+    starts: limits.Offsets
     """It stood at these offsets, by Kafka partition, and goes on at `ends`."""
-    ends: fits.Offsets
-    rows: fits.Counts = ()
+    ends: limits.Offsets
+    rows: limits.Counts = ()
     """For a channel: rows sent in between, by Kafka partition. Those that Kafka still has count too: of an upstream
     version a reader gets all rows or none. Empty for a user's topic, whose offsets are not all records."""
-    after: fits.Seq = 0
+    after: limits.Seq = 0
     """For a channel: the upstream versions `after` + 1 to `up_to` were passed over; both 0 for a user's topic."""
-    up_to: fits.Seq = 0
+    up_to: limits.Seq = 0
 
 
 class Output(Struct, frozen=True):
     """What one version wrote to one channel."""
 
-    topic: fits.Topic
-    ends: fits.Offsets
+    topic: limits.Topic
+    ends: limits.Offsets
     """The next offset after this version's last message, in each Kafka partition (also when it wrote none)."""
-    sent: fits.Counts
+    sent: limits.Counts
     """Rows written since the channel began, by Kafka partition: what readers must find."""
-    attempts: fits.Own[tuple[fits.Attempt, ...]] = ()
+    attempts: limits.Own[tuple[limits.Attempt, ...]] = ()
     """The task attempts whose messages count; all others in the range are skipped by readers."""
-    rows: fits.Own[fits.Count] = 0
-    schema: fits.Text = ""
+    rows: limits.Own[limits.Count] = 0
+    schema: limits.Text = ""
     """The rows' schema as a Spark DDL string; empty where nobody reads it, as in an app that computes a backfill."""
-    markers: fits.Own[dict[fits.Id, fits.Offsets]] = {}
+    markers: limits.Own[dict[limits.Id, limits.Offsets]] = {}
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
 
 
 class Sink(Struct, frozen=True):
     """What one version wrote for one sink, on an internal topic of one partition. It is no channel, so in no cut."""
 
-    topic: fits.Topic
+    topic: limits.Topic
     """The internal topic."""
-    end: fits.Offset
+    end: limits.Offset
     """The next offset after this version's last message (also when it wrote none)."""
-    since: fits.Version
+    since: limits.Version
     """The version that began the sink, with no rows: where a publisher begins."""
     kind: Literal["topic", "function"] = "topic"
     """Records of a topic, as they are to be published, or rows for a function."""
-    attempts: fits.Own[tuple[fits.Attempt, ...]] = ()
+    attempts: limits.Own[tuple[limits.Attempt, ...]] = ()
     """The task attempts whose messages count, as of an output."""
-    rows: fits.Own[fits.Count] = 0
-    sent: fits.Count = 0
+    rows: limits.Own[limits.Count] = 0
+    sent: limits.Count = 0
     """Rows written since the sink began: what its publisher must find."""
 
 
-class Aside(Struct, frozen=True):
-    """A table beside a stage's own, as `aside` gives it to readers."""
+class SideTable(Struct, frozen=True):
+    """A table beside a stage's own, as `side_tables` gives it to readers."""
 
     table: Table
-    ssts: Annotated[tuple[Sst, ...], Meta(max_length=fits.MAX_SSTS)] = ()
-    rows: fits.Own[fits.Count] = 0
+    ssts: Annotated[tuple[Sst, ...], Meta(max_length=limits.MAX_SSTS)] = ()
+    rows: limits.Own[limits.Count] = 0
     """Rows that this version added."""
-    total: fits.Count = 0
+    total: limits.Count = 0
     """Rows added since the stage began, also in the app that it was cloned from."""
-    waiting: fits.Count = 0
+    waiting: limits.Count = 0
     """Of these, the ones with which nothing has been done yet: rejected records that were not retried."""
 
 
 class EventTime(Struct, frozen=True):
     """How far a stage's event time has come."""
 
-    watermark_ms: fits.EventMs | None = None
+    watermark_ms: limits.EventMs | None = None
     """Rows of an earlier time are not expected any more, milliseconds since 1970 UTC. The smallest of its inputs'; it
     never falls. None before each of these has one."""
-    ahead: fits.Own[fits.Count] = 0
+    ahead: limits.Own[limits.Count] = 0
     """Rows of this version whose time was further ahead of the clock than may be, so that they moved nothing."""
-    ahead_total: fits.Count = 0
+    ahead_total: limits.Count = 0
     """The same since the stage began."""
-    late: fits.Own[fits.Count] = 0
+    late: limits.Own[limits.Count] = 0
     """Rows of this version left out of the table: too late for their window, or it is too far ahead of the clock."""
-    late_total: fits.Count = 0
+    late_total: limits.Count = 0
     """The same since the stage began."""
-    bound_ms: fits.Own[fits.EventMs | None] = None
+    bound_ms: limits.Own[limits.EventMs | None] = None
     """What was too far ahead of the clock at this version: later times than this. None where it read no rows."""
-    due_ms: fits.SpanMs | None = None
+    due_ms: limits.SpanMs | None = None
     """Of a table whose rows fall due: up to when they have. None where none could have yet."""
-    next_due_ms: fits.SpanMs | None = None
+    next_due_ms: limits.SpanMs | None = None
     """No row falls due before this time; None where none ever does."""
     by_clock: bool = False
     """Whether rows fall due by the wall clock; else by the watermark."""
-    behind_ms: fits.TtlMs = 0
+    behind_ms: limits.TtlMs = 0
     """How much earlier than the watermark the times may be of what the stage still emits: a join's rows have waited."""
 
     @property
@@ -272,15 +272,15 @@ class EventTime(Struct, frozen=True):
 class Span(Struct, frozen=True):
     """What the upstream versions `after` + 1 to `up_to` sent on one channel."""
 
-    after: fits.Seq
-    up_to: fits.Seq
+    after: limits.Seq
+    up_to: limits.Seq
 
 
 class Program(Struct, frozen=True):
     """The file that declared a stage when it was claimed, on the claimer's machine."""
 
-    path: fits.Line
-    checksum: fits.Checksum
+    path: limits.Line
+    checksum: limits.Checksum
     """xxh3_128 of its bytes, hexadecimal."""
 
     def __str__(self) -> str:
@@ -290,28 +290,28 @@ class Program(Struct, frozen=True):
 class Former(Struct, frozen=True):
     """A name that a stage had before."""
 
-    stage: fits.Name
-    version: fits.Version
+    stage: limits.Name
+    version: limits.Version
     """Of the version that retired it under this name, and of the first that it has under the next one."""
 
 
 class Backfill(Struct, frozen=True):
     """Columns that a migration added, and that have got their values for what the stage had read before it."""
 
-    version: fits.Version
+    version: limits.Version
     """The version that brought them in. It rewrote every SST, and no row's `_seq`."""
-    since: fits.Version
+    since: limits.Version
     """The version of the migration."""
-    columns: Annotated[tuple[fits.Seq, ...], fits.COLUMNS]
+    columns: Annotated[tuple[limits.Seq, ...], limits.COLUMNS]
     """Their ids, internal ones included."""
-    app: fits.Name
+    app: limits.Name
     """The app that computed the values, in its stage of the same name. It may be gone: only a batch that was under way
     when they were brought in needs it (`keep.backfill.fill`)."""
-    at: fits.Version
+    at: limits.Version
     """The version of that stage which has them."""
-    writer: fits.Line
+    writer: limits.Line
     """Who committed that version: under the same name and number there may be another one since."""
-    starts: dict[fits.Topic, fits.Offsets] = {}
+    starts: dict[limits.Topic, limits.Offsets] = {}
     """From where on the values are complete: by user's topic as declared, the first offset that was read."""
     whole: bool = False
     """Whether the stage itself began there, so that nothing is missing."""
@@ -320,60 +320,60 @@ class Backfill(Struct, frozen=True):
 class Manifest(Struct, frozen=True):
     """One committed version of one stage."""
 
-    app: fits.Name
-    stage: fits.Name
-    version: fits.Version
-    epoch: fits.Epoch
-    writer: fits.Line
+    app: limits.Name
+    stage: limits.Name
+    version: limits.Version
+    epoch: limits.Epoch
+    writer: limits.Line
     """Unique id of the commit's author; tells a lost answer from a lost race."""
-    time_ms: fits.TimeMs
+    time_ms: limits.TimeMs
     """Wall clock of the commit, milliseconds since 1970 UTC; strictly greater than the version before."""
     kind: VersionKind
-    inputs: dict[fits.Topic, Input] = {}
+    inputs: dict[limits.Topic, Input] = {}
     """By the name of the topic or channel as declared."""
-    outputs: dict[fits.Topic, Output] = {}
+    outputs: dict[limits.Topic, Output] = {}
     """By the name of the channel as declared; carried on by versions that write nothing."""
-    sinks: dict[fits.Topic, Sink] = {}
+    sinks: dict[limits.Topic, Sink] = {}
     """By the sink's name as declared; carried on by versions that write nothing."""
     table: Table | None = None
-    clock_ms: fits.SpanMs = 0
+    clock_ms: limits.SpanMs = 0
     """By which rows of the table expire (`sst.ttl`): those whose time is this or earlier are gone at this version.
     The wall clock at the batch's start, or the largest event time seen; 0 for a table that never had a time to live."""
-    ssts: Annotated[tuple[Sst, ...], Meta(max_length=fits.MAX_SSTS)] = ()
-    recorded: dict[fits.Id, fits.Version] = {}
+    ssts: Annotated[tuple[Sst, ...], Meta(max_length=limits.MAX_SSTS)] = ()
+    recorded: dict[limits.Id, limits.Version] = {}
     """Open snapshots (by id) and the version of this stage that is its part of their cut."""
-    awaited: dict[fits.Id, tuple[fits.Topic, ...]] = {}
+    awaited: dict[limits.Id, tuple[limits.Topic, ...]] = {}
     """Of the recorded snapshots, the channels whose marker has not arrived; left out when there is none."""
-    captured: dict[fits.Id, dict[fits.Topic, Span]] = {}
+    captured: dict[limits.Id, dict[limits.Topic, Span]] = {}
     """By recorded snapshot and channel: what was consumed after the recorded version and before the marker."""
-    lost: fits.Own[dict[fits.Topic, Lost]] = {}
+    lost: limits.Own[dict[limits.Topic, Lost]] = {}
     """Of a claim that went on without records that were gone: by input, what it passed over."""
-    duration_ms: fits.Own[fits.Count] = 0
+    duration_ms: limits.Own[limits.Count] = 0
     """From the batch's plan to this commit."""
-    by: fits.Line = ""
+    by: limits.Line = ""
     """host:pid of the writer, for messages to people."""
     program: Program | None = None
     """What declares the stage, as its last claim found it; None where that was no file. A replay looks there."""
-    seq: fits.Own[fits.Seq] = 0
+    seq: limits.Own[limits.Seq] = 0
     """`_seq` of the rows that this version wrote; 0 where it is the version's own number. A batch that lost its number
     to a compaction is committed under a later one, and its SSTs are written by then."""
-    stats: fits.Own[Stats | None] = None
+    stats: limits.Own[Stats | None] = None
     """What was taken since the version before; None where nobody counted."""
     totals: Stats | None = None
     """The sum of `stats` since the stage began, so that two manifests say what all took that lies between them."""
-    stopped: dict[fits.Topic, Input] = {}
+    stopped: dict[limits.Topic, Input] = {}
     """Inputs that migrations took from the stage, where it stopped reading: whoever reads one next goes on there."""
-    migration: fits.Seq = 0
+    migration: limits.Seq = 0
     """The newest migration that the stage went through: the same for all stages, but while one is being committed."""
-    aside: dict[fits.Name, Aside] = {}
-    """Tables beside the stage's own, by what they are called behind its name (`aside.REJECTED`)."""
-    called: fits.NameOrNone = ""
+    side_tables: dict[limits.Name, SideTable] = {}
+    """Tables beside the stage's own, by what they are called behind its name (`side_tables.REJECTED`)."""
+    called: limits.NameOrNone = ""
     """Of a stage that is retired because it was renamed, its name from then on: under this one it never comes back."""
-    formerly: Annotated[tuple[Former, ...], fits.RENAMES] = ()
+    formerly: Annotated[tuple[Former, ...], limits.RENAMES] = ()
     """The names that the stage had before, the first one first. Its SSTs may lie under these."""
     event_time: EventTime | None = None
     """None of a stage that knows no event time."""
-    backfills: Annotated[tuple[Backfill, ...], fits.COLUMNS] = ()
+    backfills: Annotated[tuple[Backfill, ...], limits.COLUMNS] = ()
     """What was brought into the table, oldest first. Versions that differ here share no rows, whatever their `_seq`."""
 
     @property
@@ -391,7 +391,7 @@ class Manifest(Struct, frozen=True):
         at_ms = times.due_ms if times is not None and times.owed else self.watermark_ms
         if times is None or at_ms is None or not times.behind_ms:
             return at_ms
-        return max(fits.YEAR_1_MS, at_ms - times.behind_ms)
+        return max(limits.YEAR_1_MS, at_ms - times.behind_ms)
 
     @property
     def row_seq(self) -> int:
@@ -422,25 +422,25 @@ class Manifest(Struct, frozen=True):
 class Origin(Struct, frozen=True):
     """What a clone was made from."""
 
-    root: fits.Line
-    app: fits.Name
-    snapshot: fits.Name
+    root: limits.Line
+    app: limits.Name
+    snapshot: limits.Name
     """Name of the pinned snapshot in the source app."""
-    cut: dict[fits.Name, fits.Version]
+    cut: dict[limits.Name, limits.Version]
     """Source version of each stage."""
-    topics: dict[fits.Topic, fits.Topic] = {}
+    topics: dict[limits.Topic, limits.Topic] = {}
     """User topics read under another name: source name to this app's name."""
-    sinks: dict[fits.Topic, fits.Topic] = {}
+    sinks: dict[limits.Topic, limits.Topic] = {}
     """The sinks that the clone publishes, by their names as declared, and the topic of each. It writes no others."""
 
 
 class AppInfo(Struct, frozen=True):
     """An app's identity, written once."""
 
-    name: fits.Name
-    created_ms: fits.TimeMs
+    name: limits.Name
+    created_ms: limits.TimeMs
     origin: Origin | None = None
-    starts: dict[fits.Topic, fits.Offsets] = {}
+    starts: dict[limits.Topic, limits.Offsets] = {}
     """Where its stages begin to read users' topics, by declared name: those for which `init` overrides the program."""
-    initialised: fits.NameOrNone = ""
+    initialised: limits.NameOrNone = ""
     """The stage whose table began with rows from elsewhere, if the app did: it runs once that has a version."""

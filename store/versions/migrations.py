@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from . import checks, keys
-from . import limits as fits
+from . import checks, keys, limits
 from .manifest import Input, Table
 from .notes import Notes
 
@@ -20,15 +19,15 @@ class MigratedStage(Struct, frozen=True):
 
     table: Table | None = None
     """Its table from then on, but for the number of state partitions; None where it stays as it is."""
-    schema: fits.Seq = 0
+    schema: limits.Seq = 0
     """`Table.schema` of the table that this was planned for."""
-    inputs: dict[fits.Topic, Input] = {}
+    inputs: dict[limits.Topic, Input] = {}
     """Where it begins to read what it has not read before, by declared name."""
-    gone: tuple[fits.Topic, ...] = ()
+    gone: tuple[limits.Topic, ...] = ()
     """The inputs that it reads no more."""
     retires: bool = False
     """Whether it has no part in its app from then on."""
-    called: fits.NameOrNone = ""
+    called: limits.NameOrNone = ""
     """Its name from then on, where that is another."""
 
     @property
@@ -40,16 +39,16 @@ class MigratedStage(Struct, frozen=True):
 class Migration(Struct, frozen=True):
     """What becomes of an app's stages, all of them or none."""
 
-    app: fits.Name
-    number: fits.Version
+    app: limits.Name
+    number: limits.Version
     """From 1."""
-    id: fits.Ulid
-    by: fits.Line
+    id: limits.Ulid
+    by: limits.Line
     """user@host."""
-    time_ms: fits.TimeMs
-    snapshot: fits.Name
+    time_ms: limits.TimeMs
+    snapshot: limits.Name
     """Pins the cut before."""
-    stages: dict[fits.Name, MigratedStage]
+    stages: dict[limits.Name, MigratedStage]
     """Every stage that the app had: also those in which nothing changes get a version that names the migration."""
 
 

@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
-from . import keys
-from . import limits as fits
+from . import keys, limits
 from .manifest import Manifest, Sink
 from .notes import Notes
 
@@ -19,10 +18,10 @@ from .notes import Notes
 class Place(Struct, frozen=True, order=True):
     """How far a sink was published: all of its versions up to this one."""
 
-    version: fits.Version
-    offset: fits.Offset
+    version: limits.Version
+    offset: limits.Offset
     """The next message of the internal topic to be published."""
-    rows: fits.Count
+    rows: limits.Count
     """Rows published since the sink began."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 from slackwater.cli import main
-from slackwater.cli.verbs import past
+from slackwater.cli.verbs import status
 from slackwater.errors import NotFound
 from typer.testing import CliRunner
 
@@ -111,7 +111,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 
         broken = typer.Typer()
         broken.command()(verb)
-        monkeypatch.setattr(past, "status", broken)
+        monkeypatch.setattr(status, "status", broken)
 
     return fail_with
 

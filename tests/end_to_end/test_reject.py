@@ -18,7 +18,7 @@ from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
-from slackwater.store.versions.aside import rejected_of
+from slackwater.store.versions.side_tables import rejected_of
 
 from tests.support.running import APPS, Ledger
 

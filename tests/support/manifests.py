@@ -12,7 +12,6 @@ from slackwater.store.versions import keys
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import (
     AppInfo,
-    Aside,
     Backfill,
     Column,
     Former,
@@ -20,6 +19,7 @@ from slackwater.store.versions.manifest import (
     Lost,
     Manifest,
     Output,
+    SideTable,
     Sst,
     Table,
     VersionKind,
@@ -89,7 +89,7 @@ def _that_can_be(value: Manifest) -> Manifest:
         awaited={snapshot: names for snapshot, names in value.awaited.items() if snapshot in value.recorded},
         captured={},
         lost={name: _lost(lost, value.inputs[name]) for name, lost in value.lost.items() if name in value.inputs},
-        aside={name: _aside(each, value.stage, version) for name, each in value.aside.items()},
+        side_tables={name: _side_table(each, value.stage, version) for name, each in value.side_tables.items()},
         called=value.called if value.kind == "retire" else "",
         formerly=_formerly(value),
         backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
@@ -106,9 +106,9 @@ def _backfill(value: Backfill, of: Manifest) -> Backfill:
     )
 
 
-def _aside(aside: Aside, stage: str, version: int) -> Aside:
-    ssts = tuple(_sst(sst, number, stage, version) for number, sst in enumerate(aside.ssts))
-    return replace(aside, table=_table(aside.table), ssts=ssts, total=max(aside.rows, aside.total, aside.waiting))
+def _side_table(table: SideTable, stage: str, version: int) -> SideTable:
+    ssts = tuple(_sst(sst, number, stage, version) for number, sst in enumerate(table.ssts))
+    return replace(table, table=_table(table.table), ssts=ssts, total=max(table.rows, table.total, table.waiting))
 
 
 def _formerly(value: Manifest) -> tuple[Former, ...]:

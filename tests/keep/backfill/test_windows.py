@@ -10,8 +10,8 @@ from slackwater.keep.backfill.windows import beginnings, positions
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit, history, keys
-from slackwater.store.versions.aside import REJECTED
-from slackwater.store.versions.manifest import Aside, Column, Input, Manifest, Output, Table, VersionKind
+from slackwater.store.versions.manifest import Column, Input, Manifest, Output, SideTable, Table, VersionKind
+from slackwater.store.versions.side_tables import REJECTED
 
 COLUMNS = Column("k", "int64", 1), Column("n", "int64", 2), Column("m", "int64", 3, since=3)
 STATE = sw.aggregate(n=sw.count(), m=sw.sum("x")).stored
@@ -69,13 +69,13 @@ def test_rows_on_their_way_without_the_new_columns_are_counted_by_nobody(store: 
 
 
 def test_rows_of_a_channel_that_waited_to_be_retried_have_no_offset_to_leave_out(store: MemoryStore) -> None:
-    aside = {REJECTED: Aside(TABLE, rows=2, total=2, waiting=2)}
-    migrated = replace(head(store), aside=aside)
+    tables = {REJECTED: SideTable(TABLE, rows=2, total=2, waiting=2)}
+    migrated = replace(head(store), side_tables=tables)
     (left,) = backfillable(store, {"stage": migrated}, declared()).left
     assert left.why.startswith("2 rows that stage rejected waited to be retried when the app was migrated")
     assert "slackwater rejected app --retry" in left.hint
     # Retried, or of a topic: each has its offset.
-    retried = replace(migrated, aside={REJECTED: Aside(TABLE, total=2)})
+    retried = replace(migrated, side_tables={REJECTED: SideTable(TABLE, total=2)})
     assert backfillable(store, {"stage": retried}, declared()).left == ()
     of_topic = replace(migrated, inputs={"t": Input("t", (9,))})
     assert backfillable(store, {"stage": of_topic}, declared()).left == ()

@@ -7,9 +7,9 @@ from pathlib import Path
 from msgspec.structs import replace
 from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions.aside import REJECTED
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.side_tables import REJECTED
 
 from tests.support.histories import FlightsApp
 
@@ -29,7 +29,7 @@ def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> 
     rows = [row_of(each, version=draft.version, now_ms=now_ms) for each in letters]
     written = RejectedTable(app.store, SstCache(cache, 1 << 30), app.name, stage)
     table = written.put(head, rows, draft.version, added=len(rows), waiting=len(rows))
-    return app.commit(replace(draft, aside={REJECTED: table}))
+    return app.commit(replace(draft, side_tables={REJECTED: table}))
 
 
 def mark_retried(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> Manifest:
@@ -42,4 +42,4 @@ def mark_retried(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Pat
     for row in rows:
         row["retried"], row["attempts"] = draft.version, row["attempts"] + 1
     table = written.put(head, rows, draft.version, added=0, waiting=-len(rows))
-    return app.commit(replace(draft, aside={REJECTED: table}))
+    return app.commit(replace(draft, side_tables={REJECTED: table}))

@@ -21,7 +21,7 @@ from slackwater.search.search import bisect
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
-from slackwater.store.versions.aside import all_ssts, owner, rejected_of
+from slackwater.store.versions.side_tables import all_ssts, owner, rejected_of
 
 from tests.keep.rejected.rejecting import mark_retried, reject
 from tests.support.collecting import aging_app, gc, keys_of, store_of, wait
@@ -81,7 +81,7 @@ def test_diff_history_and_bisect_know_it(app: FlightsApp, cache: SstCache) -> No
 
 def test_verify_looks_at_every_byte_of_it(app: FlightsApp) -> None:
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
-    sst = app.heads["aircraft"].aside["rejected"].ssts[0]
+    sst = app.heads["aircraft"].side_tables["rejected"].ssts[0]
     app.store.put(sst.object, app.store.get(sst.object)[:-1])
     for deep in (False, True):
         found = verify(app.store, "flights", now_ms=app.clock.now_ms, deep=deep).differences
@@ -122,7 +122,7 @@ def test_garbage_collection_takes_what_no_version_names_and_nothing_else(tmp_pat
     after = keys_of(store_of(app), keys.ssts("flights", "aircraft"))
     named = {sst.object for sst in all_ssts(app.heads["aircraft"])}
     assert named <= after < before
-    assert len(app.heads["aircraft"].aside["rejected"].ssts) < 8, "runs are merged as they come"
+    assert len(app.heads["aircraft"].side_tables["rejected"].ssts) < 8, "runs are merged as they come"
     assert asked(app, cache, f'SELECT count(*), count(DISTINCT "offset") FROM {TABLE}') == [(30, 30)]
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
 

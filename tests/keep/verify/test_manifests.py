@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.keep.verify.version_chain import differences
 from slackwater.store.versions import keys
-from slackwater.store.versions.manifest import Aside, Column, EventTime, Manifest, Sink, Table
+from slackwater.store.versions.manifest import Column, EventTime, Manifest, SideTable, Sink, Table
 
 from tests.keep.verify.damaging import Change, change, of_input, of_output, only, report
 from tests.support.fan_in import FanIn
@@ -229,16 +229,16 @@ def test_what_sinks_were_given_only_grows(later: Sink | None, expected: str | No
 @pytest.mark.parametrize(
     ("later", "expected"),
     [
-        (Aside(TABLE, rows=2, total=7, waiting=4), None),
-        (Aside(TABLE, rows=0, total=5, waiting=1), None),
-        (Aside(TABLE, rows=1, total=7, waiting=3), "1 rows added; expected 2"),
-        (Aside(TABLE, rows=2, total=7, waiting=5), "5 wait; expected at most 4"),
+        (SideTable(TABLE, rows=2, total=7, waiting=4), None),
+        (SideTable(TABLE, rows=0, total=5, waiting=1), None),
+        (SideTable(TABLE, rows=1, total=7, waiting=3), "1 rows added; expected 2"),
+        (SideTable(TABLE, rows=2, total=7, waiting=5), "5 wait; expected at most 4"),
         (None, "bank/join v8 has no table of rejected records"),
     ],
 )
-def test_rejected_records_are_counted(later: Aside | None, expected: str | None) -> None:
-    before = batch(7, aside={"rejected": Aside(TABLE, rows=1, total=5, waiting=2)})
-    found = list(differences(before, batch(8, aside={"rejected": later} if later else {})))
+def test_rejected_records_are_counted(later: SideTable | None, expected: str | None) -> None:
+    before = batch(7, side_tables={"rejected": SideTable(TABLE, rows=1, total=5, waiting=2)})
+    found = list(differences(before, batch(8, side_tables={"rejected": later} if later else {})))
     assert found == [] if expected is None else expected in found[0]
 
 

@@ -6,10 +6,10 @@ from random import Random
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
-from slackwater.moments.diff import candidates, side
+from slackwater.moments.diff import candidates, stored_rows
 from slackwater.moments.diff.key_history import RowChange, key_changes
 from slackwater.moments.diff.moments import table_diff
-from slackwater.moments.diff.side import StoredKey, TableSide
+from slackwater.moments.diff.stored_rows import StoredKey, TableSide
 from slackwater.moments.diff.versions import VersionList
 from slackwater.store.sst.hashing import normalise_keys
 from slackwater.store.versions import history
@@ -60,7 +60,7 @@ class DiffModel(StateModel):
             if by_versions:
                 patch.setattr(candidates, "VERSION_BYTES", 0)
             if by_ranges:
-                patch.setattr(side, "SMALL_BYTES", 0)
+                patch.setattr(stored_rows, "SMALL_BYTES", 0)
             found = table_diff(STAGE, self.side(*one), self.side(*other))
         before, after = (self.states[place].shown() for place in (one, other))
         expected = {
@@ -94,7 +94,7 @@ class DiffModel(StateModel):
         versions = VersionList(store, app, STAGE)
         with pytest.MonkeyPatch.context() as patch:
             if by_ranges:
-                patch.setattr(side, "SMALL_BYTES", 0)
+                patch.setattr(stored_rows, "SMALL_BYTES", 0)
             key = normalise_keys(columns(self.table.key, [self.written[form]]), [each.name for each in self.table.key])
             hashed = int(self.hashes.of(self.table, key)[0])
             found = list(key_changes(versions, StoredKey(store, self.cache, key, hashed), now_ms))

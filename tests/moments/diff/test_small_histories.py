@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.moments.diff import candidates, side
+from slackwater.moments.diff import candidates, stored_rows
 from slackwater.moments.diff.key_history import key_history
 from slackwater.moments.diff.moments import table_diff
-from slackwater.moments.diff.side import TableSide
+from slackwater.moments.diff.stored_rows import TableSide
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
@@ -91,7 +91,7 @@ def test_each_difference_and_history_is_that_of_the_dictionaries(
         if not model.shown:
             return
         patch.setattr(candidates, "VERSION_BYTES", data.draw(st.sampled_from([0, 1 << 40]), "by comparing"))
-        patch.setattr(side, "SMALL_BYTES", data.draw(st.sampled_from([0, 1 << 20]), "whole"))
+        patch.setattr(stored_rows, "SMALL_BYTES", data.draw(st.sampled_from([0, 1 << 20]), "whole"))
         # The newest version is never collected.
         old = range(1, len(model.shown))
         thinned = data.draw(st.sets(st.sampled_from(old), max_size=3) if old else st.just(set[int]()), "collected")

@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException
 from slackwater import App
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.api.sink import FunctionSink, TopicSink
-from slackwater.pipeline.batch.applied import apply
+from slackwater.pipeline.batch.transform import apply
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.preflight import limits_of
 from slackwater.pipeline.run.program import load_app

@@ -8,20 +8,20 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.keep.backfill.targets import BackfillTarget
-from slackwater.pipeline.batch.applied import over
+from slackwater.pipeline.batch.transform import over
 from slackwater.pipeline.migrate.scratch import left_out, scratch_program
 from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import commit
-from slackwater.store.versions.aside import REJECTED
-from slackwater.store.versions.manifest import Aside, Input, Manifest
+from slackwater.store.versions.manifest import Input, Manifest, SideTable
+from slackwater.store.versions.side_tables import REJECTED
 
 
 def test_records_that_waited_then_are_found_through_the_stages_before(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
 
-    def rejected(base: Manifest, *records: tuple[int, int], retried: int | None = None) -> dict[str, Aside]:
+    def rejected(base: Manifest, *records: tuple[int, int], retried: int | None = None) -> dict[str, SideTable]:
         letters = [
             DeadLetter("t-as-read", *each, None, b"", (), "ValueError", "bad", "", "t", 0, 1) for each in records
         ]
@@ -31,9 +31,9 @@ def test_records_that_waited_then_are_found_through_the_stages_before(tmp_path: 
         written = RejectedTable(store, cache, "app", "first")
         return {REJECTED: written.put(base, rows, base.version + 1, **changed)}
 
-    def write(version: int, end: int, aside: dict[str, Aside]) -> Manifest:
+    def write(version: int, end: int, tables: dict[str, SideTable]) -> Manifest:
         read = {"t": Input("t-as-read", (end, end))}
-        made = Manifest("app", "first", version, 1, "w", version, "batch", inputs=read, aside=aside)
+        made = Manifest("app", "first", version, 1, "w", version, "batch", inputs=read, side_tables=tables)
         commit.commit(store, made)
         return made
 

@@ -19,7 +19,7 @@ from slackwater.pipeline.kafka.messages import send, split
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, Transactions, TransactionSettings
 from slackwater.pipeline.messages import outgoing
-from slackwater.pipeline.publish.claimed import claimed, create_internal
+from slackwater.pipeline.publish.prepare import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, commit, keys, published

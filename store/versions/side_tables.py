@@ -20,7 +20,7 @@ def table_name(stage: str, name: str) -> str:
     return f"{stage}_{name}"
 
 
-def may_be_aside(table: str) -> bool:
+def may_be_side_table(table: str) -> bool:
     """Whether a table of this name may be beside a stage's own."""
     return table.endswith(f"_{REJECTED}")
 
@@ -35,7 +35,7 @@ def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
     """A stage's tables by name, its own first, each as a version that has it as its table; `stage` is its name now."""
     name = stage or manifest.stage
     own = {name: manifest} if manifest.table is not None else {}
-    return own | {name + each.stage.removeprefix(manifest.stage): each for each in beside(manifest)}
+    return own | {name + each.stage.removeprefix(manifest.stage): each for each in side_manifests(manifest)}
 
 
 def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
@@ -44,12 +44,12 @@ def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
     return {name: one.table for tables in each for name, one in tables.items() if one.table is not None}
 
 
-def beside(manifest: Manifest) -> tuple[Manifest, ...]:
+def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
     """The tables beside the stage's own, each as a version that has it as its table."""
-    only = replace(manifest, clock_ms=0, aside={}, backfills=())
+    only = replace(manifest, clock_ms=0, side_tables={}, backfills=())
     return tuple(
         replace(only, stage=table_name(manifest.stage, name), table=each.table, ssts=each.ssts)
-        for name, each in manifest.aside.items()
+        for name, each in manifest.side_tables.items()
     )
 
 
@@ -58,7 +58,7 @@ def table_of(manifest: Manifest, table: str) -> Manifest:
     if table == manifest.stage:
         return manifest
     found = tables_of(manifest).get(table)
-    return replace(manifest, stage=table, table=None, ssts=(), aside={}) if found is None else found
+    return replace(manifest, stage=table, table=None, ssts=(), side_tables={}) if found is None else found
 
 
 class Rejected(NamedTuple):
@@ -74,16 +74,16 @@ class Rejected(NamedTuple):
 
 def rejected_of(manifest: Manifest) -> Rejected:
     """How many records a stage has rejected at a version."""
-    found = manifest.aside.get(REJECTED)
+    found = manifest.side_tables.get(REJECTED)
     return Rejected(found.rows, found.total, found.waiting) if found is not None else Rejected(0, 0, 0)
 
 
 def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
     """The SSTs of all of its tables."""
-    return (*manifest.ssts, *(sst for aside in manifest.aside.values() for sst in aside.ssts))
+    return (*manifest.ssts, *(sst for each in manifest.side_tables.values() for sst in each.ssts))
 
 
 def each_sst(manifest: Manifest, change: Callable[[Sst], Sst]) -> Manifest:
     """The manifest with each SST of its tables changed."""
-    aside = {name: replace(each, ssts=tuple(map(change, each.ssts))) for name, each in manifest.aside.items()}
-    return replace(manifest, ssts=tuple(map(change, manifest.ssts)), aside=aside)
+    others = {name: replace(each, ssts=tuple(map(change, each.ssts))) for name, each in manifest.side_tables.items()}
+    return replace(manifest, ssts=tuple(map(change, manifest.ssts)), side_tables=others)

@@ -10,7 +10,7 @@ from ..moments.cut.moments import line_of, with_retired
 from ..moments.cut.refs import parse
 from ..moments.cut.resolve import resolve
 from ..store.objects.protocol import ObjectStore
-from ..store.versions.aside import owner
+from ..store.versions.side_tables import owner
 from .between import Between, Evaluator, length
 from .predicate import Predicate
 from .verdict import Answer, Evaluation
