@@ -69,7 +69,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
     """Stateful aggregation beside Spark's groupBy().agg() on RocksDB."""
     cases = (
         Case("few", 100, 1.2, rounds=3),
-        Case("skewed", KEYS, 1.5, hot=0.5),
+        Case("skewed", KEYS, 1.5, hot=0.5, rounds=3),
         Case("small", KEYS, 1.2),
         Case("large", 1_000_000 if quick else 5_000_000, 1.5, rounds=1 if quick else 2),
     )

@@ -75,6 +75,7 @@ def check_tables(flights: Ledger, weather: Ledger) -> None:
             assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name
 
 
+@pytest.mark.ci
 def test_departures_meet_their_weather_whichever_comes_first(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     feed = load_feed()
     feed.main(kafka=kafka.bootstrap, end=1_200, weather_topic="weather")

@@ -72,11 +72,12 @@ def test_stages_may_run_in_applications_of_their_own(ledger: Ledger) -> None:
     ledger.check_tables()
 
 
+@pytest.mark.ci  # the law is store/read/test_read_stats.py
 @pytest.mark.s3
 def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
     kafka: EmbeddedKafka, s3_server: str, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The law of test_metering.py: requests of the driver, of the workers and of the planners, seen before S3."""
+    """The law of `store/read/test_read_stats.py`: requests of driver, workers and planners, seen before S3."""
     meters: list[StageMeter] = []
 
     class Kept(StageMeter):
@@ -188,6 +189,7 @@ def test_a_stopped_app_is_rescaled_and_goes_on_with_the_new_numbers(booked: Ledg
         assert found.table.partitions == partitions
 
 
+@pytest.mark.ci  # replay/test_planted_faults.py bisects, test_apps_with_sinks.py clones
 def test_a_fault_is_bisected_to_its_window_and_a_clone_takes_the_repair(ledger: Ledger) -> None:
     ledger.send(2_000)
     ledger.catch_up(max_records=500)

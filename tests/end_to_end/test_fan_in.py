@@ -24,6 +24,7 @@ def diamond(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
     return Ledger(kafka.bootstrap, tmp_path, program=DIAMOND)
 
 
+@pytest.mark.ci  # test_snapshots_under_fire.py counts a diamond's records, too
 def test_a_diamond_counts_every_record_once_and_knows_where_each_input_stands(diamond: Ledger) -> None:
     diamond.send(5_000)
     diamond.catch_up(max_records=900)

@@ -101,6 +101,7 @@ def test_while_spark_starts(ledger: Ledger) -> None:
     assert not claimed(ledger)
 
 
+@pytest.mark.ci  # the rule is pipeline/run/test_stopping.py
 @pytest.mark.parametrize("whom", [to_all])
 def test_amidst_a_batch_that_is_committed_first(ledger: Ledger, whom: Callable[[Running, int], None]) -> None:
     with ledger.running("--stage", "entries", sabotage="entries held", for_people=True) as app:

@@ -87,6 +87,7 @@ def test_a_row_of_the_last_table_leads_through_all_stages_to_the_record(
     assert key.after["n"] - key.before["n"] == 1  # type: ignore[operator]
 
 
+@pytest.mark.ci  # test_planted_faults.py has such records, too
 def test_the_record_that_is_too_much_is_found_where_none_is_wrong_by_itself(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
