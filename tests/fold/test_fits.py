@@ -68,6 +68,11 @@ def test_an_aggregate_that_is_renamed_takes_its_internal_columns_along() -> None
 def test_what_is_declared_as_it_is_stored_changes_nothing() -> None:
     declared = replace(AGGREGATES, partitions=9)
     assert evolve("countries", AGGREGATES, declared, {}) == (AGGREGATES, ())
+    fit = fit_table("countries", AGGREGATES, declared, {})
+    assert (fit.table, fit.columns, fit.others, fit.same) == (AGGREGATES, (), False, True)
+    # Their order, and nothing else.
+    fit = fit_table("countries", AGGREGATES, replace(AGGREGATES, values=AGGREGATES.values[::-1]), {})
+    assert (fit.columns, fit.others, fit.same) == ((), True, False)
     migrated, _ = evolve(
         "countries", AGGREGATES, aggregates(sw.aggregate(orders=sw.count()), *AGGREGATES.values[:1]), {}
     )

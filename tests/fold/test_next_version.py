@@ -11,7 +11,18 @@ from slackwater.fold.event_time import BatchTimes, Seen, TimeRules, Watermark
 from slackwater.fold.next_version import Outcome, SentTo, TaskReport, Written, has_rows, next_version
 from slackwater.fold.records import Position
 from slackwater.store.compaction.plan import Compaction, Done
-from slackwater.store.versions.manifest import Input, Manifest, Output, Sink, Span, Sst
+from slackwater.store.versions.manifest import (
+    Column,
+    EventTime,
+    Input,
+    Manifest,
+    Output,
+    SideTable,
+    Sink,
+    Span,
+    Sst,
+    Table,
+)
 
 PARTITIONS = 3
 NOTHING = Outcome((), {}, {}, {}, changed=False)
@@ -154,6 +165,41 @@ def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its
     both = after(results, ("c",), {"c"})
     assert (both.watermark_ms, both.inputs["c"].watermark_ms, both.inputs["t"].watermark_ms) == (45, 45, None)
     assert after((), ("c",), {"c"}).event_time is None
+
+
+def test_side_tables_are_carried_on_and_those_that_the_batch_changed_are_other_ones() -> None:
+    table = Table((Column("k", "string"),), (), 1)
+    before = {"rejected": SideTable(table, rows=2, total=2), "other": SideTable(table, (sst("a"),), rows=1, total=1)}
+    base = replace(stage("s", {"t": Input("t", (0,))}), side_tables=before)
+    changed = SideTable(table, (sst("b", seq=2),), rows=3, total=5)
+
+    def after(written: Written) -> Manifest:
+        times = BatchTimes(0, 0)
+        return next_version(base, {}, NOTHING, written, (), TimeRules(), times, now_ms=2, duration_ms=1)
+
+    other = replace(before["other"], rows=0)
+    assert after(Written(side_tables={"rejected": changed})).side_tables == {"rejected": changed, "other": other}
+    assert after(Written()).side_tables == {"rejected": replace(before["rejected"], rows=0), "other": other}
+
+
+def test_up_to_when_rows_were_not_too_early_is_said_by_a_version_that_read_some() -> None:
+    base = stage("s", {"t": Input("t", (0,))})
+    rules, results = TimeRules([Watermark(("at",), 10, ("t",))], {"t"}), [TaskReport("w.1", 3, seen=Seen((55,)))]
+
+    def event_time(*, with_rows: bool) -> EventTime | None:
+        times, written = BatchTimes(0, 700), Written(results)
+        made = next_version(
+            base, {}, NOTHING, written, (), rules, times, with_rows=with_rows, now_ms=2, duration_ms=1
+        )  # fmt: skip
+        return made.event_time
+
+    assert event_time(with_rows=True) == EventTime(45, bound_ms=700)
+    assert event_time(with_rows=False) == EventTime(45)
+    due = replace(base, event_time=EventTime(45))
+    made = next_version(
+        due, {}, NOTHING, Written(), (), TimeRules(due_by="clock"), BatchTimes(0, 0), now_ms=2, duration_ms=1
+    )  # fmt: skip
+    assert made.event_time == EventTime(45, bound_ms=0), "nothing falls due with a batch that does not say up to when"
 
 
 def test_what_a_batch_wrote_for_a_sink_is_counted_on_with_the_attempts_that_count() -> None:

@@ -50,6 +50,7 @@ def test_an_input_without_a_watermark_holds_nothing_up() -> None:
 def test_a_watermark_stays_where_a_new_input_has_none_yet_or_the_program_says_none_any_more() -> None:
     assert progress.watermark_ms(INPUTS, {"t"}, 70) == 70
     assert progress.watermark_ms(INPUTS, set(), 70) == 70
+    assert progress.watermark_ms({"t": Input("t", (0,), watermark_ms=40)}, {"t"}, 70) == 70, "it never falls"
 
 
 def test_a_time_before_all_that_manifests_can_hold_is_the_first_of_these() -> None:
