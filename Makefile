@@ -21,7 +21,7 @@ test: $(READY) ## all checks and tests, from nothing
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 test-all: $(READY) ## the same with each server of S3, each point at which a verb may be killed, many more examples (hours)
-	@SLACKWATER_PROFILE=ci $(MAKE) --no-print-directory CHOSEN="not soak" test
+	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" test
 
 # Spark and Kafka are waited for more than they work: two tests at a time have them, each with servers of its own, and what
 # needs neither takes the rest of the machine meanwhile. Files begin in their order: left to itself, xdist begins those with
