@@ -57,10 +57,8 @@ class RejectedTable:
         Rows of keys that are there replace them. `added` is how many are new; `waiting` by how many more records wait,
         negative when some were retried.
         """
-        before, rows = (
-            base.side_tables.get(REJECTED) or SideTable(TABLE),
-            pa.Table.from_pylist(list(changed), schema=SCHEMA),
-        )
+        before = base.side_tables.get(REJECTED) or SideTable(TABLE)
+        rows = pa.Table.from_pylist(list(changed), schema=SCHEMA)
         hashed = pa.table(
             [
                 pa.array(hash_keys(rows, _KEY)),

@@ -132,23 +132,6 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
 }
 
 
-@contextmanager
-def counted(store: AgingStore, death: int | None = None) -> Iterator[list[str]]:
-    """The requests that are made inside; the one after so many kills."""
-    made: list[str] = []
-
-    def before(verb: str, key: str) -> None:
-        if death is not None and len(made) >= death:
-            raise Killed
-        made.append(f"{verb} {key}")
-
-    store.before = before
-    try:
-        yield made
-    finally:
-        store.before = lambda verb, key: None
-
-
 def described(app: FlightsApp) -> dict[str, Any]:
     """Everything of the store that is not an id, a time or an offset."""
     store = app.store
@@ -205,7 +188,7 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
 ) -> None:
     build, words, done_already = CASES[case]
     undisturbed = build()
-    with command_line(undisturbed, monkeypatch), counted(store_of(undisturbed)) as made:
+    with command_line(undisturbed, monkeypatch), store_of(undisturbed).requests() as made:
         result = slackwater(*words)
     assert result.exit_code == 0, result.output
     assert "done already" not in result.output
@@ -215,7 +198,7 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
         app = build()
         where = f"killed before request {point}: {made[point] if point < len(made) else 'the end'}"
         with command_line(app, monkeypatch):
-            with counted(store_of(app), point):
+            with store_of(app).death_after(point):
                 try:
                     first = slackwater(*words)
                     assert point == len(made), first.output

@@ -1,6 +1,6 @@
 """A store whose clock tests turn and whose requests they can come between, and an app on that clock."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -66,6 +66,16 @@ class AgingStore(MemoryStore):
                 do()
 
         self.before = before
+
+    @contextmanager
+    def requests(self) -> Iterator[Sequence[str]]:
+        """The requests that are made inside, verb and key of each."""
+        made: list[str] = []
+        self.before = lambda verb, key: made.append(f"{verb} {key}")
+        try:
+            yield made
+        finally:
+            self.before = lambda verb, key: None
 
     @contextmanager
     def death_after(self, requests: int) -> Iterator[None]:

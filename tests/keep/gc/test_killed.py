@@ -9,17 +9,12 @@ from tests.support.collecting import Killed, check_whole, gc, keys_of, old_app, 
 
 
 def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() -> None:
-    expected, requests = old_app(), 0
-
-    def count(verb: str, key: str) -> None:
-        nonlocal requests
-        requests += 1
-
-    store_of(expected).before = count
-    gc(expected)
+    expected = old_app()
+    with store_of(expected).requests() as made:
+        gc(expected)
     kept = _shape(keys_of(store_of(expected)))
-    assert requests > 50
-    for point in crash_points(requests)[:-1]:
+    assert len(made) > 50
+    for point in crash_points(len(made))[:-1]:
         app = old_app()
         with pytest.raises(Killed), store_of(app).death_after(point):
             gc(app)

@@ -237,11 +237,9 @@ def test_of_two_at_once_one_wins_and_the_other_leaves_nothing(tmp_path: Path) ->
 
 def test_killed_anywhere_nothing_is_readable_before_it_is_whole_and_the_same_call_finishes_it(tmp_path: Path) -> None:
     first, source = replace(FIRST, table=replace(TABLE, partitions=24)), file_of(ROWS, tmp_path)
-    made: list[str] = []
     undisturbed = AgingStore()
-    undisturbed.before = lambda verb, key: made.append(f"{verb} {key}")
-    initialise(undisturbed, first, source)
-    undisturbed.before = lambda verb, key: None
+    with undisturbed.requests() as made:
+        initialise(undisturbed, first, source)
     assert len(made) >= 30
     for point in crash_points(len(made)):
         store = AgingStore()
