@@ -6,9 +6,12 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 CLASSES := $(VENV)/spark.jsa
 CHOSEN := not soak and not ci
+# Images of containers set it. Without what Python has compiled, each process compiles all of slackwater, and each of
+# pytest's workers rewrites the assertions of all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-without-servers test-with-servers check format bench soak mutants clean
+.PHONY: help demo test test-all collect test-without-servers test-with-servers check format bench soak mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,11 +20,15 @@ demo: $(READY) ## the whole story on real data, in three to four minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ## all checks and tests, from nothing
-	@$(MAKE) --no-print-directory -j 2 check $(CLASSES)
+	@$(MAKE) --no-print-directory -j 2 check $(CLASSES) collect
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 test-all: $(READY) ## the same with each server of S3, each point at which a verb may be killed, many more examples (hours)
 	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" test
+
+# Once for the four processes that run them, the assertions of all tests are rewritten as pytest does it.
+collect: $(READY)
+	@$(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true  # the tests themselves say what fails
 
 # Spark and Kafka are waited for more than they work: two tests at a time have them, each with servers of its own, and what
 # needs neither takes the rest of the machine meanwhile. Files begin in their order: left to itself, xdist begins those with
@@ -60,13 +67,14 @@ clean: ## remove what the targets made (not .slackwater)
 .types/slackwater:
 	@mkdir -p .types && ln -sfn .. .types/slackwater
 
+# Most of what is installed is never imported; Python compiles the rest when it is.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slackwater needs Python 3.11 or later; say make PYTHON=python3.11")'
 	@command -v java >/dev/null || { echo "slackwater needs Java 17 or later on PATH (Spark, Kafka)"; exit 1; }
 	@command -v mvn >/dev/null || { echo "slackwater needs Maven on PATH (it brings Kafka's jars)"; exit 1; }
 	@echo "installing into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev,registry]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[demo,dev,registry]'
 	@touch $@
 
 # Half of the time in which Spark starts goes into loading its classes. `tests/support/running.py` names this archive of them.

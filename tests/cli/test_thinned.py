@@ -1,6 +1,7 @@
 """A time that garbage collection has thinned out: which moment answers, and what the verbs say of it."""
 
 import json
+from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,8 +30,8 @@ def at(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-@pytest.fixture
-def thinned(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+@pytest.fixture(scope="module")
+def thinned_once() -> FlightsApp:
     """A history of which a moment an hour is left, then a pause, and what came after it whole."""
     app = aging_app()
     clock = app.clock
@@ -39,7 +40,14 @@ def thinned(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
         app.run(flights(200))
         clock.wait(2 * HOUR_MS)
     collect(app.store, app.name, Retention(all_ms=3 * HOUR_MS, hourly_ms=1_000 * HOUR_MS), by="test")
-    old, app.store = fresh(app.store), store
+    return app
+
+
+@pytest.fixture
+def thinned(thinned_once: FlightsApp, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+    """The same in the store of the command line."""
+    old, app = fresh(thinned_once.store), copy(thinned_once)
+    app.store = store
     for info in old.list(""):
         store.put(info.key, old.get(info.key))
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)

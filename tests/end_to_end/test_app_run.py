@@ -44,7 +44,7 @@ def test_it_ends_when_all_that_was_there_is_read_and_flushed_though_more_comes_i
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     ledger = Ledger(kafka.bootstrap, tmp_path)
-    ledger.send(4_000)
+    ledger.send(2_000)
     reports: list[BatchReport] = []
     app = declared(ledger)
 
@@ -53,7 +53,7 @@ def test_it_ends_when_all_that_was_there_is_read_and_flushed_though_more_comes_i
             store=ledger.store,
             kafka=kafka.bootstrap,
             until_caught_up=True,
-            max_records=1_000,
+            max_records=500,
             max_unflushed=2,
             on_commit=reports.append,
         )
@@ -61,8 +61,8 @@ def test_it_ends_when_all_that_was_there_is_read_and_flushed_though_more_comes_i
         assert sum(heads["entries"].inputs[ledger.topic].offsets) >= until
         assert sum(heads["branches"].inputs["by-branch"].consumed) >= until
 
-    with ledger.fed():
-        run(4_000)
+    with ledger.fed(rows=10):
+        run(2_000)
     assert {report.stage for report in reports} == {"entries", "branches"}
     assert len([report for report in reports if report.stage == "entries"]) >= 4
     run(ledger.sent)

@@ -136,13 +136,13 @@ class Ledger:
         self.sent += count
 
     @contextmanager
-    def fed(self) -> Iterator[None]:
-        """Entries come in all the time while this lasts."""
+    def fed(self, rows: int = 100) -> Iterator[None]:
+        """Entries come in all the time while this lasts, so many five times a second."""
         stop = threading.Event()
 
         def feed() -> None:
             while not stop.wait(0.2):
-                self.send(100)
+                self.send(rows)
 
         thread = threading.Thread(target=feed)
         thread.start()

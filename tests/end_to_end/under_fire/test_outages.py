@@ -20,13 +20,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka, ledger: Ledger) -> None:
     ledger.send(3_000)
-    with ledger.running("--max-records", "500") as app:
-        app.await_commit("branches")
+    # Each stage more slows the others down.
+    with ledger.running("--stage", "entries", "--stage", "accounts", "--max-records", "500") as app:
+        app.await_commit("accounts")
         kafka.kill()
         eventually(lambda: "does not answer" in app.errors.read_text(), "the runner says that the broker is away")
         kafka.start()
         ledger.send(1_000)
-        app.await_commit("branches")
+        app.await_commit("accounts")
         eventually(lambda: "is back" in app.errors.read_text(), "the runner says that the broker is back")
     ledger.catch_up()
     ledger.check_tables()

@@ -13,25 +13,22 @@ from tests.support.running import PATIENCE_S, Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
+TWO = ("--stage", "entries", "--stage", "accounts")
+"""A stage that reads a topic, and one with state behind it: each stage more slows the others down."""
 
-def test_a_runner_is_taken_over_and_the_next_is_killed_and_no_record_is_lost_or_counted_twice(ledger: Ledger) -> None:
-    with ledger.fed(), ledger.running("--max-records", "500") as first:
-        first.await_commit("branches")
-        with ledger.running("--max-records", "500") as second:
-            second.await_commit("branches")
-            assert first.process.wait(60) == 1
-            said = first.errors.read_text()
-            assert "was taken over" in said
-            assert "Traceback" not in said
-            started = psutil.Process(second.process.pid).children(recursive=True)
-            assert any(process.name() == "java" for process in started)
-            second.process.kill()
-            # The JVM is out of reach of signals, and ends with the runner.
-            assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
+
+def test_a_runner_is_taken_over_and_no_record_is_lost_or_counted_twice(ledger: Ledger) -> None:
+    with ledger.fed(), ledger.running(*TWO, "--max-records", "500") as first:
+        first.await_commit("accounts")
+        ledger.catch_up()
+        assert first.process.wait(60) == 1
+        said = first.errors.read_text()
+        assert "was taken over" in said
+        assert "Traceback" not in said
     ledger.catch_up()
     ledger.check_tables()
     store = open_store(ledger.store)
-    for stage in history.list_stages(store, ledger.app):
+    for stage in ("entries", "accounts"):
         versions = list(history.after(store, ledger.app, stage, 0))
         assert [one.version for one in versions] == list(range(1, len(versions) + 1))
         assert versions[-1].epoch == 3
@@ -39,9 +36,14 @@ def test_a_runner_is_taken_over_and_the_next_is_killed_and_no_record_is_lost_or_
 
 
 def test_an_app_that_is_killed_while_it_runs_ahead_loses_nothing_and_counts_nothing_twice(ledger: Ledger) -> None:
-    ledger.send(6_000)
-    with ledger.running("--max-records", "400", "--max-unflushed", "4", sabotage="accounts ahead") as app:
+    ledger.send(4_000)
+    with ledger.running(*TWO, "--max-records", "400", "--max-unflushed", "4", sabotage="accounts ahead") as app:
+        app.await_commit()
+        started = psutil.Process(app.process.pid).children(recursive=True)
+        assert any(process.name() == "java" for process in started)
         assert app.process.wait(120) == -signal.SIGKILL
+        # The JVM is out of reach of signals, and ends with the runner.
+        assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
     left = list(ledger.folder.glob("cache-spool/*/*/stages/accounts/sst/*.parquet"))
     assert len(left) >= 7, "several versions were acknowledged and not committed"
     ledger.send(500)

@@ -288,7 +288,7 @@ def test_moments_and_histories_begin_with_it(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_memory_for_sorting_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.keep.init.load.MEMORY", "32 MiB")
+    monkeypatch.setattr("slackwater.keep.init.load.MEMORY", "48 MiB")
     monkeypatch.setattr(loading, "_MOST_WORKERS", 1)
     path = tmp_path / "many.parquet"
     sql = f"COPY (SELECT 'C' || n AS carrier, n AS flights, n / 2 AS delay FROM range(1000000) r(n)) TO '{path}'"

@@ -48,7 +48,7 @@ def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) 
 def guilty(ledger: Ledger, where: str, *, variant: str = "", replayed: str | None = None) -> Guilty:
     """What the search finds; `replayed` is the program's variant then, by default that which ran."""
     store, cache = open_store(ledger.store), SstCache(ledger.folder / "cache" / "query", 1 << 30)
-    ledger.catch_up(max_records=300, variant=variant)
+    ledger.catch_up(max_records=700, variant=variant)
     verdict = bisect(store, cache, ledger.app, where)
     os.environ["LEDGER_VARIANT"] = variant if replayed is None else replayed
     app = load_app(str(ledger.program), name=ledger.app)
