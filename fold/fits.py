@@ -14,7 +14,7 @@ from ..errors import NotFound, Refused
 from ..store.sst import ttl
 from ..store.sst.arrow_types import to_arrow
 from ..store.sst.evolution import default_of, default_text, widens
-from ..store.versions.manifest import Column, Manifest, Table, Ttl
+from ..store.versions.manifest import Column, Manifest, Table, Ttl, is_internal
 from .kinds.kind import Kind, kind_of
 
 ANOTHER_STAGE = (
@@ -117,7 +117,7 @@ def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
 
 def visible(columns: Iterable[Column]) -> tuple[str, ...]:
     """The names of columns that users see: internal ones begin with `_`."""
-    return tuple(column.name for column in columns if not column.name.startswith("_"))
+    return tuple(column.name for column in columns if not is_internal(column.name))
 
 
 def evolve(
@@ -181,7 +181,7 @@ def _changes(before: Table, after: Table, was_meant: Kind, is_meant: Kind) -> It
     """What users see of a migration of a table, of these meanings before and after: internal columns are left out."""
     had = dict(zip(before.ids, before.columns, strict=True))
     for number, column in zip(after.ids, after.columns, strict=True):
-        if column.name.startswith("_"):
+        if is_internal(column.name):
             continue
         was = had.get(number)
         if was is None:
@@ -193,7 +193,7 @@ def _changes(before: Table, after: Table, was_meant: Kind, is_meant: Kind) -> It
         if was.type != column.type:
             yield ColumnChange("widened", column.name, was.type, column.type)
     for number, column in had.items():
-        if number not in after.ids and not column.name.startswith("_"):
+        if number not in after.ids and not is_internal(column.name):
             yield ColumnChange("removed", column.name, type=column.type, meaning=was_meant.columns.get(column.name, ""))
 
 

@@ -29,11 +29,11 @@ def untag(
     """Each input's rows, in their order and with their own columns, and the `ids` of these rows as `_key`."""
     if len(schemas) == 1:
         return (rows.append_column("_key", pa.array(ids)),)
-    parts = apart(rows, schemas, key)
+    parts = by_input(rows, schemas, key)
     return tuple(table.append_column("_key", pa.array(ids[mine])) for mine, table in parts)
 
 
-def apart(
+def by_input(
     rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str] = ()
 ) -> tuple[tuple[npt.NDArray[np.int64], pa.Table], ...]:
     """For each of the tagged DataFrames, the positions of its rows, and these rows with their own columns."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..store.read.due_rows import DueRows
-from ..store.read.multi_get import TableRows
+from ..store.read.multi_get import LookUps
 from ..store.sst import expiry
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.sorted_runs import bounds
@@ -28,7 +28,7 @@ _PREVIOUS = "_prev_seq"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a batch makes of a table, or of a part of it."""
+    """The rows to write and to send, of a table or of a part of it."""
 
     new: pa.Table
     """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed; by `_hash` but for those that fell
@@ -41,7 +41,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What decides what a batch makes of rows."""
+    """The rules of one batch of a stage with state: which rows are late, how the others are merged, which fall due."""
 
     table: Table
     state: Bound
@@ -57,13 +57,13 @@ class Step:
     """How many keys an error of the user's function may be told with, as `StateFailed`; None for raising it as it is.
     Where rows have their records' numbers, it is told with records."""
 
-    def apart(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def split_late(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """The rows that are in time, and those that are late."""
         if self.lateness is None or not (late := self.lateness.mask(rows)).any():
             return rows, rows.slice(0, 0)
         return rows.filter(pa.array(~late)), rows.filter(pa.array(late))
 
-    def made(self, rows: pa.Table, stored: TableRows, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
+    def made(self, rows: pa.Table, stored: LookUps, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
         """Merge rows that are in time, none perhaps, and then let the other rows fall due whose time has come.
 
         A key of the batch never falls due with it: its row is written with a time after `due.until_ms`, so it does next
@@ -101,7 +101,7 @@ class Step:
         return new, expiry.latest_event_ms(new, self.table.ttl)
 
     @property
-    def bound(self) -> Bound:
+    def state_now(self) -> Bound:
         """The state for a batch in which rows fall due."""
         return self.state.until(self.due.until_ms) if self.due is not None else self.state
 
@@ -109,7 +109,7 @@ class Step:
     def _key(self) -> list[str]:
         return [column.name for column in self.table.key]
 
-    def _merged(self, rows: pa.Table, stored: TableRows) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    def _merged(self, rows: pa.Table, stored: LookUps) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         rows, groups = group(rows, self._key)
         starts = pa.array(groups.starts)
         hashes = rows[HASH].take(starts).combine_chunks()
@@ -118,10 +118,10 @@ class Step:
         old, found, before = stored.of_keys(numbers, keys)
         needed = rows.select([*self._key, *self.state.needs])
         if self.tells is None:
-            merged = self.bound.merge(needed, groups, keys, old)
+            merged = self.state_now.merge(needed, groups, keys, old)
         else:
             records = rows[RECORD].to_numpy() if RECORD in rows.column_names else None
-            merged = merge_or_tell(self.bound, needed, groups, keys, old, numbers, records=records, most=self.tells)
+            merged = merge_or_tell(self.state_now, needed, groups, keys, old, numbers, records=records, most=self.tells)
         return self._new(hashes, keys, merged, found, before), merged.emitted
 
     def _fallen_due(
@@ -132,7 +132,7 @@ class Step:
         keys = found.keys.filter(mine).select(self._key).cast(nothing.select(self._key).schema)
         groups = Groups(np.empty(0, np.int32), np.zeros(keys.num_rows, np.int64))
         needed = nothing.select([*self._key, *self.state.needs])
-        merged = self.bound.merge(needed, groups, keys, found.values.filter(mine))
+        merged = self.state_now.merge(needed, groups, keys, found.values.filter(mine))
         there, hashes = np.ones(keys.num_rows, bool), found.keys[HASH].filter(mine)
         return self._new(hashes, keys, merged, there, found.seqs[chosen]), merged.emitted
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from ...errors import Usage
+from ...store.versions.manifest import is_internal
 from .kind import Bound, Columns, Groups, Kind, Merged, check_value_names, field_of, only
 
 Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
@@ -152,7 +153,7 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
             fields += _fields(name, made, source, by)
             needs.update(dict.fromkeys(column for column in (made.column, made.by) if column and column not in key))
         values = pa.schema(fields)
-        visible = [field for field in values if not field.name.startswith("_")]
+        visible = [field for field in values if not is_internal(field.name)]
         emits = pa.schema([*(field_of(schema, column) for column in key), *visible])
         return BoundAggregates(self.made, values, tuple(needs), (emits,))
 
@@ -278,7 +279,7 @@ class BoundAggregates(Bound):
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         values = self.added(rows, groups, old)
-        visible = values.select([field.name for field in self.values if not field.name.startswith("_")])
+        visible = values.select([field.name for field in self.values if not is_internal(field.name)])
         emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits[0])
         return Merged(values, emitted=(emitted,))
 

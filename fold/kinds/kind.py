@@ -17,7 +17,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from ...errors import NotFound, Usage
-from ...store.versions.manifest import Declaration
+from ...store.versions.manifest import Declaration, is_internal
 
 DueBy: TypeAlias = Literal["watermark", "clock"]
 Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
@@ -41,7 +41,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a batch makes of the state."""
+    """What `Bound.merge` gives, key by key."""
 
     values: pa.Table
     """One row per key of the batch, the table's value columns."""
@@ -309,7 +309,7 @@ def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
     for name in names:
         if name in key:
             raise Usage(f"column {name!r} is part of the key already; give the value another name")
-        if name.startswith("_"):
+        if is_internal(name):
             raise Usage(f"column {name!r} starts with '_', which is kept for internal columns; rename it")
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import force_setattr
 
 from ...errors import Refused, Usage
 from ...store.sst.types import DUE
+from ...store.versions.manifest import is_internal
 from .aggregate import BoundAggregates
 from .kind import Bound, Groups, Kind, Merged, as_kind
 
@@ -131,8 +132,8 @@ class BoundSessions(Bound):
     @property
     def _lists(self) -> dict[str, list[pa.Field]]:
         times = [pa.field(name, self._kind.field(name).type) for name in TIMES]
-        visible = [field for field in self.inner.values if not field.name.startswith("_")]
-        inside = [field for field in self.inner.values if field.name.startswith("_")]
+        visible = [field for field in self.inner.values if not is_internal(field.name)]
+        inside = [field for field in self.inner.values if is_internal(field.name)]
         return {self.column: [*times, *visible]} | ({_PARTIALS: inside} if inside else {})
 
     @property

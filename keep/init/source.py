@@ -17,7 +17,7 @@ from ...errors import Refused, Usage
 from ...moments.query.sql import empty_database
 from ...store.sst.arrow_types import from_arrow, python_rows
 from ...store.sst.types import arrow_schema
-from ...store.versions.manifest import Table
+from ...store.versions.manifest import Table, is_internal
 from ...validation import nearest
 
 _BATCH_ROWS = 1 << 17
@@ -86,7 +86,7 @@ def check(found: pa.Schema, table: Table, what: str) -> None:
     declared = arrow_schema((*table.key, *table.values))
     if wrong := list(_differences(found, declared)):
         columns = ", ".join(f"{column.name} {column.type}" for column in (*table.key, *table.values))
-        internal = any(name.startswith("_") for name in declared.names if name not in found.names)
+        internal = any(is_internal(name) for name in declared.names if name not in found.names)
         raise Refused(
             f"{what} does not fit the table: {'; '.join(wrong)}",
             hint=f"the table has {columns}; --sql \"SELECT … FROM '…'\" renames, casts and leaves out"

@@ -1,4 +1,4 @@
-"""The table of a stage's rejected records, and asking that they be put through its program again.
+"""Asking that a stage's rejected records be put through its program again.
 
 A request is one object. Whoever runs the stage does it between two batches, and then removes the request. A record that
 was taken is marked in the same commit, so what is done twice because somebody died in between does no harm.
@@ -12,37 +12,8 @@ from ...moments.cut.moments import heads_of, stages_of
 from ...moments.cut.stored import notify
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
-from ...store.versions.manifest import Column, Table
 from ...store.versions.notes import Notes
 from ...store.versions.side_tables import rejected_of
-
-TABLE = Table(
-    key=(
-        Column("topic", "string"),
-        Column("partition", "int32"),
-        Column("offset", "int64"),
-        # Of a repartition topic, the row in the message; 0 for a user's topic.
-        Column("row", "int32"),
-    ),
-    values=(
-        Column("input", "string"),
-        Column("time", "timestamp[us, tz=UTC]"),
-        Column("key", "binary"),
-        Column("value", "binary"),
-        Column("headers", "list<struct<name: string, value: binary>>"),
-        Column("error", "string"),
-        Column("message", "string"),
-        Column("stack", "string"),
-        Column("version", "int64"),
-        Column("rejected_at", "timestamp[us, tz=UTC]"),
-        Column("attempts", "int32"),
-        Column("retried", "int64"),
-    ),
-    partitions=1,
-)
-"""`input` is the declared name of the topic or channel, `time` the record's own. `key`, `value` and `headers` are the
-message's; of a channel's row, `value` is an Arrow stream of that row. `error` is the class of what was raised,
-`version` the one that left the record out, `attempts` how often it failed, `retried` the version that took it."""
 
 
 class RetryRequest(Struct, frozen=True):

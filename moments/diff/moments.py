@@ -11,7 +11,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.arrow_types import to_arrow
 from ...store.sst.types import arrow_schema, shape
-from ...store.versions.manifest import Column, Table
+from ...store.versions.manifest import Column, Table, is_internal
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
 from ..query.columns import visible_schema
@@ -191,5 +191,5 @@ def _unlike(before: Table, after: Table, known: int) -> Iterator[str]:
 def _known(table: Table, known: int) -> dict[int | str, Column]:
     """The value columns that users see, by id where that is below `known`, else by name."""
     numbered = zip(table.ids, table.columns, strict=True)
-    values = ((number, each) for number, each in numbered if each in table.values and not each.name.startswith("_"))
+    values = ((number, each) for number, each in numbered if each in table.values and not is_internal(each.name))
     return {number if number < known else each.name: each for number, each in values}

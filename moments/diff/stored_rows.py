@@ -2,7 +2,8 @@
 
 An SST never changes, so for a key each is looked into once, however many versions name it. One that cannot hold the key
 costs no request where its range of hashes says so, those for its footer, page index and filter where the filter does;
-one that holds it also those for pages. SSTs that are small or on this machine are read whole.
+one that holds it also one for a page of each column. SSTs for which that is more than reading them whole, and those on
+this machine, are read whole.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,8 @@ from ...store.sst.types import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_sc
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 
+REQUEST_BYTES = 64 << 10
+"""A request is worth reading so many bytes, in time."""
 _SYSTEM = ((SEQ, pa.int64()), (OP, pa.uint8()), (EXPIRES, pa.int64()))
 _LAST_SEQ = (1 << 63) - 1
 
@@ -212,11 +215,13 @@ class StoredKey:
         def pages(sst: RangedSst) -> Sequence[Part]:
             return sst.find(self._hashes, filtered=filtered)[1]
 
+        # By ranges: the footer, the page index with the filter, and a page of each column, of which four are our own.
+        by_ranges = (2 + len(table.columns) + 4) * REQUEST_BYTES
         for sst in ssts:
             place = (*identity(sst), table.schema)
             if place not in self._found:
-                small = sst.bytes <= SMALL_BYTES
-                blocks = _blocks(self._store, self._cache, sst, table, self.reads, pages, whole=small)
+                whole = sst.bytes <= by_ranges
+                blocks = _blocks(self._store, self._cache, sst, table, self.reads, pages, whole=whole)
                 rows = (self._in_block(block, table) for block in blocks)
                 self._found[place] = next((row for row in rows if row is not None), None)
             if (row := self._found[place]) is not None:

@@ -16,7 +16,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema
-from ...store.versions.manifest import Column, Manifest, Table
+from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from ..cut.graph import Cut
 from ..cut.moments import having
 
@@ -56,7 +56,7 @@ def visible_schema(table: Table) -> pa.Schema:
 
 
 def _visible(table: Table) -> list[Column]:
-    return [*table.key, *(column for column in table.values if not column.name.startswith("_"))]
+    return [*table.key, *(column for column in table.values if not is_internal(column.name))]
 
 
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:

@@ -9,7 +9,7 @@ from itertools import islice
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
-from ...store.versions.manifest import Lost, Manifest, VersionKind
+from ...store.versions.manifest import Lost, Manifest, VersionKind, is_internal
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, newest, stages_of
@@ -128,7 +128,7 @@ def _entry(
         renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
         added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
-        backfilled=tuple(each.name for each in values if each.id in ids and not each.name.startswith("_")),
+        backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
         replayable=replayable,
     )
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ...durations import parse_ms
 from ...errors import NotFound, Usage
 from ...store.versions import limits
-from ...store.versions.manifest import Policy, Ttl
+from ...store.versions.manifest import Policy, Ttl, is_internal
 from ...validation import finite, whole
 
 L0_SLOWDOWN = 20
@@ -179,7 +179,7 @@ DEFAULT_TABLE = table()
 def check_ttl(stage: str, declared: Ttl | None, values: pa.Schema) -> None:
     """Raise `NotFound` where a table has not the value column by which rows expire, `Usage` where that is no time."""
     if declared is not None and (column := declared.column):
-        visible = [name for name in values.names if not name.startswith("_")]
+        visible = [name for name in values.names if not is_internal(name)]
         if column not in visible:
             raise NotFound("value column", column, visible, hint=f"ttl_by of stage {stage!r} is one of them")
         kind = values.field(column).type

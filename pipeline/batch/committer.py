@@ -30,15 +30,13 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest
-from ...store.versions.manifest import Backfill, Manifest, Sst
+from ...store.versions.manifest import BESIDE_BATCHES, Backfill, Manifest, Sst
 from ...store.versions.side_tables import all_ssts
 from ...whole_file import locked
 from ..upkeep.meter import StageMeter
 
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""
-_BY_OTHERS = ("compaction", "backfill")
-"""Kinds of versions that others commit beside the batches, under the writer's epoch."""
 
 FillChanges = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
 
@@ -128,8 +126,9 @@ class Committer:
 
         With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way.
 
-        Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else, who
-        is no compaction, committed, `Unavailable` where storage did not answer, `Refused` where this was closed.
+        Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else
+        committed what is of none of `BESIDE_BATCHES`, `Unavailable` where storage did not answer, `Refused` where this
+        was closed.
         """
         if not self._max_unflushed:
             self._commit(change)
@@ -156,7 +155,7 @@ class Committer:
             self._moved.notify_all()
 
     def refresh(self) -> None:
-        """Adopt compactions that others committed, and see whether somebody took the stage over. Raises `Fenced`."""
+        """Adopt what others committed beside the batches. Raises `Fenced` where somebody took the stage over."""
         # A commit under way finds out for itself, and may wait for storage.
         if not self._committing.acquire(blocking=False):
             return
@@ -242,7 +241,7 @@ class Committer:
             history.read(self._store, head.app, head.stage, version)
             for version in range(self.head.version + 1, head.version + 1)
         )
-        return next((each for each in since if each.kind not in _BY_OTHERS or each.epoch != head.epoch), None)
+        return next((each for each in since if each.kind not in BESIDE_BATCHES or each.epoch != head.epoch), None)
 
     def _onto(self, change: PendingVersion, head: Manifest) -> PendingVersion:
         """The change built on this head. Its rows get the values of backfills that they were computed without."""

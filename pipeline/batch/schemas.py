@@ -22,7 +22,7 @@ from ...fold.multi_input import name_of
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.versions import keys
-from ...store.versions.manifest import Column, Table
+from ...store.versions.manifest import Column, Table, is_internal
 from ..api.app import App
 from ..api.sink import Sink
 from ..api.stage import Stage
@@ -233,7 +233,7 @@ def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructT
 
 def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
     """The table's value columns, with their defaults."""
-    defaults, visible = stage.table.defaults, [name for name in values.names if not name.startswith("_")]
+    defaults, visible = stage.table.defaults, [name for name in values.names if not is_internal(name)]
     for name in defaults:
         if name not in visible:
             raise NotFound("value column", name, visible, hint=f"defaults= of stage {stage.name!r} names some of them")

@@ -139,7 +139,7 @@ class StageRunner:
         self._committer.close()
 
     def check_epoch(self) -> None:
-        """Adopt compactions of other processes, and see whether somebody took the stage over. Raises `Fenced`."""
+        """Adopt what others committed beside the batches. Raises `Fenced` where somebody took the stage over."""
         self._committer.refresh()
 
     def close(self) -> None:

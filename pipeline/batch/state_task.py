@@ -15,14 +15,15 @@ from ...fold.kinds.aggregate import num_rows
 from ...fold.next_version import TaskReport
 from ...fold.step import Made, Step
 from ...store.objects.stats import Reads, looked_up
-from ...store.read.multi_get import TableRows
+from ...store.read.multi_get import LookUps
 from ...store.sst import sorted_runs, writer
 from ...store.sst.hashing import partition_of
 from ...store.versions.manifest import Sst
 from .task import OutputTopic, Partitions, Task
 
 MARK = "_is_mark"
-"""A column of rows that come to a task where rows may fall due: true for one that is none, and brings its partition."""
+"""A column that is there where rows may fall due. True marks a row that is no record: it only says in which state
+partition to look for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class StateTask(Task):
             hashes = rows.filter(mark)["_hash"].to_numpy()
             marked = frozenset(partition_of(hashes, self.step.table.partitions).tolist())
             rows = rows.filter(pc.invert(mark)).drop_columns([MARK])
-        in_time, late = self.step.apart(rows)
+        in_time, late = self.step.split_late(rows)
         result = self._merged(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
         if not late.num_rows:
             return result
@@ -67,7 +68,7 @@ class StateTask(Task):
         for partition in sorted(marked.union(np.unique(partitions).tolist())):
             mine = rows if (partitions == partition).all() else rows.filter(partitions == partition)
             ours = sorted_runs.touching(self.ssts, partition, count)
-            stored = TableRows(store, cache, table, ours, self.step.clock_ms, reads)
+            stored = LookUps(store, cache, table, ours, self.step.clock_ms, reads)
             one = self.step.made(mine, stored, sorted_runs.bounds(partition, count) if partition in marked else None)
             if self.only_checks:
                 continue

@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType, StructType
 from ...fold.event_time import Times
 from ...fold.failing import StateFailed
 from ...fold.kinds.aggregate import num_partials, num_rows
-from ...fold.multi_input import apart
+from ...fold.multi_input import by_input
 from ...fold.next_version import SentTo, TaskReport
 from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest
@@ -133,7 +133,7 @@ class WriteTask(Task):
     def _parts(self, rows: pa.Table) -> list[tuple[pa.Table, Partitions]]:
         if self.rows:
             partitions = rows["_to"].to_numpy()
-            return [(part, partitions[mine]) for mine, part in apart(rows, self.rows)]
+            return [(part, partitions[mine]) for mine, part in by_input(rows, self.rows)]
         numbers = [f"_to_{n}" for n in range(len(self.outputs))]
         plain = rows.drop_columns(numbers)
         return [(plain, rows[name].to_numpy()) for name in numbers]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ...errors import NotFound, Refused
 from ...keep.clone.first_versions import channel_topic
 from ...keep.maintain.stages import bring_back
-from ...keep.rejected.retries import TABLE as REJECTED_RECORDS
+from ...keep.rejected.schema import REJECTED_RECORDS
 from ...moments.cut.in_flight import left_at
 from ...moments.cut.moments import heads_of
 from ...store.objects.protocol import ObjectStore

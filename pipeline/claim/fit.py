@@ -8,7 +8,7 @@ from ...errors import Refused
 from ...fold.fits import ANOTHER_STAGE, fit_inputs, fit_table
 from ...fold.kinds.kind import key_of_table, kind_of
 from ...keep.migrate.migrate import of_column
-from ...store.versions.manifest import Column, Manifest, Table
+from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from ..api.app import App
 from ..api.stage import Stage
 
@@ -63,7 +63,7 @@ def check_declared(app: App, stage: Stage, stored: Table | None) -> None:
         return
     if names != key:
         # Of sessions, the one that a stage's key has is among the values.
-        values = (column.name for column in stored.values if not column.name.startswith("_"))
+        values = (column.name for column in stored.values if not is_internal(column.name))
         sessions = values if kept.key_column else ()
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
@@ -96,10 +96,10 @@ def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
                 f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by {was!r}",
                 hint=f"where that is the same stage under another name: {rename}",
             )
-        if was:
-            raise Refused(
-                f"stage {stage.name!r}: its input {name!r} is a topic from outside the app now, and was written by "
-                f"its stage {was!r}",
-                hint="give the topic, or the repartition topic, another name: then it is another input, read from "
-                "its beginning",
-            )
+        ours = f"written by its stage {was or writer!r}"
+        now, before = ("a topic from outside the app", ours) if was else (ours, "a topic from outside the app")
+        raise Refused(
+            f"stage {stage.name!r}: its input {name!r} is {now} now, and was {before}",
+            hint="give the topic, or the repartition topic, another name: then it is another input, read from its "
+            "beginning",
+        )

@@ -1,4 +1,4 @@
-"""The records of one batch for which it fails: what fails is asked which, and the batch computed anew without them.
+"""Finds which records make a batch fail, and computes the batch without them.
 
 The state's function tells keys, an operator of Spark's plan tells records (`operators.py`); where nothing tells more
 than that it fails, groups of records are tried (`fold/failing.py`).

@@ -69,7 +69,7 @@ class BatchRejecter:
         if self.topic:
             send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
         rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
-        table = self._written(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
+        table = self._table_of(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
         return Written(results, side_tables={REJECTED: table})
 
     def retry(self, batch: Batch) -> Written:
@@ -77,7 +77,7 @@ class BatchRejecter:
 
         Raises `Refused` where the program does not read what they are of.
         """
-        rows = self._written(batch).rows(batch.base)
+        rows = self._table_of(batch).rows(batch.base)
         left = rows.filter(pc.is_null(rows["retried"]))
         schemas = {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
         inputs, ordered = inputs_of(self.stage, left, schemas)
@@ -95,7 +95,7 @@ class BatchRejecter:
             else:
                 row |= {"error": why.kind, "message": why.message, "stack": why.stack}
         taken = len(ordered) - len(found)
-        table = self._written(batch).put(batch.base, ordered, version, added=0, waiting=-taken)
+        table = self._table_of(batch).put(batch.base, ordered, version, added=0, waiting=-taken)
         return Written(results, side_tables={REJECTED: table})
 
     def _without_culprits(
@@ -120,7 +120,7 @@ class BatchRejecter:
             for frame in inputs:
                 frame.unpersist()
 
-    def _written(self, batch: Batch) -> RejectedTable:
+    def _table_of(self, batch: Batch) -> RejectedTable:
         return RejectedTable(batch.job.store, batch.job.cache, batch.base.app, batch.base.stage)
 
     def _sources(self, batch: Batch) -> dict[str, InputTopic]:

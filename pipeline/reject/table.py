@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ...errors import Refused, Unavailable
 from ...fold.failing import RECORD
-from ...keep.rejected.retries import TABLE
+from ...keep.rejected.schema import REJECTED_RECORDS
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
 from ...store.compaction.plan import apply, newest_first
@@ -27,8 +27,8 @@ from ...store.versions.side_tables import REJECTED
 from ..api.stage import Stage
 from ..kafka.protocol import Headers, Kafka, NotTaken, Record
 
-SCHEMA = arrow_schema(TABLE.columns)
-_KEY = [column.name for column in TABLE.key]
+SCHEMA = arrow_schema(REJECTED_RECORDS.columns)
+_KEY = [column.name for column in REJECTED_RECORDS.key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class RejectedTable:
         """All rows of a version's table, of `SCHEMA`."""
         table = manifest.side_tables.get(REJECTED)
         ssts = newest_first(table.ssts) if table is not None else ()
-        blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, TABLE).blocks)
+        blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, REJECTED_RECORDS).blocks)
         if not (parts := [pa.Table.from_batches([block.stored]) for block in blocks]):
             return SCHEMA.empty_table()
-        return merge.merge_rows(parts, TABLE, drop_tombstones=True).select(SCHEMA.names)
+        return merge.merge_rows(parts, REJECTED_RECORDS, drop_tombstones=True).select(SCHEMA.names)
 
     def put(
         self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int
@@ -57,7 +57,7 @@ class RejectedTable:
         Rows of keys that are there replace them. `added` is how many are new; `waiting` by how many more records wait,
         negative when some were retried.
         """
-        before = base.side_tables.get(REJECTED) or SideTable(TABLE)
+        before = base.side_tables.get(REJECTED) or SideTable(REJECTED_RECORDS)
         rows = pa.Table.from_pylist(list(changed), schema=SCHEMA)
         hashed = pa.table(
             [
@@ -68,12 +68,19 @@ class RejectedTable:
             ],
             names=["_hash", *SCHEMA.names, "_seq", "_op"],
         )
-        new = sst.write(self.store, self.cache, app=self.app, stage=self.stage, table=TABLE, partition=0, rows=hashed)
+        new = sst.write(
+            self.store, self.cache, app=self.app, stage=self.stage, table=REJECTED_RECORDS, partition=0, rows=hashed
+        )
         ssts = (*before.ssts, new)
-        for due in pick(ssts, TABLE.partitions, TABLE.compaction):
-            ssts = apply(ssts, [merge.run(self.store, self.cache, self.app, self.stage, TABLE, due)])
+        for due in pick(ssts, REJECTED_RECORDS.partitions, REJECTED_RECORDS.compaction):
+            ssts = apply(ssts, [merge.run(self.store, self.cache, self.app, self.stage, REJECTED_RECORDS, due)])
         return replace(
-            before, table=TABLE, ssts=ssts, rows=added, total=before.total + added, waiting=before.waiting + waiting
+            before,
+            table=REJECTED_RECORDS,
+            ssts=ssts,
+            rows=added,
+            total=before.total + added,
+            waiting=before.waiting + waiting,
         )
 
 

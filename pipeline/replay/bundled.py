@@ -89,7 +89,7 @@ def capture(
         some_keys=only is not None,
     )
     records, before, committed = replay.records, None, None
-    if only is not None and replay.apart:
+    if only is not None and replay.knows_records:
         records = replay.taken(np.unique(replay.record_of(of_keys(replay.rows(), only))))
     if table is not None and found.keys is not None and found.committed is not None:
         before = _before(replay, table, found.keys.keys, only)

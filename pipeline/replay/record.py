@@ -179,14 +179,14 @@ def _first(program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, c
 
 def _candidates(replay: StageReplay, every: pa.Table, keys: KeyChanges | None) -> Iterator[Numbers]:
     """The records that may be guilty: those that reach the bad keys, where that is known; then all."""
-    if replay.apart and keys is not None and keys.named:
+    if replay.knows_records and keys is not None and keys.named:
         yield np.unique(replay.record_of(of_keys(every, keys.changed().keys)))
     yield _makers(replay, every)
 
 
 def _makers(replay: StageReplay, every: pa.Table) -> Numbers:
     """The records of which the function makes rows, where that is known; else all."""
-    return np.unique(replay.record_of(every)) if replay.apart else np.arange(replay.count)
+    return np.unique(replay.record_of(every)) if replay.knows_records else np.arange(replay.count)
 
 
 def _above(program: LoadedProgram, below: _Level) -> _Level:
@@ -209,7 +209,7 @@ def _above(program: LoadedProgram, below: _Level) -> _Level:
         return below.commit(below.replay.run(read))
 
     level = _Level(replay, commit, below.is_bad, _makers(replay, every))
-    if replay.shape.bound is None and replay.apart:
+    if replay.shape.bound is None and replay.knows_records:
         # Each row comes of one record: nothing has to be tried.
         makers = np.sort(replay.record_of(every)[places_of(guilty, every)])
         level.found = int(np.searchsorted(level.candidates, makers[twins]))

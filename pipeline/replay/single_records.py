@@ -21,7 +21,7 @@ def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
     It is known where each of the function's rows comes of one record, and the predicate is SQL over single rows of
     the stage's table.
     """
-    if not replay.apart or not predicate.sql or replay.before.table is None:
+    if not replay.knows_records or not predicate.sql or replay.before.table is None:
         return None
     try:
         stage, sql = row_local(predicate.sql, [replay.after.stage])
@@ -34,9 +34,9 @@ def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
 def _each_alone(replay: StageReplay) -> pa.Table:
     """The table's rows as each record by itself would leave those of its keys, with the record's number as `ROW`."""
     step, table = replay.step, replay.table
-    bound = step.bound
+    bound = step.state_now
     key = [column.name for column in table.key]
-    rows = normalise_keys(step.apart(replay.rows())[0], key)
+    rows = normalise_keys(step.split_late(replay.rows())[0], key)
     order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))
     rows = rows.take(pa.array(order)).combine_chunks()
     records, hashes = rows[RECORD].to_numpy(), rows["_hash"].to_numpy()

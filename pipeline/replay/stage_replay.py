@@ -21,7 +21,7 @@ from ...fold.step import Step
 from ...moments.diff.stored_rows import TableSide
 from ...moments.query.row_local import differing
 from ...search.verdict import Address
-from ...store.read.multi_get import TableRows
+from ...store.read.multi_get import LookUps
 from ...store.sst import ttl
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, partition_of
@@ -158,7 +158,7 @@ class StageReplay:
         return self._function({name: records.rows for name, records in self.records.items()}, self._numbers)
 
     @property
-    def apart(self) -> bool:
+    def knows_records(self) -> bool:
         """Whether it is known which record each of the function's rows comes from."""
         return self._all[1]
 
@@ -168,10 +168,10 @@ class StageReplay:
 
     def rows(self, chosen: Numbers | None = None) -> pa.Table:
         """What the function makes of these records, of all by default. A Spark job, where they are not known apart."""
-        made, apart = self._all
+        made, known = self._all
         if chosen is None:
             return made
-        if not apart:
+        if not known:
             return self.run(self.inputs(chosen))
         return made.filter(pa.array(np.isin(self.record_of(made), chosen)))
 
@@ -197,14 +197,14 @@ class StageReplay:
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """The rows that the table gets, and what the state emits: one table for all outputs, or one for each."""
         step = self.step
-        made = step.made(step.apart(rows)[0], self.stored)
+        made = step.made(step.split_late(rows)[0], self.stored)
         if made.new.num_columns:
             return made.new, made.emitted
         return sst_schema(self.table).empty_table(), tuple(kind.empty_table() for kind in step.state.emits)
 
     @property
     def step(self) -> Step:
-        """What the batch made of rows."""
+        """The rules by which the batch was merged."""
         bound, event_time = self.shape.bound, self.after.event_time
         assert bound is not None  # noqa: S101  a stage with a table has one
         lateness = None
@@ -213,9 +213,9 @@ class StageReplay:
         return Step(self.table, bound, self.after.row_seq, self.clock_ms, lateness, self.due)
 
     @property
-    def stored(self) -> TableRows:
+    def stored(self) -> LookUps:
         """The rows before the batch."""
-        return TableRows(self.program.store, self.program.cache, self.table, self.before.ssts, self.clock_ms)
+        return LookUps(self.program.store, self.program.cache, self.table, self.before.ssts, self.clock_ms)
 
     @property
     def due(self) -> Due | None:
@@ -250,7 +250,7 @@ class StageReplay:
     def late(self, rows: pa.Table) -> pa.Table:
         """Those of the function's rows that were late, as they went where the program says; it says so."""
         columns = self.shape.late
-        return self.step.apart(rows)[1].select(list(columns)).rename_columns(list(columns.values()))
+        return self.step.split_late(rows)[1].select(list(columns)).rename_columns(list(columns.values()))
 
     @property
     def clock_ms(self) -> int:

@@ -78,6 +78,7 @@ def _blocks(
         mapped = cache.bring(store, sst, table, reads)
     if mapped is not None:
         return mapped.blocks, None
+    # However often it is looked into, it is not fetched whole for that: the pages whose times fit are few.
     ranged = RangedSst(store, sst, table, reads)
     parts = ranged.having(DUE, *span)
     return ranged.read(parts), ranged.next_after(DUE, span[1])

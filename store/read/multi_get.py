@@ -35,8 +35,8 @@ _AHEAD_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class TableRows:
-    """What a batch looks up."""
+class LookUps:
+    """Looks up rows of a table at one version: by key, or by when they fall due."""
 
     store: ObjectStore
     cache: SstCache

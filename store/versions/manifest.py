@@ -21,8 +21,15 @@ VersionKind = Literal[
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, or columns that were added got values for what was read before."""
-UNFENCED: tuple[VersionKind, ...] = ("batch", "compaction", "backfill")
-"""Kinds of versions that take the stage from nobody: they have the epoch of whoever has it. Any other takes it over."""
+BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill")
+"""Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
+UNFENCED: tuple[VersionKind, ...] = ("batch", *BESIDE_BATCHES)
+"""Kinds of versions that take the stage from nobody. Any other takes it over."""
+
+
+def is_internal(column: str) -> bool:
+    """Whether a column is none that users see: the names of such columns begin with `_`."""
+    return column.startswith("_")
 
 
 class Column(Struct, frozen=True):
@@ -101,7 +108,7 @@ class Table(Struct, frozen=True):
     @property
     def added(self) -> dict[str, int]:
         """The columns that migrations added, internal ones left out, and the version that each is there since."""
-        return {each.name: each.since for each in self.values if each.since and not each.name.startswith("_")}
+        return {each.name: each.since for each in self.values if each.since and not is_internal(each.name)}
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from slackwater.pipeline.api.update import update
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import TableRows
+from slackwater.store.read.multi_get import LookUps
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Table
 
@@ -154,7 +154,7 @@ def test_a_key_of_one_record_is_not_tried_again_and_a_step_tells_records_where_r
     )
     table = Table((Column("account", "int64"),), (Column("n", "int64"),), 1, {})
     cache = SstCache(Path(os.devnull) / "cache", 0)
-    stored = TableRows(MemoryStore(), cache, table, (), 0, Reads())
+    stored = LookUps(MemoryStore(), cache, table, (), 0, Reads())
     with pytest.raises(StateFailed) as caught:
         Step(table, bound, 1, 0, tells=10).made(rows, stored)
     assert caught.value.told.records.keys() == {30}

@@ -39,6 +39,13 @@ def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() ->
         claimer(topic, store).check(topic.stages["counts"])
     assert "--rename-stage" not in refused.value.hint
 
+    commit(store, Manifest("app", "totals", 1, 1, "w", 1, "claim", {"by-n": Input("by-n", (7,))}))
+    channel = sw.App("app")
+    channel.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="legs")(same)
+    channel.stage(reads="by-n", writes=sw.repartition("on", "n"), name="totals")(same)
+    with pytest.raises(Refused, match=r"'by-n' is written by its stage 'legs' now, and was a topic from outside the"):
+        claimer(channel, store).check(channel.stages["totals"])
+
     renamed = sw.App("app")
     renamed.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="hops")(same)
     renamed.stage(reads="by-n", writes=sw.repartition("on", "n"), name="counts")(same)

@@ -24,7 +24,7 @@ from slackwater.pipeline.batch.committer import Committer, PendingVersion
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import TableRows, multi_get
+from slackwater.store.read.multi_get import LookUps, multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys, partition_of
@@ -159,7 +159,7 @@ class App:
             ssts = touching(base.ssts, partition, base.table.partitions)
             mine = rows.filter(pa.array(partitions == partition))
             merging = fold_step.Step(base.table, bound(state), base.version + 1, 0)
-            new = merging.made(mine, TableRows(self.store, self.cache, base.table, ssts, 0)).new
+            new = merging.made(mine, LookUps(self.store, self.cache, base.table, ssts, 0)).new
             if new.num_rows:
                 made.append(
                     writer.write(

@@ -10,7 +10,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.due_rows import DueRows
-from slackwater.store.read.multi_get import TableRows
+from slackwater.store.read.multi_get import LookUps
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import DUE
@@ -53,7 +53,7 @@ def due_rows(
     clock_ms: int,
     reads: Reads,
 ) -> DueRows:
-    return TableRows(store, cache, table, ssts, clock_ms, reads).due(span, hashes)
+    return LookUps(store, cache, table, ssts, clock_ms, reads).due(span, hashes)
 
 
 @pytest.mark.parametrize("warm", [False, True])
