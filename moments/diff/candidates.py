@@ -25,8 +25,11 @@ from ...store.sst.types import EXPIRES, HASH, SEQ, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 from .key_changes import KeyChanges
-from .stored_rows import REQUEST_BYTES, TableSide, distinct, identity
+from .stored_rows import TableSide, distinct, identity
 from .versions import Ancestry, StageVersions, ancestry
+
+VERSION_BYTES = 64 << 10
+"""Reading a manifest is worth so many bytes of SSTs, in time."""
 
 
 def changes_between(one: TableSide, other: TableSide, shared: Ancestry, names: Sequence[str]) -> KeyChanges:
@@ -91,7 +94,7 @@ def _removed_keys(
         return
     versions = sum(part.up_to - part.after for _, branch in at_stake for part in branch)
     stored_bytes = sum(sst.bytes for ssts in older for sst in ssts)
-    if versions * REQUEST_BYTES <= stored_bytes:
+    if versions * VERSION_BYTES <= stored_bytes:
         found = [_gone(side, branch, seq) for side, branch in at_stake]
         if None not in found:
             yield from chain.from_iterable(each or () for each in found)

@@ -28,8 +28,6 @@ from ...store.sst.types import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_sc
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 
-REQUEST_BYTES = 64 << 10
-"""A request is worth reading so many bytes, in time."""
 _SYSTEM = ((SEQ, pa.int64()), (OP, pa.uint8()), (EXPIRES, pa.int64()))
 _LAST_SEQ = (1 << 63) - 1
 
@@ -216,7 +214,8 @@ class StoredKey:
             return sst.find(self._hashes, filtered=filtered)[1]
 
         # By ranges: the footer, the page index with the filter, and a page of each column, of which four are our own.
-        by_ranges = (2 + len(table.columns) + 4) * REQUEST_BYTES
+        # A request takes as long as many bytes more of one that is under way.
+        by_ranges = (2 + len(table.columns) + 4) * SMALL_BYTES
         for sst in ssts:
             place = (*identity(sst), table.schema)
             if place not in self._found:

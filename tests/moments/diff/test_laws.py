@@ -58,7 +58,7 @@ class DiffModel(StateModel):
     def check_diff(self, one: tuple[str, int], other: tuple[str, int], *, by_ranges: bool, by_versions: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if by_versions:
-                patch.setattr(candidates, "REQUEST_BYTES", 0)
+                patch.setattr(candidates, "VERSION_BYTES", 0)
             if by_ranges:
                 patch.setattr(stored_rows, "SMALL_BYTES", 0)
             found = table_diff(STAGE, self.side(*one), self.side(*other))

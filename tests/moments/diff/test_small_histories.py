@@ -90,7 +90,7 @@ def test_each_difference_and_history_is_that_of_the_dictionaries(
         model = written(steps, cache, expires=expires)
         if not model.shown:
             return
-        patch.setattr(candidates, "REQUEST_BYTES", data.draw(st.sampled_from([0, 1 << 40]), "by comparing"))
+        patch.setattr(candidates, "VERSION_BYTES", data.draw(st.sampled_from([0, 1 << 40]), "by comparing"))
         patch.setattr(stored_rows, "SMALL_BYTES", data.draw(st.sampled_from([0, 1 << 20]), "whole"))
         # The newest version is never collected.
         old = range(1, len(model.shown))
