@@ -30,7 +30,7 @@ class Given(StageReplay):
     made: pa.Table | None = None
 
     @property
-    def apart(self) -> bool:
+    def knows_records(self) -> bool:
         return True
 
     def rows(self, chosen: Numbers | None = None) -> pa.Table:
