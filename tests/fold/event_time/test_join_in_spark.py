@@ -81,8 +81,13 @@ def joined(name: str, orders: str, payments: str) -> sw.App:
 
 
 @pytest.mark.kafka
+@pytest.mark.parametrize(
+    "beside_spark",
+    # The rows are those of fold/kinds/test_join.py. Once in some twenty runs Spark's own side has been seen to differ.
+    [False, pytest.param(True, marks=pytest.mark.ci)],
+)
 def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_to_records(
-    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside_spark: bool
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     name, orders, payments = (f"{what}-{uuid4().hex[:8]}" for what in ("till", "orders", "payments"))
@@ -106,14 +111,16 @@ def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_t
     found = counted(ledger, "all-pairs")
     store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
     versions = [one for one in history.after(store, name, "both", 0) if one.kind == "batch"]
-    own = sparks_own(batches_of(versions, sent), tmp_path)
-    assert not own - found
-    # What only the batch without rows behind the last one lets go of: Spark has been seen to end without that one.
-    with_rows = [one for one in versions if any(read.rows for read in one.inputs.values())]
-    due_ms = with_rows[-1].event_time.due_ms  # type: ignore[union-attr]
-    until = datetime.fromtimestamp(due_ms / 1000, UTC) - timedelta(minutes=31)  # type: ignore[operator]
-    assert [row for row in found - own if row[3] is not None or row[1] <= until] == []  # type: ignore[operator]
-    assert {row[3] is None for row in own} == {row[3] is None for row in found} == {True, False}
+    assert {row[3] is None for row in found} == {True, False}
+    if beside_spark:
+        own = sparks_own(batches_of(versions, sent), tmp_path)
+        assert not own - found
+        # What only the batch without rows behind the last one lets go of: Spark has been seen to end without that one.
+        with_rows = [one for one in versions if any(read.rows for read in one.inputs.values())]
+        due_ms = with_rows[-1].event_time.due_ms  # type: ignore[union-attr]
+        until = datetime.fromtimestamp(due_ms / 1000, UTC) - timedelta(minutes=31)  # type: ignore[operator]
+        assert [row for row in found - own if row[3] is not None or row[1] <= until] == []  # type: ignore[operator]
+        assert {row[3] is None for row in own} == {True, False}
     assert [json.loads(row["value"])["paid"] for row in ledger.table("both_rejected").to_pylist()] == [POISON]
     ledger.verify(name)
     late = sum(one.event_time.late for one in versions if one.event_time)
