@@ -214,7 +214,7 @@ class StoredKey:
             return sst.find(self._hashes, filtered=filtered)[1]
 
         # By ranges: the footer, the page index with the filter, and a page of each column, of which four are our own.
-        # A request takes as long as many bytes more of one that is under way.
+        # In time, each of these requests is worth `SMALL_BYTES`.
         by_ranges = (2 + len(table.columns) + 4) * SMALL_BYTES
         for sst in ssts:
             place = (*identity(sst), table.schema)

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from ...errors import Refused
-from ...fold.fits import ANOTHER_STAGE, fit_inputs, fit_table
+from ...fold.fits import ANOTHER_STAGE, fit_inputs, fit_table, visible
 from ...fold.kinds.kind import key_of_table, kind_of
 from ...keep.migrate.migrate import of_column
-from ...store.versions.manifest import Column, Manifest, Table, is_internal
+from ...store.versions.manifest import Column, Manifest, Table
 from ..api.app import App
 from ..api.stage import Stage
 
@@ -63,8 +63,7 @@ def check_declared(app: App, stage: Stage, stored: Table | None) -> None:
         return
     if names != key:
         # Of sessions, the one that a stage's key has is among the values.
-        values = (column.name for column in stored.values if not is_internal(column.name))
-        sessions = values if kept.key_column else ()
+        sessions = visible(stored.values) if kept.key_column else ()
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
             f"({', '.join((*names, *sessions))})",

@@ -33,7 +33,7 @@ def booked(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Le
     """A ledger that has run, over entries and some that are none. The tests here look at it, or go on with it."""
     made = Ledger(kafka.bootstrap, tmp_path_factory.mktemp("booked"))
     made.send(1_500, raw=(b"not json", b"", b'["neither"]', b"\xff\xfe"))
-    made.catch_up(max_records=500)
+    made.catch_up(max_records=300)
     return made
 
 
@@ -45,7 +45,7 @@ def test_a_version_costs_one_put_for_each_changed_partition_and_one_for_its_mani
     store = open_store(booked.store)
     for stage in history.list_stages(store, booked.app):
         versions = list(history.after(store, booked.app, stage, 0))
-        assert len(versions) > 2
+        assert len(versions) > 4
         for before, after in pairwise(versions):
             written = set(after.ssts) - set(before.ssts)
             assert len(written) <= (after.table.partitions if after.table else 0)

@@ -39,6 +39,8 @@ from typer.testing import CliRunner
 APPS = Path(__file__).parents[1] / "apps"
 LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
+TWO_STAGES = ("--stage", "entries", "--stage", "accounts")
+"""Of the ledger, one that reads a topic and one with state behind it: each stage more slows the others down."""
 PATIENCE_S = 120.0
 _CLASSES = Path(sys.executable).parents[1] / "spark.jsa"
 """Of `class_data.py`. Without it Spark's JVMs load their classes one by one."""

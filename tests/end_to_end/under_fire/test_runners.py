@@ -9,16 +9,13 @@ from slackwater.moments.cut.stored import read_snapshot
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
-from tests.support.running import PATIENCE_S, Ledger
+from tests.support.running import PATIENCE_S, TWO_STAGES, Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
-TWO = ("--stage", "entries", "--stage", "accounts")
-"""A stage that reads a topic, and one with state behind it: each stage more slows the others down."""
-
 
 def test_a_runner_is_taken_over_and_no_record_is_lost_or_counted_twice(ledger: Ledger) -> None:
-    with ledger.fed(), ledger.running(*TWO, "--max-records", "500") as first:
+    with ledger.fed(), ledger.running(*TWO_STAGES, "--max-records", "500") as first:
         first.await_commit("accounts")
         ledger.catch_up()
         assert first.process.wait(60) == 1
@@ -37,7 +34,7 @@ def test_a_runner_is_taken_over_and_no_record_is_lost_or_counted_twice(ledger: L
 
 def test_an_app_that_is_killed_while_it_runs_ahead_loses_nothing_and_counts_nothing_twice(ledger: Ledger) -> None:
     ledger.send(4_000)
-    with ledger.running(*TWO, "--max-records", "400", "--max-unflushed", "4", sabotage="accounts ahead") as app:
+    with ledger.running(*TWO_STAGES, "--max-records", "400", "--max-unflushed", "4", sabotage="accounts ahead") as app:
         app.await_commit()
         started = psutil.Process(app.process.pid).children(recursive=True)
         assert any(process.name() == "java" for process in started)
