@@ -7,7 +7,8 @@ It reads the pipe that is its standard input, and ends when that breaks, because
 
 Its Python processes import pyspark from where it is installed. Spark puts its own `pyspark.zip` and a jar before all
 else on their path; nothing in a zip is kept compiled: half a second of a core for each process, and the first batch of
-every source takes four, one after the other. What all of these write to a run's terminal is filtered.
+every source takes four, one after the other. Those that plan have one thread of numpy, as Spark gives those that
+compute, not one for each core. What all of these write to a run's terminal is filtered.
 """
 
 import os
@@ -59,6 +60,7 @@ for entry in $PYTHONPATH; do
         *) path=$path${{path:+:}}$entry ;;
     esac
 done
+export OPENBLAS_NUM_THREADS="${{OPENBLAS_NUM_THREADS:-${{OMP_NUM_THREADS:-1}}}}"
 PYTHONPATH=$path exec {python} "$@"
 """
 _REAP_S = 1.0
