@@ -18,6 +18,8 @@ from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.removal import Removal, remove_app
 from ..keep.maintain.stages import rescale, retire
 from ..keep.rejected import retries
+from ..keep.rewind.rewind import rewind
+from ..moments.cut.refs import parse
 from ..moments.status import lag
 from ..pipeline.kafka.channels import group_of
 from ..results import maintenance, rows, snapshots
@@ -92,6 +94,51 @@ class StoredApp(AppHistory):
         channels = client.known_channels("in which a clone has topics of its own")
         target = client.beside(store).store
         return make_clone(client.store, source, to, channels=channels, target_store=target, by=client.by, **chosen)
+
+    def rewind(
+        self,
+        to: str | datetime = "",
+        *,
+        before_deploy: bool = False,
+        keep_offsets: bool = False,
+        fence: bool = False,
+        dry_run: bool = False,
+    ) -> Result:
+        """Take the app back to an earlier moment of its own: tables, offsets, and what was on the way, of all stages.
+
+        As new versions: the history stays, and what is undone is a snapshot's, which one more rewind goes back to. What
+        sinks were given since cannot be unsent, and comes once more.
+
+        Args:
+            to: the moment, as `at` takes it.
+            before_deploy: instead, the moment before the program that the app has now.
+            keep_offsets: only the tables; the app goes on reading where it is.
+            fence: also while a runner has the app, which stops.
+            dry_run: only look: what is undone in rows, offsets, and rows that sinks were given.
+
+        Raises:
+            Usage: the moment is malformed, there is none, or nothing says where Kafka is.
+            NotFound: there is no such app or moment, or no program before this one.
+            Refused: a runner has it; or Kafka does not hold what would be read once more; nothing was changed.
+        """
+        if bool(to) == before_deploy:
+            raise Usage("a rewind goes to a moment, or to before the newest deploy; expected one of the two")
+        client, now_ms = self._client, instants.now_ms()
+        channels = None if keep_offsets else client.known_channels("which holds what is to be read once more")
+        done = rewind(
+            client.store,
+            self.name,
+            parse(self._ref(to), now_ms=now_ms) if to else None,
+            channels,
+            by=client.by,
+            now_ms=now_ms,
+            cache=client.cache,
+            fence=fence,
+            dry_run=dry_run,
+            reader=channels or client.channels(),
+        )
+        client.note_thinned(done.plan.to.ref, done.plan.to.thinned)
+        return maintenance.rewound(done, client.flags, dry_run=dry_run)
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
         """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""

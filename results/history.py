@@ -17,7 +17,7 @@ from .shown import Result, fields
 from .values import value_lines, word
 from .verdict import record_data
 
-_IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "backfill")
+_IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind")
 """Kinds of versions that read no rows."""
 
 
@@ -68,6 +68,10 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"since here: {', '.join(entry.added)}"
     if entry.backfilled:
         yield f"backfilled: {', '.join(entry.backfilled)}"
+    if entry.rewound is not None:
+        yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
+    if entry.deployed:
+        yield f"deploy: {entry.deployed}"
     if entry.renamed:
         yield f"{'was called' if entry.kind == 'rename' else 'is called'} {entry.renamed}"
 

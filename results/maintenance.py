@@ -8,11 +8,12 @@ from ..keep.gc.collect import Collected, Explanation
 from ..keep.maintain.compact import Compacted, Merge
 from ..keep.maintain.removal import Removed
 from ..keep.maintain.stages import Rescaled, Retired
+from ..keep.rewind.rewind import Rewound
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from .document import TableBlock, Title
 from .formats import count, plural, size
-from .shown import Result, Words, result
+from .shown import Result, Words, fields, result
 
 _RULES = {
     "head": "newest",
@@ -106,6 +107,49 @@ def to_compact(app_name: str, due: Sequence[Merge]) -> Words:
         rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in words)
         yield TableBlock.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
     return {"app": app_name, "dry_run": True, "merges": due}
+
+
+@result
+def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
+    """An app that was taken back to an earlier moment, or would be."""
+    plan, versions = done.plan, done.versions
+    app, would = plan.app, "would be " if dry_run else ""
+    yield Title(f"{app} {would}rewound to {plan.to.ref}, {instants.when(plan.to.time_ms)}")
+    if not plan.steps:
+        yield f"nothing to do: {app} is what it was then"
+    for each in plan.stages:
+        was = f"as v{each.to} was" if each.to else "as before it began"
+        now = f"v{versions[each.stage]}" if each.stage in versions else f"v{each.version} now"
+        yield f"{each.stage}  {now}  {was}{', retired' if each.retires else ''}"
+        yield from (f"  reads again {one}" for one in each.offsets)
+    for table in done.changes:
+        counts = ((table.removed, "went"), (table.added, "came back"), (table.changed, "changed back"))
+        yield f"{table.table}: " + (", ".join(f"{n:,} rows {what}" for n, what in counts if n) or "no row changes")
+    for given in plan.given:
+        if given.rows:
+            where = f" to {', '.join(given.offsets)}" if given.offsets else ""
+            yield f"sink {given.sink}: {plural(given.rows, 'row')} given{where} cannot be unsent, and come once more"
+        if given.dropped:
+            yield f"sink {given.sink}: {plural(given.dropped, 'row')} not published yet are dropped, and come once more"
+    if plan.steps and dry_run:
+        yield "nothing was changed (--dry-run)"
+    elif done.snapshot:
+        yield f"what was undone: {app}@{done.snapshot}; back to it: slackwater rewind {app}@{done.snapshot}{flags}"
+        reads_on = "where it was" if plan.table_only else "from there"
+        yield f"the next `slackwater run` reads on {reads_on}"
+    changes = [fields(each, "table", "added", "removed", "changed") for each in done.changes]
+    return {
+        "app": app,
+        "to": plan.to.versions,
+        "rewind": done.number or None,
+        "snapshot": done.snapshot or None,
+        "versions": versions,
+        "stages": plan.stages,
+        "keep_offsets": plan.table_only,
+        "changes": changes,
+        "sinks": plan.given,
+        "dry_run": dry_run,
+    }
 
 
 @result

@@ -106,6 +106,12 @@ def scan(
     table, sql = row_local(predicate.sql, between.high.tables)
     stage, high = owner(table, between.high.stages), between.high.tables[table]
     first = between.lowest(stage)
+    if rewinds := [each.version for each in high.rewinds if each.version > first]:
+        raise Refused(
+            f"--scan looks at what versions wrote, one after the other, and {stage}@v{rewinds[-1]} is a rewind",
+            hint=f"choose ends on one side of it: --good {high.app}/{stage}@v{rewinds[-1]}, or --bad "
+            f"{high.app}/{stage}@v{rewinds[-1] - 1}; without --scan, bisect takes both",
+        )
     read = (history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1))
     manifests = [table_of(each, table) for each in read]
     sources = [*_written(manifests)]

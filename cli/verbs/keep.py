@@ -46,6 +46,37 @@ def clone(
 
 
 @verb(
+    "slackwater rewind flights@before-upgrade --dry-run",
+    "slackwater rewind flights --before-deploy",
+    "slackwater rewind flights/carriers@v16 --keep-offsets    # repair the tables, and go on from now",
+    kafka=True,
+)
+def rewind(
+    session: Session,
+    to: str = argument("APP[@REF]", "The app, and the moment to take it back to."),
+    before_deploy: bool = flag("--before-deploy", "To the moment before the program that the app has now."),
+    keep_offsets: bool = flag("--keep-offsets", "Only the tables: the app goes on reading where it is."),
+    fence: bool = flag("--fence", "Also while a runner has the app: that stops."),
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Take an app back to an earlier moment of its own.
+
+    Tables, offsets, and what was on the way between stages become what they were, of all stages or of none, as new
+    versions: the history stays, and what is undone keeps a name, to which one more rewind leads. The next run
+    reads on from there. Rows that sinks were given since cannot be unsent, and come once more; --dry-run says which.
+    """
+    session.show(
+        session.app(to).rewind(
+            to if "@" in to or "/" in to else "",
+            before_deploy=before_deploy,
+            keep_offsets=keep_offsets,
+            fence=fence,
+            dry_run=dry_run,
+        )
+    )
+
+
+@verb(
     "slackwater rescale flights/carriers --partitions 8", "slackwater rescale flights/aircraft --partitions 2 --dry-run"
 )
 def rescale(

@@ -8,7 +8,7 @@ does: from versions of a stage that writes the channel, which is there in name o
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 
 from msgspec import structs
 
@@ -238,5 +238,5 @@ def _told(store: ObjectStore, app: str, name: str, one: ChannelRange, known: int
 
 
 def _versions(store: ObjectStore, app: str, one: ChannelRange) -> Iterator[Manifest]:
-    after = history.after(store, app, one.end.upstream, one.start.version)
-    return takewhile(lambda each: each.version <= one.end.version, after)
+    if one.end.version > one.start.version:
+        yield from history.followed(store, history.read(store, app, one.end.upstream, one.end.version), one.start.version)

@@ -177,20 +177,20 @@ def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) 
     return amend(store, head, Amendment("retire", without_snapshots), by=by, now_ms=now_ms).manifest
 
 
-def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> bool:
-    """Make ready for the claim of a stage that may be retired; returns whether it is.
+def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest | None:
+    """Make ready for the claim of a stage that may be retired; returns the version that it is so at.
 
     Snapshots that are under way are withdrawn then. The stage may have read past their markers before it was retired,
     and would never answer.
     """
     head = history.head(store, app, stage)
     if head is None or not head.retired:
-        return False
+        return None
     for request in open_requests(store, app):
         why = f"{stage}, which was retired, came back while it was under way: take it again"
         record(store, app, "snapshot failed", f"{request.name}: {why}", by)
         cancel(store, app, request)
-    return True
+    return head
 
 
 def absent(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from ...moments.take.remove import remove
 from ...moments.take.snapshots import pin
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
-from ...store.versions.manifest import Input, Ttl
-from ...store.versions.migrations import MIGRATIONS, Migration
+from ...store.versions.manifest import Input, Manifest, Ttl
+from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
 from .migration import finish, is_through
 from .plan import Plan, StageChange, plan
 
@@ -52,8 +52,19 @@ def find_plan(
 
     Raises as `plan`; also `NotFound` when there is no such app, and `Refused` while an earlier migration is half done.
     """
-    last = MIGRATIONS.newest(store, declared.app)
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
+    after = check_done(store, declared.app, heads)
+    found = plan(heads, declared, renames, stages=stages or {}, after=after)
+    for name in heads.keys() - declared.stages.keys():
+        # Under its new name a stage begins its sinks anew, and who retires publishes nothing any more.
+        if not heads[name].retired:
+            published.check(store, heads[name])
+    return found
+
+
+def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest]) -> int:
+    """The number of an app's newest migration, or rewind, 0 for none. Raises `Refused` while it is half done."""
+    last = MIGRATIONS.newest(store, app)
     if last is not None and (
         behind := [
             name
@@ -62,16 +73,10 @@ def find_plan(
         ]
     ):
         raise Refused(
-            f"migration {last.number} of {declared.app}, by {last.by}, is not done yet: {', '.join(behind)} did not go "
-            "through it",
-            hint="the next `slackwater migrate` or `run` finishes it",
+            f"{last.what} of {app}, by {last.by}, is not done yet: {', '.join(behind)} did not go through it",
+            hint="the next `slackwater migrate`, `rewind` or `run` finishes it",
         )
-    found = plan(heads, declared, renames, stages=stages or {}, after=last.number if last is not None else 0)
-    for name in heads.keys() - declared.stages.keys():
-        # Under its new name a stage begins its sinks anew, and who retires publishes nothing any more.
-        if not heads[name].retired:
-            published.check(store, heads[name])
-    return found
+    return last.number if last is not None else 0
 
 
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
@@ -109,26 +114,45 @@ def migrate(
         )
     number = found.after + 1
     cut = newest_cut(store, found.app, stages_of(store, found.app))
-    name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
-    snapshot = pin(store, cut, name, by=by, reader=reader)
-    migration = Migration(found.app, number, str(ULID()), by, now_ms, snapshot.name, steps)
-    # Put where there is none of its number: from here on it will be done.
-    decided = MIGRATIONS.add(store, migration)
-    if decided.id != migration.id:
-        # Of the same moment, who was first may have the same one.
-        if decided.snapshot != snapshot.name:
-            remove(store, found.app, snapshot.name)
-        raise Refused(
-            f"app {found.app!r} was migrated at the same moment, by {decided.by}: this one was not done",
-            hint="look at what that did (`slackwater log`), and migrate what is left to change",
-        )
+    snapshot = pin(store, cut, f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}", by=by, reader=reader)
+    migration = decide(store, found.app, number, steps, snapshot.name, by=by, now_ms=now_ms)
     versions = finish(store, migration, now_ms=now_ms)
     said = ", ".join(
         f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
         for each in found.changes
     )
-    record(store, found.app, "migrate", f"{number}: {said}; before it {found.app}@{snapshot.name}", by)
-    return Migrated(found, number, snapshot.name, versions)
+    record(store, found.app, "migrate", f"{number}: {said}; before it {found.app}@{migration.snapshot}", by)
+    return Migrated(found, number, migration.snapshot, versions)
+
+
+def decide(
+    store: ObjectStore,
+    app: str,
+    number: int,
+    steps: Mapping[str, MigratedStage],
+    snapshot: str,
+    *,
+    by: str,
+    now_ms: int,
+) -> Migration:
+    """Decide what becomes of an app's stages; `snapshot` pins the moment before.
+
+    From here on it will be done, by whoever comes by. Raises `Refused` where somebody else was faster: nothing is
+    changed then, and the snapshot is gone.
+    """
+    migration = Migration(app, number, str(ULID()), by, now_ms, snapshot, dict(steps))
+    # Put where there is none of its number.
+    decided = MIGRATIONS.add(store, migration)
+    if decided.id == migration.id:
+        return decided
+    # Of the same moment, who was first may have the same one.
+    if decided.snapshot != snapshot:
+        remove(store, app, snapshot)
+    raise Refused(
+        f"app {app!r} was {'rewound' if decided.rewinds else 'migrated'} at the same moment, by {decided.by}: this one "
+        "was not done",
+        hint="look at what that did (`slackwater log`), and say it again where something is left to do",
+    )
 
 
 _DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})

@@ -1,11 +1,12 @@
-"""Doing a migration that is decided: a commit for each stage, by whoever comes by.
+"""Doing a migration, or a rewind, that is decided: a commit for each stage, by whoever comes by.
 
 All that could be refused was refused before, and what it says of a stage needs no program. Who finds stages that did
 not go through it (a runner, the next migration) commits these first.
 
 The history of a stage that gets another name ends under the one, and goes on under the other with the same SSTs, in a
 version of the same number. What was on its way to its readers counts as sent by that one: they read on where they
-stand, and go by the attempts that it names. Nothing is copied, in the store or in Kafka.
+stand, and go by the attempts that it names. Nothing is copied, in the store or in Kafka. A rewind hands on what was on
+its way in the same manner: the versions that it undoes lie before the ones that readers go on at, so nobody reads them.
 """
 
 from collections.abc import Mapping
@@ -25,8 +26,8 @@ from ...store.sst import ttl
 from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.manifest import Former, Input, Manifest, Output
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
+from ...store.versions.manifest import Former, Input, Manifest, Output, Rewind
+from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from .plan import Plan, readers
 
 Heads = Mapping[str, Manifest]  # by stage
@@ -36,7 +37,8 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     """Commit what is left of a migration: a version for each stage that does not name it. Done again, it does nothing.
 
     Stages that get another name come first, so that who reads them finds them under it; of the others receivers: a
-    stage that is retired is read by none that has not gone through it. At last, snapshots are withdrawn that were asked
+    stage that is retired is read by none that has not gone through it. Of a rewind senders come first: their readers
+    say up to which of their versions they have read. At last, snapshots are withdrawn that were asked
     for before it was done and that stages cannot answer any more; no stage answers before that under another name.
 
     Returns the version of each stage that this call committed, and none of those that were there. Raises
@@ -48,25 +50,37 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     ended, versions = _rename(store, migration, heads, now_ms)
     # Who reads one of them under its new name is later than its first version under that.
     now_ms = max((now_ms, *(each.time_ms + 1 for each in ended.values())))
+    then = {
+        stage: history.read(store, migration.app, stage, step.rewound)
+        for stage, step in migration.stages.items()
+        if step.rewound and not is_through(heads[stage], migration)
+    }
+    newest = dict(heads)
 
-    def change(step: MigratedStage) -> Amendment:
+    def change(stage: str, step: MigratedStage) -> Amendment:
+        def update(draft: Manifest) -> Manifest:
+            if step.rewound is None:
+                return applied(_reading(draft, ended), step, migration.number)
+            return rewound(draft, step, migration.number, then, newest)
+
         return Amendment(
-            "retire" if step.retires else "migration",
-            lambda draft: applied(_reading(draft, ended), step, migration.number),
+            "retire" if step.retires else "migration" if step.rewound is None else "rewind",
+            update,
             # Somebody else may finish it, too.
             requires=lambda newest: not is_through(newest, migration),
         )
 
-    for stage in reversed(order(heads)):
+    for stage in order({**heads, **then}) if migration.rewinds else reversed(order(heads)):
         if stage not in ended and not is_through(heads[stage], migration):
             step = migration.stages.get(stage, MigratedStage())
-            made = amend(store, heads[stage], change(step), by=migration.by, now_ms=now_ms)
+            made = amend(store, heads[stage], change(stage, step), by=migration.by, now_ms=now_ms)
+            newest[stage] = made.manifest
             if made.changed:
                 versions[stage] = made.manifest.version
     if any(step.answers_otherwise for step in migration.stages.values()):
         for request in open_requests(store, migration.app):
             if request.migration < migration.number:
-                why = "the app was migrated while it was under way: take it again"
+                why = f"the app was {'rewound' if migration.rewinds else 'migrated'} while it was under way: take it again"
                 record(store, migration.app, "snapshot failed", f"{request.name}: {why}", migration.by)
                 cancel(store, migration.app, request)
     return versions
@@ -74,7 +88,9 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
 
 def is_through(head: Manifest, migration: Migration) -> bool:
     """Whether a stage went through this migration, or has no part in it, as it is retired."""
-    return head.retired or head.migration >= migration.number
+    step = migration.stages.get(head.stage)
+    has_no_part = head.retired and (step is None or step.rewound is None)
+    return has_no_part or head.migration >= migration.number
 
 
 def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
@@ -84,6 +100,55 @@ def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
         return 0
     finish(store, migration, now_ms=now_ms)
     return migration.number
+
+
+def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now: Heads) -> Manifest:
+    """The version that makes a stage what it was `then`: empty where that has no version of it. Pure.
+
+    `draft` has everything as it is; of the stages that it read, `now` has the newest versions, which went through the
+    same rewind. Rows for sinks that are not published are given up: a sink begins anew.
+    """
+    was = then.get(draft.stage)
+    mark = Rewind(draft.version, was.version if was is not None else 0, step.table_only)
+    draft = commit.without_snapshots(replace(draft, migration=number, rewinds=(*draft.rewinds, mark)))
+    if was is None:
+        empty = Manifest(draft.app, draft.stage, draft.version, draft.epoch, draft.writer, draft.time_ms, draft.kind)
+        kept = ("by", "migration", "rewinds", "totals", "formerly")
+        return replace(empty, **{name: getattr(draft, name) for name in kept})
+    was = commit.carried(was)
+    changed = replace(draft, table=was.table, ssts=was.ssts, backfills=was.backfills)
+    if step.table_only:
+        times = draft.event_time
+        if times is not None and was.event_time is not None:
+            # What fell due since is in the table again, and falls due once more.
+            times = replace(times, due_ms=was.event_time.due_ms, next_due_ms=was.event_time.next_due_ms)
+        return replace(changed, event_time=times)
+
+    def output(name: str, known: Output) -> Output:
+        """The channel as of then, behind all that lies in its topic by now."""
+        unread, ends = step.unread.get(name, Unread()), draft.outputs.get(name, known).ends
+        return replace(known, ends=ends, attempts=unread.attempts, rows=unread.rows)
+
+    def source(name: str, known: Input) -> Input:
+        """Where the stage stood, by the version that its sender has now."""
+        sender, was = now.get(known.upstream), then.get(known.upstream)
+        if sender is None or was is None or name not in was.outputs:
+            return known
+        if known.offsets == was.outputs[name].ends and known.watermark_ms == was.handed_on_ms:
+            return replace(known, offsets=sender.outputs[name].ends, version=sender.version)
+        return replace(known, version=sender.version - 1)
+
+    return replace(
+        changed,
+        inputs={name: source(name, each) for name, each in was.inputs.items()},
+        outputs={name: output(name, each) for name, each in was.outputs.items()},
+        sinks={},
+        clock_ms=was.clock_ms,
+        side_tables=was.side_tables,
+        stopped=was.stopped,
+        program=was.program,
+        event_time=was.event_time,
+    )
 
 
 def planned(heads: Heads, plan: Plan) -> dict[str, Manifest]:
@@ -186,8 +251,8 @@ def _first(
     """The first version under the new name, which holds what the last under the old one does."""
     # Up to which of its versions each channel is read by all that read it; None where nobody does.
     read = {name: min((at.version for at in readers(heads, name, last.stage)), default=None) for name in last.outputs}
-    unread = range(min((at for at in read.values() if at is not None), default=last.version) + 1, last.version)
-    sent = [history.read(store, last.app, last.stage, version) for version in unread]
+    behind = min((at for at in read.values() if at is not None), default=last.version)
+    sent = [each for each in history.followed(store, last, behind) if each is not last]
 
     def output(name: str, known: Output) -> Output:
         """What versions sent that not everybody has read, as one version would have sent it."""

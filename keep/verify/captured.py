@@ -49,8 +49,8 @@ def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
         else:
             try:
                 state = channel_state(store, cut, channel)
-                between = range(state.after + 1, state.up_to + 1)
-                copied = any(history.read(store, cut.app, channel.sender, each).begins for each in between)
+                between = history.followed(store, cut.stages[channel.sender], state.after)
+                copied = any(each.begins or each.rewind is not None for each in between)
                 exact = not copied or sum(other.name == channel.name for other in edges) == 1
             except (Corruption, NotFound) as error:
                 state, wrong = None, as_sentence(error)

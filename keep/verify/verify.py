@@ -200,6 +200,9 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
         output = None
         with noted(wrong), suppress(NotFound):
             output = history.read(store, cut.app, channel.sender, channel.input.version).outputs.get(channel.name)
+            following = history.find(store, cut.app, channel.sender, channel.input.version + 1)
+            if following is not None and following.rewind is not None:
+                output = None  # it stands where it stood at the moment that the app was rewound to
         if output is not None:
             at = f"{channel.receiver}@v{cut.stages[channel.receiver].version}"
             ended = f"{channel.sender}@v{channel.input.version}"

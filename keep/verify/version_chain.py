@@ -86,10 +86,14 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     """What a version takes back of the one before it, one sentence each.
 
     A clone's first version begins a history, and so does the first under another name: it follows from nothing here.
+    A rewind takes back what it undoes.
     """
     if later.begins:
         return
     at, restarted = f"{later.app}/{later.stage} v{later.version}", later.kind in _RESTARTS
+    if later.rewind is not None:
+        yield from (f"{at} {each}" for each in _out_of_order(earlier, later))
+        return
     yield from (f"{at} {each}" for each in _taken_back(earlier, later))
 
     def of_input(name: str, before: Input, after: Input) -> Iterator[str]:
@@ -113,13 +117,17 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
             yield f"{at}, {name} records: {has.waiting} wait; expected at most {most}, those from before and the new"
 
 
-def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
+def _out_of_order(earlier: Manifest, later: Manifest) -> Iterator[str]:
     if later.version != earlier.version + 1:
         yield f"follows v{earlier.version}"
     if later.time_ms <= earlier.time_ms:
         yield f"was committed at {later.time_ms} ms; expected more than {earlier.time_ms}, that of the one before"
     if later.epoch < earlier.epoch:
         yield f"has epoch {later.epoch}; expected {earlier.epoch}, that of the one before, or more"
+
+
+def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
+    yield from _out_of_order(earlier, later)
     # It says which of two rows of a key is newer.
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
     if later.kind == "batch" and not newest < later.row_seq <= later.version:

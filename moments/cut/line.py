@@ -203,7 +203,14 @@ class Line:
         return self.floor[stage] + 1 if stage in self.floor else self.first(stage)
 
     def _cut(self, found: Mapping[str, Manifest | None]) -> Cut:
-        return Cut(self.heads.app, {stage: commit for stage, commit in found.items() if commit is not None})
+        """A prefix; one that ends amidst a rewind has all of it, for what stages have read and sent fits only then."""
+        there = {stage: commit for stage, commit in found.items() if commit is not None}
+        number = max((commit.migration for commit in there.values() if commit.rewind is not None), default=0)
+        for stage, head in self.heads.stages.items() if number else ():
+            if head.migration >= number and (stage not in there or there[stage].migration < number):
+                last = history.newest_where(self.read, self.first, head, lambda each: each.migration < number)
+                there[stage] = self.read(stage, last.version + 1 if last is not None else self.first(stage))
+        return Cut(self.heads.app, there)
 
 
 def newest_first(

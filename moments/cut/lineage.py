@@ -40,19 +40,19 @@ class Lineage:
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
     """The windows of what one stage read after version `low`, None for the beginning, up to and with `high`.
 
-    What a clone was born with is not traced into the app that it came from. Raises `NotFound` when a manifest between
-    the two, or of the stages upstream, is gone.
+    What a clone was born with is not traced into the app that it came from. Where `low` was undone by a rewind, it is
+    the version of before that both follow from. Raises `NotFound` when a manifest between the two, or of the stages
+    upstream, is gone.
     """
-    start = low or _first(store, high)
+    start = _shared(store, low or _first(store, high), high)
     gone = _lost_between(store, start, high)
     own, users = direct(start, high, gone), {source.topic for source in high.inputs.values() if not source.upstream}
     sources, lost = [window for window in own if window.topic in users], set(gone)
     for name, source in high.inputs.items():
         earlier = start.inputs.get(name)
         after = earlier.version if earlier else 0
-        if source.upstream and source.version > after:
-            sent = history.read(store, high.app, source.upstream, source.version)
-            sent_before = history.find(store, high.app, source.upstream, after) if after else None
+        if source.upstream and source.version > after and (sent := sender_of(store, high, name)) is not None:
+            sent_before = sender_of(store, start, name) if earlier is not None else None
             upstream = trace(store, sent_before or _sent_before(store, sent, name, earlier), sent)
             sources += upstream.sources
             lost |= set(upstream.lost)
@@ -63,6 +63,28 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
         other = hulls.get(place, window)
         hulls[place] = Window(*place, min(window.start, other.start), max(window.end, other.end))
     return Lineage(high.stage, own, tuple(sorted(hulls.values())), tuple(sorted(lost)))
+
+
+def sender_of(store: ObjectStore, reader: Manifest, name: str) -> Manifest | None:
+    """The version of a channel's sender up to which a version of its reader has read it; None before the first.
+
+    Where the reader was rewound and has not read on since, that of then: it stands right before the sender's own
+    rewind. Raises `NotFound` where it is gone.
+    """
+    source = reader.inputs[name]
+    following = history.find(store, reader.app, source.upstream, source.version + 1) if reader.rewinds else None
+    if following is not None and following.rewind is not None and following.migration <= reader.migration:
+        then = history.read(store, reader.app, reader.stage, reader.rewinds[-1].to)
+        return sender_of(store, then, name)
+    return history.read(store, reader.app, source.upstream, source.version) if source.version else None
+
+
+def _shared(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
+    ranges = high.follows()
+    if any(low.version in each for each in ranges) or low.stage != high.stage:
+        return low
+    last = max((min(each[-1], low.version) for each in ranges if each[0] <= low.version), default=0)
+    return history.find(store, high.app, high.stage, last) or low if last else low
 
 
 def losses(manifest: Manifest) -> tuple[Window, ...]:
@@ -104,8 +126,7 @@ def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Wi
     """What claims after `low`, up to `high`, passed over. Reads versions only where counts say that any did."""
     if all(name in low.inputs and low.inputs[name].lost == read.lost for name, read in high.inputs.items()):
         return ()
-    between = (history.read(store, high.app, high.stage, version) for version in range(low.version + 1, high.version))
-    return tuple(window for manifest in (*between, high) for window in losses(manifest))
+    return tuple(window for each in history.followed(store, high, low.version) for window in losses(each))
 
 
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:

@@ -161,8 +161,10 @@ def _spans(versions: VersionList, stored: StoredKey) -> Iterator[tuple[int, int,
             having = (at for at in indexes if any(sst.seq_max >= row.seq for sst in stored.ssts(versions[at])))
             wrote = next(having, last)
             first = _as_it_is(versions, wrote, last)
-            # What is known of right before it was written says nothing of any version earlier than that.
-            seq = row.seq if first > wrote else None if versions.is_gap(first) else row.replaced
+            # What is known of right before it was written says nothing of any version earlier than that, nor of what a
+            # rewind undid.
+            is_new = versions.is_gap(first) or versions[first].rewind is not None
+            seq = None if is_new else row.seq if first > wrote else row.replaced
         yield first, last, row
         last = first - 1
 
@@ -193,14 +195,14 @@ def _newest(versions: VersionList, stored: StoredKey, index: int, seq: int | Non
 def _as_it_is(versions: VersionList, first: int, last: int) -> int:
     """The first index, from `first` to `last`, from which on the table has the columns and backfills that it has then.
 
-    Nothing else changes a row that is stored.
+    Nothing else changes a row that is stored, but a rewind.
     """
     newest = versions[last]
-    if newest.table is None or not newest.table.schema:
+    if newest.table is None or not (newest.table.schema or newest.rewinds):
         return first
-    had = newest.table.schema, newest.backfills
+    had = newest.table.schema, newest.backfills, newest.rewinds
     return versions.first_where(
-        first, last, lambda each: each.table is not None and (each.table.schema, each.backfills) == had
+        first, last, lambda each: each.table is not None and (each.table.schema, each.backfills, each.rewinds) == had
     )
 
 
@@ -209,6 +211,8 @@ def _forgot(versions: VersionList, stored: StoredKey, last: int) -> int:
     later: Manifest | None = None
     for index, manifest in versions.backwards(last):
         if later is not None:
+            if later.rewind is not None:
+                return index + 1
             there, clock_ms, gap = set(map(identity, later.ssts)), later.clock_ms, versions.is_gap(index + 1)
             for sst in stored.ssts(manifest):
                 if identity(sst) not in there and (gap or sst.tombstones or may_have_expired(sst, clock_ms)):

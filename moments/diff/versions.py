@@ -67,6 +67,11 @@ class StageVersions:
     after: int
     up_to: int
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Where the versions are: store, app and stage."""
+        return self.store.url, self.app, self.stage
+
     def manifests(self) -> Iterable[Manifest | None]:
         """These versions, None for each that was collected."""
         limit = horizon.newest(self.store, self.app)
@@ -108,11 +113,11 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
         # A backfill gives rows of the same `_seq` other values.
         return Ancestry()
     apart = (one[0].url, one[1].app) != (other[0].url, other[1].app)
-    lines = [tuple(_line(*each, over_clones=apart)) for each in (one, other)]
+    lines = [tuple(_followed(*each, over_clones=apart)) for each in (one, other)]
     for number, mine in enumerate(lines[0]):
         for index, theirs in enumerate(lines[1]):
-            if (mine.store.url, mine.app, mine.stage) == (theirs.store.url, theirs.app, theirs.stage):
-                fork = min(mine.up_to, theirs.up_to)
+            fork = min(mine.up_to, theirs.up_to)
+            if fork > max(mine.after, theirs.after) and mine.place == theirs.place:
                 ends = (number, lines[0], one), (index, lines[1], other)
                 found = next((each for end in ends if (each := _read(*end, fork)) is not None), None)
                 if found is None:
@@ -122,6 +127,16 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
                 branches = _branch(lines[0], number, fork), _branch(lines[1], index, fork)
                 return Ancestry(seq, branches, found.table)
     return Ancestry()
+
+
+def _followed(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
+    """The stretches of `_line` without what rewinds undid. A clone's numbers go on from those of its source."""
+    ranges = manifest.follows(of_rows=True)
+    for part in _line(store, manifest, over_clones=over_clones):
+        for numbers in reversed(ranges):
+            after, up_to = max(part.after, numbers.start - 1), min(part.up_to, numbers.stop - 1)
+            if up_to > after:
+                yield replace(part, after=after, up_to=up_to)
 
 
 def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:

@@ -61,6 +61,10 @@ class LogEntry:
     another name, what it was called before."""
     watermark_ms: int | None = None
     """The stage's watermark at this version; None where it has none."""
+    deployed: str = ""
+    """Of a claim by another program than the one before: its file, with its checksum."""
+    rewound: int | None = None
+    """Of a rewind, the version whose content it has; 0 for none."""
     backfilled: tuple[str, ...] = ()
     """Of a backfill, the columns that have the values of the past from this version on."""
     replayable: bool | None = None
@@ -108,6 +112,8 @@ def _entry(
     if starts is not None and windows:
         replayable = all(_is_held(starts, each.topic, each.partition, each.start) for each in windows)
     backfills = manifest.backfills if manifest.kind == "backfill" else ()
+    program, before = manifest.program, earlier.program if earlier is not None else None
+    is_deploy = manifest.kind == "claim" and program is not None and before is not None and program != before
     ids = {number for each in backfills if each.version == manifest.version for number in each.columns}
     values = table.values if table is not None else ()
     return LogEntry(
@@ -128,6 +134,8 @@ def _entry(
         renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
         added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
+        deployed=str(program) if is_deploy else "",
+        rewound=manifest.rewind.to if manifest.rewind is not None else None,
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
         replayable=replayable,
     )

@@ -72,6 +72,8 @@ class Claimer:
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and head.called:
             raise is_retired(head)
+        if head is not None and head.unborn:
+            head = None
         if head is not None:
             check_declared(self.app, stage, head.table)
         return head, self.starts(stage, head)
@@ -100,11 +102,12 @@ class Claimer:
 
         Kafka is asked again: retention may have taken records since the check, while Spark started.
         """
-        if bring_back(self.store, self.app.name, stage.name, by=self.by):
-            _log.warning("stage %s/%s was retired and is back: it goes on where it stopped", self.app.name, stage.name)
+        if (was := bring_back(self.store, self.app.name, stage.name, by=self.by)) is not None:
+            how = "begins anew, as the app was rewound" if was.unborn else "goes on where it stopped"
+            _log.warning("stage %s/%s was retired and is back: it %s", self.app.name, stage.name, how)
 
         def build(draft: Manifest) -> Manifest:
-            known = draft if draft.version > 1 else None
+            known = draft if draft.inputs else None
             table = agreed(self.app, stage, shape.table, known)
             return replace(
                 start_at(self.store, draft, self.starts(stage, known), self.by),

@@ -24,7 +24,7 @@ from .protocol import Kafka, Offsets
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """The Protocols by which `moments` and `keep` ask: `Channels`, `ChannelReader`, `Rereader` and `Topics`."""
+    """The Protocols by which `moments` and `keep` ask: `Channels`, `ChannelReader`, `Rereader`, `Topics`, `Rewindable`."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
@@ -48,6 +48,11 @@ class KafkaChannels:
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
         return end_offsets(self.kafka, topic)
+
+    def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
+        ends = self.kafka.offsets(topic)[1]
+        found = self.kafka.offsets_since(topic, [time_ms] * len(ends))
+        return tuple(end if at < 0 else at for at, end in zip(found, ends, strict=True))
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
         try:

@@ -128,8 +128,9 @@ class BatchRejecter:
         for name, at in batch.base.inputs.items():
             attempts = None
             if at.upstream:
-                versions = range(at.version + 1, batch.after[name].version + 1)
-                senders = (history.read(batch.job.store, batch.base.app, at.upstream, version) for version in versions)
+                store, up_to = batch.job.store, batch.after[name].version
+                newest = history.read(store, batch.base.app, at.upstream, up_to) if up_to > at.version else None
+                senders = history.followed(store, newest, at.version) if newest is not None else ()
                 attempts = frozenset(sent(name, senders).attempts)
             found[name] = InputTopic(at.topic, attempts)
         return found

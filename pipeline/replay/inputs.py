@@ -88,8 +88,9 @@ def read_input(
     parts = records.ranges(starts, end.offsets, passed, end.passed)
     if end.upstream:
         after = start.version if start is not None else 0
-        senders = (history.read(program.store, app, end.upstream, n) for n in range(after + 1, end.version + 1))
-        return _of_channel(program, name, schema, end, parts, records.sent(name, senders).attempts)
+        newest = history.read(program.store, app, end.upstream, end.version) if end.version > after else None
+        attempts = _sent(program.store, name, newest, after) if newest is not None else {}
+        return _of_channel(program, name, schema, end, parts, attempts)
     chunks = [
         pa.Table.from_arrays(topic_columns(messages), schema=schema)
         for one in parts
@@ -100,6 +101,23 @@ def read_input(
     times = rows["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
     place = [rows["partition"], rows["offset"], zeros.cast(pa.int32()), times, zeros]
     return Records(end.topic, "", rows, pa.table(place, schema=PLACE))
+
+
+def _sent(store: ObjectStore, name: str, newest: Manifest, after: int) -> dict[str, int]:
+    """The attempts whose rows a reader got of a channel's versions above one, each with the version that sent it."""
+    attempts = records.sent(name, history.followed(store, newest, after)).attempts
+    rewinds = {each.version for each in newest.rewinds}
+    # A rewind hands on what earlier versions sent.
+    handed_on = {attempt for attempt, version in attempts.items() if version in rewinds}
+    for version in (each for numbers in reversed(newest.follows()) for each in reversed(numbers)):
+        if not handed_on:
+            break
+        output = history.read(store, newest.app, newest.stage, version).outputs.get(name)
+        if version not in rewinds and output is not None:
+            found = handed_on.intersection(output.attempts)
+            attempts |= dict.fromkeys(found, version)
+            handed_on -= found
+    return attempts
 
 
 def _of_channel(

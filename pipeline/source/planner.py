@@ -187,8 +187,8 @@ class ChannelPlanner:
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
         """The attempts whose messages count in the upstream versions start + 1 to end."""
-        versions = (history.read(self.store, self.app, self.upstream, each) for each in range(start + 1, end + 1))
-        return frozenset(sent(self.channel, versions).attempts)
+        newest = history.read(self.store, self.app, self.upstream, end)
+        return frozenset(sent(self.channel, history.followed(self.store, newest, start)).attempts)
 
     def _refresh(self, consumed: int) -> None:
         self._known = [manifest for manifest in self._known if manifest.version > consumed]
@@ -198,7 +198,14 @@ class ChannelPlanner:
             return
         self._read_after = committed or 0
         new = list(history.after(self.store, self.app, self.upstream, last))
-        self._known += [manifest for manifest in new if self.channel in manifest.outputs]
+        if new:
+            # Who reads a channel from its beginning comes by what a rewind has undone since.
+            counting = new[-1].follows(consumed)
+            self._known = [
+                manifest
+                for manifest in (*self._known, *new)
+                if self.channel in manifest.outputs and any(manifest.version in each for each in counting)
+            ]
         now_s = time.monotonic()
         self._news_s = now_s if new else self._news_s or now_s
         if committed is not None:

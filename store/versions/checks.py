@@ -59,6 +59,14 @@ def _(value: Manifest) -> Iterator[Wrong]:
         if side.total < max(side.rows, side.waiting):
             yield Wrong(f"{at}.total", side.total, f"at least its rows, {side.rows}, and those waiting")
     yield from _snapshots(value)
+    before = 0
+    for number, each in enumerate(value.rewinds):
+        at = f"rewinds[{number}]"
+        if not before < each.version <= value.version:
+            yield Wrong(f"{at}.version", each.version, f"above {before}, at most the version, {value.version}")
+        if each.to >= each.version:
+            yield Wrong(f"{at}.to", each.to, f"less than its version, {each.version}")
+        before = each.version
     for number, one in enumerate(value.backfills):
         at = f"backfills[{number}]"
         if one.version > value.version:

@@ -24,9 +24,13 @@ _GO_ON = "let the newer runner go on, or stop it and start this one again"
 _TAKEN = {
     "rescale": ("rescaled", "start this one again: it goes on with the new number of state partitions"),
     "migration": ("migrated to another program", "start that program: this one is of before"),
+    "rewind": ("rewound to an earlier moment", "start this one again: it goes on from there"),
     "retire": ("retired", "take it out of the program; a program that has it brings it back where it stopped"),
 }
 """What took a stage from its writer, by the kind of the version that did, and what to do next."""
+
+_PAST_RETIRING: tuple[VersionKind, ...] = ("claim", "rewind", "retire")
+"""Kinds that may follow the version that retires a stage: it is brought back, or taken back further."""
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -41,7 +45,7 @@ def successor(
     newer epoch, and `Refused` where the stage is retired and `kind` does not bring it back, or has another name since.
     """
     check_epoch(head, epoch)
-    if head.retired and (kind != "claim" or head.called):
+    if head.retired and (kind not in _PAST_RETIRING or head.called):
         raise is_retired(head)
     return replace(
         carried(head),

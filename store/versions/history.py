@@ -105,6 +105,17 @@ def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Ma
         version += 1
 
 
+def followed(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Manifest]:
+    """The versions above `after` that this one follows from, oldest first, itself the last, without what rewinds undid.
+
+    A request each. Raises as `read`.
+    """
+    for versions in manifest.follows(after):
+        for version in versions:
+            is_it = version == manifest.version
+            yield manifest if is_it else read(store, manifest.app, manifest.stage, version)
+
+
 def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
     """The version before this one, or None where the stage's kept history begins. Errors as of `find`."""
     if manifest.version == 1 or manifest.begins:

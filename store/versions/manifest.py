@@ -16,11 +16,12 @@ Declaration: TypeAlias = dict[str, Any]
 """A kind of state as it was declared: a JSON object, whose `kind` says which; `fold.kinds` has them."""
 
 VersionKind = Literal[
-    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill"
+    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind"
 ]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
-first under the name that a stage has from then on, or columns that were added got values for what was read before."""
+first under the name that a stage has from then on, columns that were added got values for what was read before, or it
+is again what an earlier version was."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", *BESIDE_BATCHES)
@@ -302,6 +303,17 @@ class Former(Struct, frozen=True):
     """Of the version that retired it under this name, and of the first that it has under the next one."""
 
 
+class Rewind(Struct, frozen=True):
+    """That a stage is, from one version on, what it was at an earlier one: those between are undone."""
+
+    version: limits.Version
+    """The version that this made."""
+    to: limits.Seq
+    """The version whose content it has; 0 where the stage had none then: it is retired, and begins anew."""
+    table_only: bool = False
+    """Whether only its table is that of then: what was read and sent in between stays read and sent."""
+
+
 class Backfill(Struct, frozen=True):
     """Columns that a migration added, and that have got their values for what the stage had read before it."""
 
@@ -382,6 +394,8 @@ class Manifest(Struct, frozen=True):
     """None of a stage that knows no event time."""
     backfills: Annotated[tuple[Backfill, ...], limits.COLUMNS] = ()
     """What was brought into the table, oldest first. Versions that differ here share no rows, whatever their `_seq`."""
+    rewinds: Annotated[tuple[Rewind, ...], limits.RENAMES] = ()
+    """All that were made of the stage up to this version, oldest first."""
 
     @property
     def watermark_ms(self) -> int | None:
@@ -404,6 +418,30 @@ class Manifest(Struct, frozen=True):
     def row_seq(self) -> int:
         """`_seq` of the rows that this version wrote. It grows from batch to batch, and is never above the version."""
         return self.seq or self.version
+
+    @property
+    def rewind(self) -> Rewind | None:
+        """The rewind that made this version, if one did."""
+        last = self.rewinds[-1] if self.rewinds else None
+        return last if last is not None and last.version == self.version else None
+
+    @property
+    def unborn(self) -> bool:
+        """Whether the stage has no past: it was taken back to before it began. Who brings it back begins anew."""
+        return self.retired and not self.inputs
+
+    def follows(self, after: int = 0, *, of_rows: bool = False) -> tuple[range, ...]:
+        """The numbers above `after` of the versions that this one follows from, up to its own; ascending.
+
+        Those that a rewind undid are left out. `of_rows` asks for the versions whose rows its table may have; else it
+        is about what was read and sent.
+        """
+        found, up_to = [], self.version
+        for each in reversed(self.rewinds):
+            if each.version <= up_to and (of_rows or not each.table_only):
+                found.append(range(max(each.version, after + 1), up_to + 1))
+                up_to = each.to
+        return tuple(one for one in reversed([*found, range(after + 1, up_to + 1)]) if one)
 
     @property
     def may_change_rows(self) -> bool:

@@ -1,4 +1,4 @@
-"""Migrations as they are stored: what became of each stage when the program was changed.
+"""Migrations as they are stored: what became of each stage when the program was changed, or the app rewound.
 
 Migrations of an app are numbered, and each is created where there is none, as versions are. From then on it will be
 done: so it is whole, or not there at all. Each stage's commit names it (`Manifest.migration`). No stage goes on before
@@ -12,6 +12,14 @@ from msgspec import Struct
 from . import checks, keys, limits
 from .manifest import Input, Table
 from .notes import Notes
+
+
+class Unread(Struct, frozen=True):
+    """What was on its way on a channel at the moment that an app is rewound to."""
+
+    attempts: tuple[limits.Attempt, ...] = ()
+    """The task attempts whose messages it is, of all that the reader furthest behind had not read."""
+    rows: limits.Count = 0
 
 
 class MigratedStage(Struct, frozen=True):
@@ -29,11 +37,17 @@ class MigratedStage(Struct, frozen=True):
     """Whether it has no part in its app from then on."""
     called: limits.NameOrNone = ""
     """Its name from then on, where that is another."""
+    rewound: limits.Seq | None = None
+    """The version that it is again; 0 where the stage has none then. None where it is not rewound."""
+    table_only: bool = False
+    """Whether it is so with its table alone, and goes on reading where it is."""
+    unread: dict[limits.Topic, Unread] = {}
+    """By channel that it writes, what its readers have still to read of what was sent by then."""
 
     @property
     def answers_otherwise(self) -> bool:
         """Whether the stage cannot do its part in a snapshot that was asked for before."""
-        return bool(self.retires or self.called or self.inputs or self.gone)
+        return bool(self.retires or self.called or self.inputs or self.gone or self.rewound is not None)
 
 
 class Migration(Struct, frozen=True):
@@ -50,6 +64,16 @@ class Migration(Struct, frozen=True):
     """Pins the cut before."""
     stages: dict[limits.Name, MigratedStage]
     """Every stage that the app had: also those in which nothing changes get a version that names the migration."""
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether it takes the app back to an earlier moment."""
+        return any(step.rewound is not None for step in self.stages.values())
+
+    @property
+    def what(self) -> str:
+        """What it is, in words."""
+        return f"{'rewind' if self.rewinds else 'migration'} {self.number}"
 
 
 @checks.relations.register

@@ -104,6 +104,10 @@ class Kafka:
         """As `moments.query.log.Starts`."""
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
 
+    def since(self, topic: str, time_ms: int) -> tuple[int, ...]:
+        """Messages have no times here: all of them are since."""
+        return (0,) * len(self.topics[topic])
+
     def check_topic(self, topic: str, offsets: tuple[int, ...]) -> None:
         ends = self.ends(topic)
         if ends is None:
@@ -351,7 +355,7 @@ class FlightsApp:
 
     def at_birth(self, draft: Manifest) -> Manifest:
         """A claim, with what a stage is given by its first one."""
-        if draft.version > 1:
+        if draft.inputs:
             return draft
         zeros = (0,) * KAFKA_PARTITIONS
         if draft.stage == "legs":
@@ -384,7 +388,8 @@ class FlightsApp:
         self, head: Manifest, max_versions: int, recorded: Mapping[str, int]
     ) -> tuple[str, Input, list[Flight], set[str]]:
         ((name, source),) = head.inputs.items()
-        sent = list(history.after(self.store, self.name, source.upstream, source.version))[:max_versions]
+        later = list(history.after(self.store, self.name, source.upstream, source.version))
+        sent = [*history.followed(self.store, later[-1], source.version)][:max_versions] if later else []
         markers: set[str] = set()
         for count, manifest in enumerate(sent, 1):
             markers = set(manifest.outputs[name].markers) - recorded.keys()

@@ -1,0 +1,250 @@
+"""What a rewind would do: the versions that stages go back to, what is read and sent once more, what cannot be unsent."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from ...errors import NotFound, Refused
+from ...fold.records import windows
+from ...moments.cut.graph import Cut, channels, order, violations
+from ...moments.cut.in_flight import channel_state
+from ...moments.cut.moments import line_of, with_retired
+from ...moments.cut.resolve import cut_at
+from ...moments.cut.refs import Ref
+from ...moments.status.lag import beats
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps, history, published
+from ...store.versions.manifest import Manifest
+from ...store.versions.migrations import MigratedStage, Unread
+
+
+class Rewindable(Protocol):
+    """What a rewind needs of Kafka; `pipeline` implements it."""
+
+    def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
+        """Check that a topic can be read on from these offsets. Raises `NotFound` and `Refused`."""
+
+    def ends(self, topic: str, /) -> tuple[int, ...] | None:
+        """The end offset of each partition, or None when there is no such topic."""
+
+    def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
+        """The first offset of each partition whose record has this time or a later one; the end where none has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What becomes of one stage."""
+
+    stage: str
+    version: int
+    """Its newest version."""
+    to: int
+    """The version whose content it gets; 0 where it had none then."""
+    time_ms: int
+    """When that was committed; 0 for none."""
+    retires: bool
+    """Whether it has no part in the app from then on: it had not begun, or was retired then."""
+    offsets: tuple[str, ...]
+    """What is read once more of users' topics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Rows of versions that are undone, on a sink."""
+
+    stage: str
+    sink: str
+    topic: str
+    """Where they went; empty for a function."""
+    rows: int
+    """That are published, and cannot be unsent, as far as the store knows."""
+    offsets: tuple[str, ...]
+    """Where they lie in that topic, among what others may have sent there since."""
+    dropped: int
+    """That were committed and not published yet: they never will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPlan:
+    """What a rewind would do."""
+
+    app: str
+    to: Cut
+    stages: tuple[Undone, ...]
+    """Those that change, upstream first."""
+    given: tuple[Given, ...]
+    steps: Mapping[str, MigratedStage]
+    """What it commits, of every stage that the app has."""
+    table_only: bool
+
+
+def plan(
+    store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], kafka: Rewindable | None
+) -> RewindPlan:
+    """What taking an app, whose newest versions these are, back to a moment of its own means; changes nothing.
+
+    Without `kafka`, the tables alone: what was read and sent stays so.
+
+    Raises `NotFound` where there is no such moment, or a topic is gone, and `Refused` where a stage has another name
+    since, Kafka has not what is to be read once more, or a sink lacks rows from before.
+    """
+    cut, table_only = target if isinstance(target, Cut) else cut_at(store, target), kafka is None
+    if wrong := violations(cut.stages):
+        raise Refused(f"{cut.ref} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
+    then = with_retired(line_of(store, cut.app), cut).stages
+    _check_names(cut, heads)
+    steps = {}
+    for stage, head in heads.items():
+        was = then.get(stage)
+        if table_only and (was is None or was.retired or was.table is None or head.retired):
+            continue
+        if not head.called and not (head.retired and was == head):
+            to, retires = (was.version, was.retired) if was is not None else (0, True)
+            steps[stage] = MigratedStage(rewound=to, retires=retires, table_only=table_only)
+    if all(_is_there(heads[stage], step) for stage, step in steps.items()):
+        return RewindPlan(cut.app, cut, (), (), {}, table_only)
+    if kafka is not None:
+        _check_inputs(cut, kafka)
+        for stage, unread in _unread(store, cut, kafka).items():
+            steps[stage] = replace(steps[stage], unread=unread)
+    undone = tuple(_undone(heads[stage], then.get(stage), steps[stage]) for stage in order(heads) if stage in steps)
+    given = tuple(_given(store, heads, then, steps, kafka)) if kafka is not None else ()
+    return RewindPlan(cut.app, cut, undone, given, steps, table_only)
+
+
+def _is_there(head: Manifest, step: MigratedStage) -> bool:
+    """Whether a stage is already what a step makes of it, and nothing came since."""
+    last = head.rewind
+    was_made_so = last is not None and (last.to, last.table_only) == (step.rewound, step.table_only)
+    return was_made_so or head.version == step.rewound
+
+
+def check_not_held(store: ObjectStore, app: str, now_ms: int) -> None:
+    """Raise `Refused` where a runner of the app gives signs of life."""
+    for beat in beats(store, app, now_ms):
+        raise Refused(
+            f"{', '.join(sorted(beat.stages))} of {app} run, by {beat.by}",
+            hint="stop that runner first, or say --fence: then it stops within seconds",
+        )
+
+
+def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Cut:
+    """The moment right before the newest program began, by the files that claims were made from.
+
+    Some 20 requests for each claim since, and each stage. Raises `NotFound` where no earlier program is known.
+    """
+    claims = [claim for head in heads.values() if not head.retired and (claim := _deployed(store, head)) is not None]
+    app = next(iter(heads.values())).app
+    if not claims:
+        raise NotFound(
+            f"deploy of app {app!r}",
+            "an earlier program",
+            found="every version that is left is of the program that it has now",
+            hint=f"`slackwater log {app}` shows what there is: name a moment",
+        )
+    line = line_of(store, app)
+    return line.before(min(claims, key=line.place))
+
+
+def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
+    """The claim with which a stage's program became what it is; None where no other is known before it."""
+    read, first = partial(history.read, store, head.app), partial(history.first_version, store, head.app)
+    at = head
+    while True:
+        # A program changes with a claim, and a claim has an epoch of its own.
+        earlier = history.newest_where(read, first, at, lambda each, epoch=at.epoch: each.epoch < epoch)
+        if earlier is None or earlier.program is None or head.program is None:
+            return None
+        if earlier.program.checksum != head.program.checksum:
+            return history.read(store, head.app, head.stage, earlier.version + 1)
+        at = earlier
+
+
+def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:
+    for stage, head in heads.items():
+        old = next((former.stage for former in head.formerly if former.stage in cut.stages), "")
+        if old and stage not in cut.stages:
+            raise Refused(
+                f"{cut.ref} is from before {old} was renamed to {stage}, and a rewind does not give a name back",
+                hint=f"clone that moment, and run the program of then as the clone: slackwater clone {cut.ref} NAME",
+            )
+
+
+def _check_inputs(cut: Cut, kafka: Rewindable) -> None:
+    """See that users' topics still have what is to be read once more. Raises `NotFound` and `Refused`."""
+    for manifest in cut.stages.values():
+        for read in manifest.inputs.values():
+            if not read.upstream:
+                # Partitions that a topic got since are read from their beginning.
+                count = len(kafka.ends(read.topic) or read.offsets)
+                kafka.check_topic(read.topic, read.offsets + (0,) * (count - len(read.offsets)))
+
+
+def _unread(store: ObjectStore, cut: Cut, kafka: Rewindable) -> dict[str, dict[str, Unread]]:
+    """By sender and channel, what the reader furthest behind has still to read. Raises `Refused` where it is gone."""
+    found: dict[str, dict[str, Unread]] = {}
+    for channel in channels(cut):
+        if channel.input is None:
+            continue  # who reads it one day begins where the channel does
+        state = channel_state(store, cut, channel)
+        if state.attempts:
+            kafka.check_topic(state.topic, state.starts)
+        known = found.setdefault(channel.sender, {}).get(channel.name, Unread())
+        if len(state.attempts) > len(known.attempts):
+            found[channel.sender][channel.name] = Unread(state.attempts, state.rows)
+    return found
+
+
+def _undone(head: Manifest, was: Manifest | None, step: MigratedStage) -> Undone:
+    offsets = (
+        windows(read.topic, was.inputs[name].offsets, read.offsets)
+        for name, read in sorted(head.inputs.items())
+        if was is not None and not step.table_only and not read.upstream and name in was.inputs
+    )
+    return Undone(
+        head.stage,
+        head.version,
+        step.rewound or 0,
+        was.time_ms if was is not None else 0,
+        step.retires,
+        tuple(each for several in offsets for each in several),
+    )
+
+
+def _given(
+    store: ObjectStore,
+    heads: Mapping[str, Manifest],
+    then: Mapping[str, Manifest],
+    steps: Mapping[str, MigratedStage],
+    kafka: Rewindable,
+) -> Iterator[Given]:
+    """What sinks were given since. Raises `Refused` where they lack rows from before."""
+    for stage in (stage for stage in order(heads) if stage in steps):
+        head, was = heads[stage], then.get(stage)
+        info = apps.find_app(store, head.app)
+        topics = info.origin.sinks if info is not None and info.origin is not None else {}
+        for name, place in published.places(store, head).items():
+            sink, had = head.sinks[name], was.sinks.get(name) if was is not None else None
+            sent = had.sent if had is not None and had.since == sink.since else 0
+            done = place.rows if place is not None else 0
+            if done < sent:
+                raise Refused(
+                    f"the sink {name!r} of {head.app}/{stage} has still to publish {sent - done:,} rows from before "
+                    "that moment, which a rewind would drop",
+                    hint=f"run the app until `slackwater status {head.app}` shows that they are published",
+                )
+            if sink.sent == sent:
+                continue
+            topic = topics.get(name, name) if sink.kind == "topic" else ""
+            first = history.find(store, head.app, stage, was.version + 1) if was is not None else None
+            offsets = _lie(kafka, topic, first.time_ms if first is not None else 0) if topic and done > sent else ()
+            yield Given(stage, name, topic, done - sent, offsets, sink.sent - done)
+
+
+def _lie(kafka: Rewindable, topic: str, since_ms: int) -> tuple[str, ...]:
+    """What was sent to a topic from a time on; nothing where there is no such topic any more."""
+    ends = kafka.ends(topic)
+    return windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()
