@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 __all__ = ["BadRecord", "CommitConflict", "Corruption", "Fenced", "Gone", "NotFound", "ObjectExists", "ObjectNotFound"]
-__all__ += ["Refused", "SlackwaterError", "Unavailable", "Unstorable", "Usage"]
+__all__ += ["Protected", "Refused", "SlackwaterError", "Unavailable", "Unstorable", "Usage"]
 
 
 class SlackwaterError(Exception):
@@ -64,6 +64,10 @@ class NotFound(SlackwaterError, LookupError):
 
 class Refused(SlackwaterError):
     """The request is understood but would lose or break something; nothing was changed."""
+
+
+class Protected(Refused):
+    """The app is protected: what could lose something of it wants its name once more."""
 
 
 class BadRecord(Refused):

@@ -32,6 +32,7 @@ STORE = option("ROOT", "Store root: s3://bucket/prefix or a folder. Else SLACKWA
 KAFKA = option("HOST:PORT", "Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml.")
 JSON = flag("--json", "Print JSON for machines; errors as one JSON object on stderr.")
 DRY_RUN = flag("--dry-run", "Check everything, say what would be done; change nothing.")
+YES_REALLY = option("APP", "The app's name once more, where it is protected: else it is asked for.", "")
 STAGE = argument("APP/STAGE", "A stage of an app.")
 APP = argument("APP", "Name of the app.")
 REF = argument("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")

@@ -1,6 +1,7 @@
 """What every verb works with: settings, the store they name, the output; and the decorator that hands it over."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import cached_property
@@ -15,6 +16,7 @@ from .terminal import Printer
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
+    from ..results.shown import Result
     from ..settings import Settings
 
 
@@ -52,6 +54,21 @@ class Session(Printer):
 
         app, stage = names_of_stage(text)
         return self.app(app), stage
+
+    def confirmed(self, act: "Callable[[str], Result]", typed: str) -> "Result":
+        """What `act` gives, which wants the name of a protected app: as `typed`, or as a person types it when asked.
+
+        Raises what `act` raises, `Protected` where nobody can be asked.
+        """
+        from ..errors import Protected
+
+        try:
+            return act(typed)
+        except Protected as error:
+            if typed or not (sys.stdin.isatty() and sys.stderr.isatty()):
+                raise
+            self.note(error.message)
+            return act(str(typer.prompt("the app's name, to do it all the same", err=True)).strip())
 
     def close(self) -> None:
         """Give back open files."""

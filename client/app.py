@@ -14,6 +14,7 @@ from ..keep.clone.clone import ClonePlan
 from ..keep.clone.clone import clone as make_clone
 from ..keep.clone.first_versions import has_run
 from ..keep.gc.collect import MARGIN_MS, collect, explain
+from ..keep.maintain import protection
 from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.removal import Removal, remove_app
 from ..keep.maintain.stages import rescale, retire
@@ -102,6 +103,7 @@ class StoredApp(AppHistory):
         before_deploy: bool = False,
         keep_offsets: bool = False,
         fence: bool = False,
+        yes_really: str = "",
         dry_run: bool = False,
     ) -> Result:
         """Take the app back to an earlier moment of its own: tables, offsets, and what was on the way, of all stages.
@@ -114,6 +116,7 @@ class StoredApp(AppHistory):
             before_deploy: instead, the moment before the program that the app has now.
             keep_offsets: only the tables; the app goes on reading where it is.
             fence: also while a runner has the app, which stops.
+            yes_really: the app's name once more, where it is protected.
             dry_run: only look: what is undone in rows, offsets, and rows that sinks were given.
 
         Raises:
@@ -123,6 +126,7 @@ class StoredApp(AppHistory):
         """
         if bool(to) == before_deploy:
             raise Usage("a rewind goes to a moment, or to before the newest deploy; expected one of the two")
+        self._check_protected("to rewind it", yes_really, dry_run=dry_run)
         client, now_ms = self._client, instants.now_ms()
         channels = None if keep_offsets else client.known_channels("which holds what is to be read once more")
         done = rewind(
@@ -146,12 +150,29 @@ class StoredApp(AppHistory):
         done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
         return maintenance.rescaled(done, dry_run=dry_run)
 
-    def retire(self, stage: str, *, dry_run: bool = False) -> Result:
+    def protect(self, message: str = "") -> Result:
+        """Have methods that could lose something of the app want its name: `rewind`, `retire` and `remove`."""
+        client, now_ms = self._client, instants.now_ms()
+        found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms, message=message)
+        return maintenance.protected(found, already=found.time_ms != now_ms)
+
+    def unprotect(self, *, yes_really: str = "") -> Result:
+        """Take that away again. `yes_really` is the app's name. Raises `Protected` where it is not."""
+        client = self._client
+        was = protection.lift(client.store, self.name, by=client.by, typed=yes_really)
+        return maintenance.unprotected(self.name, was=was)
+
+    def _check_protected(self, what: str, typed: str, *, dry_run: bool) -> None:
+        if not dry_run:
+            protection.check(self._client.store, self.name, what, typed)
+
+    def retire(self, stage: str, *, yes_really: str = "", dry_run: bool = False) -> Result:
         """Let the app go on without a stage that is gone from its program; its consumer group goes, too.
 
         Raises `NotFound` where there is none, and `Refused` where another stage reads what it sends.
         """
         client, group = self._client, group_of(self.name, stage)
+        self._check_protected(f"to retire {stage}", yes_really, dry_run=dry_run)
         done = retire(client.store, self.name, stage, by=client.by, now_ms=instants.now_ms(), dry_run=dry_run)
         try:
             if client.settings.brokers and not dry_run:
@@ -207,7 +228,13 @@ class StoredApp(AppHistory):
         return maintenance.collected(done)
 
     def remove(
-        self, *, topics: bool = False, fence: bool = False, force: bool = False, dry_run: bool = False
+        self,
+        *,
+        topics: bool = False,
+        fence: bool = False,
+        force: bool = False,
+        yes_really: str = "",
+        dry_run: bool = False,
     ) -> Result:
         """Remove the app: its tables, its history, its snapshots. Nothing of it can be brought back.
 
@@ -220,6 +247,7 @@ class StoredApp(AppHistory):
             Refused: a clone lives from it, or a runner holds it; or Kafka does not let topics be removed.
         """
         client = self._client
+        self._check_protected("to remove it", yes_really, dry_run=dry_run)
         # Says what is missing before anything is done.
         channels = client.known_channels("which have its topics") if topics else None
 

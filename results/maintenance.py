@@ -6,6 +6,7 @@ from dataclasses import asdict
 from .. import instants
 from ..keep.gc.collect import Collected, Explanation
 from ..keep.maintain.compact import Compacted, Merge
+from ..keep.maintain.protection import Protection
 from ..keep.maintain.removal import Removed
 from ..keep.maintain.stages import Rescaled, Retired
 from ..keep.rewind.rewind import Rewound
@@ -107,6 +108,20 @@ def to_compact(app_name: str, due: Sequence[Merge]) -> Words:
         rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in words)
         yield TableBlock.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
     return {"app": app_name, "dry_run": True, "merges": due}
+
+
+def protected(found: Protection, *, already: bool) -> Result:
+    """An app that is protected."""
+    why = f": {found.message}" if found.message else ""
+    done = f"done already: {found.app} is protected by {found.by}, {instants.when(found.time_ms)}{why}"
+    new = f"{found.app} is protected{why}; rewind, retire and app rm want its name once more"
+    return Result({"app": found.app, "protected": found, "done_already": already}, done if already else new)
+
+
+def unprotected(app_name: str, *, was: bool) -> Result:
+    """An app that is protected no more."""
+    line = f"{app_name} is protected no more" if was else f"done already: {app_name} is not protected"
+    return Result({"app": app_name, "protected": None, "done_already": not was}, line)
 
 
 @result

@@ -15,8 +15,8 @@ VERBS = {
     "replay": "replay",
     "rejected": "rows",
     "watch": "watch",
-    "clone": "keep",
+    **dict.fromkeys(("clone", "rewind"), "keep"),
     "migrate": "programs",
-    **dict.fromkeys(("rescale", "retire", "compact", "gc", "app"), "keep"),
+    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
 }
 """In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""

@@ -6,7 +6,7 @@ from contextlib import suppress
 from ...durations import HOUR_MS
 from ...errors import NotFound, Usage
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, STAGE, Many, argument, flag, option, pairs, span
+from ..options import APP, DRY_RUN, STAGE, YES_REALLY, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
 
 
@@ -57,6 +57,7 @@ def rewind(
     before_deploy: bool = flag("--before-deploy", "To the moment before the program that the app has now."),
     keep_offsets: bool = flag("--keep-offsets", "Only the tables: the app goes on reading where it is."),
     fence: bool = flag("--fence", "Also while a runner has the app: that stops."),
+    yes_really: str = YES_REALLY,
     dry_run: bool = DRY_RUN,
 ) -> None:
     """Take an app back to an earlier moment of its own.
@@ -65,15 +66,9 @@ def rewind(
     versions: the history stays, and what is undone keeps a name, to which one more rewind leads. The next run
     reads on from there. Rows that sinks were given since cannot be unsent, and come once more; --dry-run says which.
     """
-    session.show(
-        session.app(to).rewind(
-            to if "@" in to or "/" in to else "",
-            before_deploy=before_deploy,
-            keep_offsets=keep_offsets,
-            fence=fence,
-            dry_run=dry_run,
-        )
-    )
+    app, ref = session.app(to), to if "@" in to or "/" in to else ""
+    how = {"before_deploy": before_deploy, "keep_offsets": keep_offsets, "fence": fence, "dry_run": dry_run}
+    session.show(session.confirmed(lambda typed: app.rewind(ref, yes_really=typed, **how), yes_really))
 
 
 @verb(
@@ -96,7 +91,9 @@ def rescale(
 
 
 @verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True)
-def retire(session: Session, stage: str = STAGE, dry_run: bool = DRY_RUN) -> None:
+def retire(
+    session: Session, stage: str = STAGE, yes_really: str = YES_REALLY, dry_run: bool = DRY_RUN
+) -> None:
     """Let an app go on without a stage that is gone from its program.
 
     From then on snapshots do not wait for it, moments of the app leave it out, and garbage collection keeps nothing
@@ -104,7 +101,7 @@ def retire(session: Session, stage: str = STAGE, dry_run: bool = DRY_RUN) -> Non
     back, and it goes on where it stopped.
     """
     app, name = session.stage(stage)
-    session.show(app.retire(name, dry_run=dry_run))
+    session.show(session.confirmed(lambda typed: app.retire(name, yes_really=typed, dry_run=dry_run), yes_really))
 
 
 @verb(
@@ -203,6 +200,7 @@ def rm(
     topics: bool = flag("--topics", "Also its repartition topics and consumer groups in Kafka."),
     fence: bool = flag("--fence", "Also when a runner holds it: that stops."),
     force: bool = flag("--force", "Also when clones live from it: these are damaged then."),
+    yes_really: str = YES_REALLY,
     dry_run: bool = DRY_RUN,
 ) -> None:
     """Remove an app: its tables, its history, its snapshots.
@@ -210,4 +208,23 @@ def rm(
     Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
     command finishes it; the name is free after that. Topics of yours are never touched.
     """
-    session.show(session.app(app_name).remove(topics=topics, fence=fence, force=force, dry_run=dry_run))
+    app, how = session.app(app_name), {"topics": topics, "fence": fence, "force": force, "dry_run": dry_run}
+    session.show(session.confirmed(lambda typed: app.remove(yes_really=typed, **how), yes_really))
+
+
+@verb("slackwater protect flights --message 'production'", "slackwater protect flights --off --yes-really flights")
+def protect(
+    session: Session,
+    app_name: str = APP,
+    message: str = option("TEXT", "Why, for those who are asked for its name.", ""),
+    off: bool = flag("--off", "Protect it no more."),
+    yes_really: str = YES_REALLY,
+) -> None:
+    """Have verbs that could lose something of an app ask for its name once more.
+
+    These are rewind, retire and app rm. A person types it when asked, a machine says --yes-really APP.
+    """
+    app = session.app(app_name)
+    session.show(
+        session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect(message)
+    )

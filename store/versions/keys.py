@@ -64,6 +64,8 @@ collection = _in_app("gc.json")
 """What a collection writes first, to learn the time of storage's clock."""
 notice = _in_app("notice.json")
 """Written over whenever something is asked of the app's runners, who read it often."""
+protected = _in_app("protected.json")
+"""The note that the app is protected."""
 removed = _in_app("removed.json")
 """The note that there was an app of this name, and who removed it."""
 removing = _in_app(f"stages/{REMOVING}/app.json")
