@@ -129,9 +129,10 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
     """An app that was taken back to an earlier moment, or would be."""
     plan, versions = done.plan, done.versions
     app, would = plan.app, "would be " if dry_run else ""
-    yield Title(f"{app} {would}rewound to {plan.to.ref}, {instants.when(plan.to.time_ms)}")
     if not plan.steps:
-        yield f"nothing to do: {app} is what it was then"
+        yield f"done already: {app} is what it was at {plan.to.ref}"
+    else:
+        yield Title(f"{app} {would}rewound to {plan.to.ref}, {instants.when(plan.to.time_ms)}")
     for each in plan.stages:
         was = f"as v{each.to} was" if each.to else "as before it began"
         now = f"v{versions[each.stage]}" if each.stage in versions else f"v{each.version} now"
@@ -164,6 +165,7 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         "changes": changes,
         "sinks": plan.given,
         "dry_run": dry_run,
+        "done_already": not plan.steps,
     }
 
 

@@ -50,10 +50,12 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     ended, versions = _rename(store, migration, heads, now_ms)
     # Who reads one of them under its new name is later than its first version under that.
     now_ms = max((now_ms, *(each.time_ms + 1 for each in ended.values())))
+    # What its sender was then, a stage needs also when that has gone through it already.
+    is_done = all(is_through(head, migration) for head in heads.values())
     then = {
         stage: history.read(store, migration.app, stage, step.rewound)
         for stage, step in migration.stages.items()
-        if step.rewound and not is_through(heads[stage], migration)
+        if step.rewound and not is_done
     }
     newest = dict(heads)
 

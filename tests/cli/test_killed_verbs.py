@@ -128,6 +128,7 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
         ("compact", "flights", "--full", "--stage", "carriers"),
         "done already: nothing to merge in flights; merged carriers by v",
     ),
+    "rewind": (app_of, ("rewind", "flights@good"), "done already: flights is what it was at flights@good"),
     "gc": (with_old_history, ("gc", "flights", "--versions", "1"), "collected nothing of flights"),
 }
 

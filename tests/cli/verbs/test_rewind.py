@@ -1,0 +1,88 @@
+"""`slackwater rewind` and `slackwater protect` as they are typed."""
+
+import json
+
+import pytest
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import history
+
+from tests.cli.test_killed_verbs import app_of, command_line
+from tests.cli.verbs.calling import done, slackwater
+from tests.support.histories import STAGES, FlightsApp, flights
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+    """An app that has gone on since its snapshot `good`."""
+    app = app_of()
+    app.run(flights(20, delay=9))
+    with command_line(app, monkeypatch):
+        return app
+
+
+def versions(store: ObjectStore) -> dict[str, tuple[int, ...]]:
+    return {stage: history.versions(store, "flights", stage) for stage in STAGES}
+
+
+def test_a_dry_run_says_what_is_undone_in_rows_and_offsets(late: FlightsApp) -> None:
+    before = versions(late.store)
+    said = done("rewind", "flights@good", "--dry-run")
+    assert said.startswith("flights would be rewound to flights@good, ")
+    assert "reads again flights[0] " in said
+    assert "carriers: 3 rows changed back" in said
+    assert said.endswith("nothing was changed (--dry-run)\n")
+    assert versions(late.store) == before
+
+
+def test_it_is_done_by_a_version_of_each_stage_that_the_log_shows(late: FlightsApp) -> None:
+    said = done("rewind", "flights@good")
+    assert "what was undone: flights@before-rewind-1" in said
+    assert "carriers  v" in said
+    stages = json.loads(done("snapshot", "show", "flights", "good", "--json"))["snapshot"]["stages"]
+    lines = done("log", "flights", "--limit", "3").splitlines()[1:]
+    assert [line.split()[-3:] for line in lines] == [["as", f"v{stages[s]}", "was"] for s in reversed(STAGES)]
+    assert all(" rewind " in line for line in lines)
+    assert done("log", "flights", "--operations").splitlines()[1].split()[4] == "rewind"
+    data = json.loads(done("rewind", "flights@before-rewind-1", "--json"))
+    assert data["rewind"] == 2
+    assert data["snapshot"] == "before-rewind-2"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("rewind", "flights"), 2, "a rewind goes to a moment, or to before the newest deploy"),
+        (("rewind", "flights@good", "--before-deploy"), 2, "expected one of the two"),
+        (("rewind", "flights@goo"), 1, "the nearest: good"),
+        (("rewind", "flight@good"), 1, "flights"),
+        (("rewind", "flights", "--before-deploy"), 1, "every version that is left is of the program that it has now"),
+    ],
+)
+@pytest.mark.usefixtures("late")
+def test_what_cannot_be_is_refused_with_the_reason(words: tuple[str, ...], code: int, expected: str) -> None:
+    refused = slackwater(*words)
+    assert (refused.exit_code, refused.stdout) == (code, "")
+    assert expected in refused.stderr
+
+
+def test_what_could_lose_something_of_a_protected_app_wants_its_name(late: FlightsApp) -> None:
+    assert done("protect", "flights", "--message", "production") == (
+        "flights is protected: production; rewind, retire and app rm want its name once more\n"
+    )
+    assert done("protect", "flights").startswith("done already: flights is protected by ")
+    before = versions(late.store)
+    for words in (("rewind", "flights@good"), ("retire", "flights/carriers"), ("app", "rm", "flights"), ("protect", "flights", "--off")):
+        refused = slackwater(*words)
+        assert refused.exit_code == 1
+        assert "app 'flights' is protected, by " in refused.stderr
+        assert "production" in refused.stderr
+        assert "--yes-really flights" in refused.stderr
+        assert slackwater(*words, "--yes-really", "flight").exit_code == 1
+    assert versions(late.store) == before
+    done("rewind", "flights@good", "--dry-run")
+    done("rewind", "flights@good", "--yes-really", "flights")
+    assert done("protect", "flights", "--off", "--yes-really", "flights") == "flights is protected no more\n"
+    assert done("protect", "flights", "--off") == "done already: flights is not protected\n"
+    done("retire", "flights/carriers", "--dry-run")
