@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 class Session(Printer):
     """The output, and the options that verbs share. Nothing is read or opened before it is asked for."""
 
-    def __init__(self, store: str | None, kafka: str | None, *, as_json: bool) -> None:
+    def __init__(self, store: str | None, kafka: str | None, message: str = "", *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
         self.store_option = store
+        self.message = message
+        """Why something is done."""
         self._kafka = kafka
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Inside, the log of operations gets the message with whatever is done."""
+        if not self.message:
+            return nullcontext()
+        from ..moments.take.audit_log import because
+
+        return because(self.message)
 
     @cached_property
     def settings(self) -> "Settings":
@@ -114,18 +124,22 @@ def verb(
     whole: bool = False,
     store: bool = True,
     kafka: bool = False,
+    changes: bool = False,
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
-    In place of that the command has the options that verbs share: --json, and --store and --kafka if it is to. Its help
+    In place of that the command has the options that verbs share: --json, and --store and --kafka if it is to, and
+    --message where it `changes` something, which the log of operations tells. Its help
     ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does; `name` is
     its name, where that is not the function's. Returns the typer app.
     """
     app = of or typer.Typer(add_completion=False)
 
     def register(body: Callable[..., None]) -> typer.Typer:
-        def command(*, store: str | None = None, kafka: str | None = None, as_json: bool = False, **own: Any) -> None:
-            with closing(Session(store, kafka, as_json=as_json)) as session:
+        def command(
+            *, store: str | None = None, kafka: str | None = None, message: str = "", as_json: bool = False, **own: Any
+        ) -> None:
+            with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
                 body(session, **own)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -135,6 +149,8 @@ def verb(
             parameters.append(inspect.Parameter("store", keyword, default=options.STORE, annotation=str | None))
         if kafka:
             parameters.append(inspect.Parameter("kafka", keyword, default=options.KAFKA, annotation=str | None))
+        if changes:
+            parameters.append(inspect.Parameter("message", keyword, default=options.MESSAGE, annotation=str))
         parameters.append(inspect.Parameter("as_json", keyword, default=options.JSON, annotation=bool))
         command.__doc__ = body.__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -1,5 +1,6 @@
 """What an app has been: its moments and snapshots, what changed between them, and what made something wrong."""
 
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -10,13 +11,14 @@ from ..errors import Refused, Unavailable, Usage
 from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.in_flight import in_flight
+from ..moments.cut.refs import AtTime, parse
 from ..moments.cut.resolve import resolve
 from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, own_request, read_snapshot
 from ..moments.diff.key_history import key_history
 from ..moments.query.log import entries, unreplayable
 from ..moments.status import lag
 from ..moments.take import taking
-from ..moments.take.audit_log import list_operations
+from ..moments.take.audit_log import Operation, list_operations
 from ..moments.take.remove import remove_or_withdraw
 from ..moments.take.waiting import SnapshotProgress, take
 from ..results import history, snapshots
@@ -146,10 +148,31 @@ class AppHistory(Shown):
                 client.note(f"note: nobody knows what can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))
 
-    def operations(self, limit: int = 20) -> Result:
-        """The newest `limit` things that were done to the app, by whom; 0 for all."""
+    def operations(
+        self, limit: int = 20, *, by: str = "", verb: str = "", since: str | datetime = "", until: str | datetime = ""
+    ) -> Result:
+        """The newest `limit` things that were done to the app, by whom and why; 0 for all.
+
+        Only those `by` a user, or user@host, of a `verb`, and between two times, as `at` takes them. Raises `Usage`.
+        """
         read_app(self._client.store, self.name)
-        return history.operations(list_operations(self._client.store, self.name, limit), self.name)
+        since_ms, until_ms = self._time_ms(since, 0), self._time_ms(until, sys.maxsize)
+
+        def is_meant(done: Operation) -> bool:
+            of_verb = not verb or verb in (done.verb, done.verb.partition(" ")[0])
+            return of_verb and (not by or done.is_by(by)) and done.time_ms <= until_ms
+
+        found = list_operations(self._client.store, self.name, limit, is_meant=is_meant, since_ms=since_ms)
+        return history.operations(found, self.name, is_some=bool(by or verb or since or until))
+
+    def _time_ms(self, time: str | datetime, default: int) -> int:
+        """A time as a ref has it. Raises `Usage` where it is another moment."""
+        if not time:
+            return default
+        moment = parse(self._ref(time), now_ms=instants.now_ms()).moment
+        if not isinstance(moment, AtTime):
+            raise Usage(f"{time} is no time", hint="for example 2026-11-21T07:12, or -5m")
+        return moment.time_ms
 
     def verify(self, ref: str, *, deep: bool, on_progress: Callable[[str], None]) -> Report:
         """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""

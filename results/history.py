@@ -76,12 +76,17 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"{'was called' if entry.kind == 'rename' else 'is called'} {entry.renamed}"
 
 
-def operations(done: Sequence[Operation], app_name: str) -> Result:
-    """What people did to an app."""
+def operations(done: Sequence[Operation], app_name: str, *, is_some: bool = False) -> Result:
+    """What people did to an app: all of it, or some that was asked for."""
     if not done:
-        return Result(done, f"nothing was done to {app_name} from the command line yet")
-    rows = ((instants.when(each.time_ms), each.verb, each.detail, each.by) for each in done)
-    return Result(done, TableBlock.of(("done", "what", "detail", "by"), rows))
+        nothing = "nothing of that kind was done" if is_some else "nothing was done"
+        return Result(done, f"{nothing} to {app_name} from the command line yet")
+    why = any(each.message for each in done)
+    rows = (
+        (instants.when(each.time_ms), each.verb, each.detail, each.by, *((each.message,) if why else ()))
+        for each in done
+    )
+    return Result(done, TableBlock.of(("done", "what", "detail", "by", *(("why",) if why else ())), rows))
 
 
 def key_history(

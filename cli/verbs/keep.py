@@ -15,6 +15,7 @@ from ..session import Session, group, verb
     "slackwater clone flights@before-deploy flights-staging --topic flights=flights-corrected",
     "slackwater clone flights/carriers@v16 flights-staging --to s3://staging/slackwater --dry-run",
     kafka=True,
+    changes=True,
 )
 def clone(
     session: Session,
@@ -50,6 +51,7 @@ def clone(
     "slackwater rewind flights --before-deploy",
     "slackwater rewind flights/carriers@v16 --keep-offsets    # repair the tables, and go on from now",
     kafka=True,
+    changes=True,
 )
 def rewind(
     session: Session,
@@ -72,7 +74,9 @@ def rewind(
 
 
 @verb(
-    "slackwater rescale flights/carriers --partitions 8", "slackwater rescale flights/aircraft --partitions 2 --dry-run"
+    "slackwater rescale flights/carriers --partitions 8",
+    "slackwater rescale flights/aircraft --partitions 2 --dry-run",
+    changes=True,
 )
 def rescale(
     session: Session,
@@ -90,7 +94,7 @@ def rescale(
     session.show(app.rescale(name, partitions, dry_run=dry_run))
 
 
-@verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True)
+@verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True, changes=True)
 def retire(
     session: Session, stage: str = STAGE, yes_really: str = YES_REALLY, dry_run: bool = DRY_RUN
 ) -> None:
@@ -108,6 +112,7 @@ def retire(
     "slackwater compact flights --dry-run",
     "slackwater compact flights --stage carriers --full",
     "slackwater compact flights --watch --threads 2     # beside: slackwater run flights.py --compaction external",
+    changes=True,
 )
 def compact(
     session: Session,
@@ -163,6 +168,7 @@ def compact(
     "slackwater gc flights --dry-run",
     "slackwater gc flights --all 1d --hourly 7d",
     "slackwater gc flights --explain flights/stages/carriers/sst/01K9TZ3Y5C8V0WQ2X4N6M8R0TB.parquet",
+    changes=True,
 )
 def gc(
     session: Session,
@@ -193,6 +199,7 @@ app = group("Remove an app wholly.", "slackwater app rm flights-staging --dry-ru
     "slackwater app rm flights-staging --topics          # with its topics and consumer groups in Kafka",
     of=app,
     kafka=True,
+    changes=True,
 )
 def rm(
     session: Session,
@@ -212,11 +219,14 @@ def rm(
     session.show(session.confirmed(lambda typed: app.remove(yes_really=typed, **how), yes_really))
 
 
-@verb("slackwater protect flights --message 'production'", "slackwater protect flights --off --yes-really flights")
+@verb(
+    "slackwater protect flights --message 'production'",
+    "slackwater protect flights --off --yes-really flights",
+    changes=True,
+)
 def protect(
     session: Session,
     app_name: str = APP,
-    message: str = option("TEXT", "Why, for those who are asked for its name.", ""),
     off: bool = flag("--off", "Protect it no more."),
     yes_really: str = YES_REALLY,
 ) -> None:
@@ -226,5 +236,5 @@ def protect(
     """
     app = session.app(app_name)
     session.show(
-        session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect(message)
+        session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect(session.message)
     )

@@ -122,6 +122,7 @@ _DRAW_S = 0.1
     "slackwater init flights/aircraft --code flights.py --offsets flights=latest --sql \"SELECT … FROM 'old.parquet'\"",
     'slackwater init flights/aircraft rows.parquet --code flights.py --offsets \'flights={"0":23,"1":42}\'',
     kafka=True,
+    changes=True,
 )
 def init(
     session: Session,
@@ -173,6 +174,7 @@ def init(
     "slackwater migrate flights.py --app flights-staging   # a clone first",
     "slackwater migrate flights.py --backfill              # compute what is new over the past, too",
     kafka=True,
+    changes=True,
 )
 def migrate(
     session: Session,

@@ -165,6 +165,7 @@ def export(
     "slackwater rejected flights --stage legs --limit 0 --json | jq '.records[].stack'",
     "slackwater rejected flights --retry --dry-run",
     "slackwater rejected flights --retry      # once the program, or what it reads, is mended",
+    changes=True,
 )
 def rejected(
     session: Session,

@@ -40,6 +40,7 @@ def _which(session: Session, app: str, name: str | None) -> "tuple[StoredApp, st
     "slackwater snapshot take flights --instant      # also of an app that does not run",
     of=snapshot,
     kafka=True,
+    changes=True,
 )
 def take(
     session: Session,
@@ -77,7 +78,7 @@ def show(session: Session, app_name: str = _APP, name: str | None = _NAME) -> No
     session.show(app.describe(name))
 
 
-@verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot)
+@verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot, changes=True)
 def rm(
     session: Session,
     app_name: str = _APP,

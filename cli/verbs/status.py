@@ -58,6 +58,10 @@ def log(
     limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
     stage: str = option("NAME", "Only this stage.", ""),
     operations: bool = flag("--operations", "Show what was done to the app, by whom, not its commits."),
+    by: str = option("PERSON", "With --operations: only what this user, or user@host, did.", ""),
+    verb: str = option("VERB", "With --operations: only what this verb did.", ""),
+    since: str = option("TIME", "With --operations: from this time on (2026-11-21T07:12, -5m).", ""),
+    until: str = option("TIME", "With --operations: up to this time.", ""),
 ) -> None:
     """Show the commits of an app, newest first.
 
@@ -70,7 +74,9 @@ def log(
 
     app = session.app(app_name)
     if operations:
-        session.show(app.operations(limit))
+        session.show(app.operations(limit, by=by, verb=verb, since=since, until=until))
+    elif by or verb or since or until:
+        raise Usage("--by, --verb, --since and --until go with --operations")
     else:
         session.show(history.log(app.log(limit, stage=stage, replayable=True), app_name))
 

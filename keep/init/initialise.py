@@ -143,7 +143,7 @@ def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) 
     rows, size = sum(sst.rows for sst in first.ssts), sum(sst.bytes for sst in first.ssts)
     if not dry_run:
         detail = f"{first.stage} v{first.version}: {rows:,} rows"
-        record_once(store, first.app, "init", detail, first.by, since_ms=0)
+        record_once(store, first.app, "init", detail, first.by, {first.stage: (0, first.version)}, since_ms=0)
     offsets = _offsets(first)
     return Initialised(first.app, first.stage, first.version, rows, len(first.ssts), size, offsets, already)
 

@@ -254,7 +254,10 @@ class AppCompactor:
             on_version(each)
         if done:
             versions = ", ".join(f"{each.stage}@v{each.version}" for each in done)
-            record(self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by)
+            made: dict[str, tuple[int, int]] = {}
+            for each in done:
+                made[each.stage] = (made.get(each.stage, (each.version - 1, 0))[0], each.version)
+            record(self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by, made)
         return tuple(done)
 
     def watch(

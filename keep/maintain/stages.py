@@ -79,14 +79,17 @@ def rescale(
                 return replace(draft, table=replace(draft.table, partitions=partitions))
 
             version = amend(store, head, Amendment("rescale", update), by=by, now_ms=now_ms).manifest.version
-            _record_rescale(store, app, stage, before, partitions, by)
+            _record_rescale(store, app, stage, before, partitions, by, version)
     elif not dry_run:
         _record_earlier_rescale(store, head, partitions)
     return Rescaled(app, stage, version, before, partitions, len(head.ssts))
 
 
-def _record_rescale(store: ObjectStore, app: str, stage: str, before: int, partitions: int, by: str) -> None:
-    record(store, app, "rescale", f"{stage} to {partitions} state partitions, from {before}", by)
+def _record_rescale(
+    store: ObjectStore, app: str, stage: str, before: int, partitions: int, by: str, version: int
+) -> None:
+    detail = f"{stage} to {partitions} state partitions, from {before}"
+    record(store, app, "rescale", detail, by, {stage: (version - 1, version)})
 
 
 def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int) -> None:
@@ -100,7 +103,7 @@ def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int)
         if earlier.table is None:
             return
         if later.kind == "rescale":
-            _record_rescale(store, app, stage, earlier.table.partitions, partitions, later.by)
+            _record_rescale(store, app, stage, earlier.table.partitions, partitions, later.by, later.version)
             return
 
 
@@ -201,4 +204,5 @@ def absent(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str,
 
 def _record_retirement(store: ObjectStore, app: str, head: Manifest, by: str) -> None:
     """Add to the app's log that a stage was retired, unless it is there: the process may have died in between."""
-    record_once(store, app, "retire", f"{head.stage} with v{head.version}", by, since_ms=head.time_ms - _CLOCK_SLACK_MS)
+    detail, made = f"{head.stage} with v{head.version}", {head.stage: (head.version - 1, head.version)}
+    record_once(store, app, "retire", detail, by, made, since_ms=head.time_ms - _CLOCK_SLACK_MS)

@@ -121,7 +121,8 @@ def migrate(
         f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
         for each in found.changes
     )
-    record(store, found.app, "migrate", f"{number}: {said}; before it {found.app}@{migration.snapshot}", by)
+    detail = f"{number}: {said}; before it {found.app}@{migration.snapshot}"
+    record(store, found.app, "migrate", detail, by, {name: (each - 1, each) for name, each in versions.items()})
     return Migrated(found, number, migration.snapshot, versions)
 
 

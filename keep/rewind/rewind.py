@@ -105,5 +105,8 @@ def _settle(store: ObjectStore, app: str) -> None:
     if find_snapshot(store, app, name) is not None:
         to = ", ".join(f"{stage}@v{step.rewound}" for stage, step in sorted(last.stages.items()) if step.rewound)
         detail = f"to {to}; before it {app}@{last.snapshot}"
-        record_once(store, app, "rewind", detail, last.by, since_ms=last.time_ms)
+        heads = heads_of(store, app, last.stages).values()
+        marks = {head.stage: head.rewinds[-1].version for head in heads if head.rewinds}
+        made = {stage: (version - 1, version) for stage, version in marks.items()}
+        record_once(store, app, "rewind", detail, last.by, made, since_ms=last.time_ms)
         remove(store, app, name)

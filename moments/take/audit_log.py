@@ -1,9 +1,11 @@
-"""The log of operations: every snapshot, clone or removal done to an app, who did it and when."""
+"""The log of operations: every snapshot, clone, rewind or removal done to an app: who did it, when, and why."""
 
 import getpass
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import islice, takewhile
 
 from msgspec import Struct
@@ -25,16 +27,55 @@ class Operation(Struct, frozen=True):
     by: limits.Line
     """user@host."""
     time_ms: limits.TimeMs
+    message: limits.Text = ""
+    """Why, in the words of whoever did it."""
+    before: dict[limits.Name, limits.Seq] = {}
+    """Of the stages that it changed, the newest version before it; 0 for none."""
+    after: dict[limits.Name, limits.Version] = {}
+    """And the version that it made, the last one where there were several."""
+
+    def is_by(self, person: str) -> bool:
+        """Whether it was done by user@host, or by a user wherever."""
+        return person in (self.by, self.by.partition("@")[0])
+
+
+_WHY: ContextVar[str] = ContextVar("why", default="")
+
+
+@contextmanager
+def because(message: str) -> Iterator[None]:
+    """Whatever is recorded inside has this message."""
+    token = _WHY.set(message)
+    try:
+        yield
+    finally:
+        _WHY.reset(token)
 
 
 OPERATIONS = Notes(Operation, keys.operations, lambda done: done.id)
 """The log, oldest first."""
 
 
-def record(store: ObjectStore, app: str, verb: str, detail: str, by: str) -> Operation:
+Versions = Mapping[str, tuple[int, int]]
+"""By stage, the version before an operation and the one after it."""
+
+
+def record(
+    store: ObjectStore, app: str, verb: str, detail: str, by: str, versions: Versions | None = None
+) -> Operation:
     """Add an operation to the app's log. One request."""
-    ulid = ULID()
-    done = Operation(id=str(ulid), app=app, verb=verb, detail=detail, by=by, time_ms=ulid.milliseconds)
+    ulid, changed = ULID(), versions or {}
+    done = Operation(
+        id=str(ulid),
+        app=app,
+        verb=verb,
+        detail=detail,
+        by=by,
+        time_ms=ulid.milliseconds,
+        message=_WHY.get(),
+        before={stage: before for stage, (before, _) in changed.items()},
+        after={stage: after for stage, (_, after) in changed.items()},
+    )
     OPERATIONS.put(store, done, app)
     return done
 
@@ -45,6 +86,7 @@ def record_once(
     verb: str,
     detail: str,
     by: str,
+    versions: Versions | None = None,
     *,
     since_ms: int,
     same: Callable[[str], bool] | None = None,
@@ -54,7 +96,7 @@ def record_once(
     `same` says which details are those of this very operation; by default they must be equal.
     """
     if find_operation(store, app, verb, same or detail.__eq__, since_ms=since_ms) is None:
-        record(store, app, verb, detail, by)
+        record(store, app, verb, detail, by, versions)
 
 
 def find_operation(
@@ -65,9 +107,17 @@ def find_operation(
     return next((done for done in since if done.verb == verb and is_meant(done.detail)), None)
 
 
-def list_operations(store: ObjectStore, app: str, limit: int = 0) -> tuple[Operation, ...]:
-    """The newest `limit` operations (0 for all), newest first. One listing, and one read for each shown."""
-    return tuple(islice(_newest_first(store, app), min(limit, sys.maxsize) or None))
+def list_operations(
+    store: ObjectStore,
+    app: str,
+    limit: int = 0,
+    *,
+    is_meant: Callable[[Operation], bool] = lambda _done: True,
+    since_ms: int = 0,
+) -> tuple[Operation, ...]:
+    """The newest `limit` operations (0 for all) that are meant, newest first. One listing, and a read for each."""
+    found = filter(is_meant, _newest_first(store, app, since_ms))
+    return tuple(islice(found, min(limit, sys.maxsize) or None))
 
 
 def _newest_first(store: ObjectStore, app: str, since_ms: int = 0) -> Iterator[Operation]:

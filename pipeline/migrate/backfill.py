@@ -200,7 +200,9 @@ class _Backfills:
                 now_ms=instants.now_ms,
                 on_progress=lambda n, of: self.news.doing(f"bringing {columns} into {stage}: {n} of {of} SSTs"),
             )
-        record(self.store, target.app, "backfill", f"{stage} v{done.manifest.version}: {columns}", by)
+        version = done.manifest.version
+        detail, made = f"{stage} v{version}: {columns}", {stage: (version - 1, version)}
+        record(self.store, target.app, "backfill", detail, by, made)
         return replace(
             planned,
             starts=starts,
