@@ -95,9 +95,7 @@ def rescale(
 
 
 @verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True, changes=True)
-def retire(
-    session: Session, stage: str = STAGE, yes_really: str = YES_REALLY, dry_run: bool = DRY_RUN
-) -> None:
+def retire(session: Session, stage: str = STAGE, yes_really: str = YES_REALLY, dry_run: bool = DRY_RUN) -> None:
     """Let an app go on without a stage that is gone from its program.
 
     From then on snapshots do not wait for it, moments of the app leave it out, and garbage collection keeps nothing
@@ -236,5 +234,7 @@ def protect(
     """
     app = session.app(app_name)
     session.show(
-        session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect(session.message)
+        session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really)
+        if off
+        else app.protect(session.message)
     )

@@ -239,4 +239,6 @@ def _told(store: ObjectStore, app: str, name: str, one: ChannelRange, known: int
 
 def _versions(store: ObjectStore, app: str, one: ChannelRange) -> Iterator[Manifest]:
     if one.end.version > one.start.version:
-        yield from history.followed(store, history.read(store, app, one.end.upstream, one.end.version), one.start.version)
+        yield from history.followed(
+            store, history.read(store, app, one.end.upstream, one.end.version), one.start.version
+        )

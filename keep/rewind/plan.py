@@ -1,4 +1,4 @@
-"""What a rewind would do: the versions that stages go back to, what is read and sent once more, what cannot be unsent."""
+"""What a rewind would do: the versions that stages go back to, what is read once more, what cannot be unsent."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from ...fold.records import windows
 from ...moments.cut.graph import Cut, channels, order, violations
 from ...moments.cut.in_flight import channel_state
 from ...moments.cut.moments import line_of, with_retired
-from ...moments.cut.resolve import cut_at
 from ...moments.cut.refs import Ref
+from ...moments.cut.resolve import cut_at
 from ...moments.status.lag import beats
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, published
@@ -81,9 +81,7 @@ class RewindPlan:
     table_only: bool
 
 
-def plan(
-    store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], kafka: Rewindable | None
-) -> RewindPlan:
+def plan(store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], kafka: Rewindable | None) -> RewindPlan:
     """What taking an app, whose newest versions these are, back to a moment of its own means; changes nothing.
 
     Without `kafka`, the tables alone: what was read and sent stays so.

@@ -19,6 +19,7 @@ from ...fold import records
 from ...fold.records import Range
 from ...moments.cut.stored import ADDRESS
 from ...moments.query.row_local import places_of
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import rejected_of

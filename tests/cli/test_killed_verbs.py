@@ -70,6 +70,13 @@ def app_of() -> FlightsApp:
     return app
 
 
+def gone_on() -> FlightsApp:
+    """The same, which has gone on since its snapshot."""
+    app = app_of()
+    app.run(flights(20, delay=9))
+    return app
+
+
 def with_old_history() -> FlightsApp:
     """The same, whose history is old enough to go."""
     app = app_of()
@@ -128,7 +135,7 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
         ("compact", "flights", "--full", "--stage", "carriers"),
         "done already: nothing to merge in flights; merged carriers by v",
     ),
-    "rewind": (app_of, ("rewind", "flights@good"), "done already: flights is what it was at flights@good"),
+    "rewind": (gone_on, ("rewind", "flights@good"), "done already: flights is what it was at flights@good"),
     "gc": (with_old_history, ("gc", "flights", "--versions", "1"), "collected nothing of flights"),
 }
 

@@ -10,7 +10,9 @@ from tests.support.running import Ledger
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
-def test_what_was_on_the_way_then_is_read_and_what_is_undone_is_read_again(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_what_was_on_the_way_then_is_read_and_what_is_undone_is_read_again(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
     ledger.send(600)
     ledger.catch_up()

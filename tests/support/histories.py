@@ -389,7 +389,9 @@ class FlightsApp:
     ) -> tuple[str, Input, list[Flight], set[str]]:
         ((name, source),) = head.inputs.items()
         later = list(history.after(self.store, self.name, source.upstream, source.version))
-        sent = [*history.followed(self.store, later[-1], source.version)][:max_versions] if later else []
+        counting = history.followed(self.store, later[-1], source.version) if later else ()
+        # One that took a stage back to before it began has no channel.
+        sent = [each for each in counting if name in each.outputs][:max_versions]
         markers: set[str] = set()
         for count, manifest in enumerate(sent, 1):
             markers = set(manifest.outputs[name].markers) - recorded.keys()

@@ -6,18 +6,17 @@ import pytest
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 
-from tests.cli.test_killed_verbs import app_of, command_line
+from tests.cli.test_killed_verbs import command_line, gone_on
 from tests.cli.verbs.calling import done, slackwater
-from tests.support.histories import STAGES, FlightsApp, flights
+from tests.support.histories import STAGES, FlightsApp
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
     """An app that has gone on since its snapshot `good`."""
-    app = app_of()
-    app.run(flights(20, delay=9))
+    app = gone_on()
     with command_line(app, monkeypatch):
         return app
 
@@ -44,7 +43,11 @@ def test_it_is_done_by_a_version_of_each_stage_that_the_log_shows(late: FlightsA
     lines = done("log", "flights", "--limit", "3").splitlines()[1:]
     assert [line.split()[-3:] for line in lines] == [["as", f"v{stages[s]}", "was"] for s in reversed(STAGES)]
     assert all(" rewind " in line for line in lines)
-    assert done("log", "flights", "--operations").splitlines()[1].split()[4] == "rewind"
+    operation = json.loads(done("log", "flights", "--operations", "--json"))[0]
+    assert (operation["verb"], operation["detail"].endswith("before it flights@before-rewind-1")) == ("rewind", True)
+    assert {stage: after - operation["before"][stage] for stage, after in operation["after"].items()} == dict.fromkeys(
+        STAGES, 1
+    )
     data = json.loads(done("rewind", "flights@before-rewind-1", "--json"))
     assert data["rewind"] == 2
     assert data["snapshot"] == "before-rewind-2"
@@ -73,7 +76,12 @@ def test_what_could_lose_something_of_a_protected_app_wants_its_name(late: Fligh
     )
     assert done("protect", "flights").startswith("done already: flights is protected by ")
     before = versions(late.store)
-    for words in (("rewind", "flights@good"), ("retire", "flights/carriers"), ("app", "rm", "flights"), ("protect", "flights", "--off")):
+    for words in (
+        ("rewind", "flights@good"),
+        ("retire", "flights/carriers"),
+        ("app", "rm", "flights"),
+        ("protect", "flights", "--off"),
+    ):
         refused = slackwater(*words)
         assert refused.exit_code == 1
         assert "app 'flights' is protected, by " in refused.stderr

@@ -23,7 +23,9 @@ from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights, 
 LATER_MS = 2_000_000_000_000
 
 
-def rewound(app: FlightsApp, cache: SstCache, ref: str, *, keep_offsets: bool = False, dry_run: bool = False) -> Rewound:
+def rewound(
+    app: FlightsApp, cache: SstCache, ref: str, *, keep_offsets: bool = False, dry_run: bool = False
+) -> Rewound:
     """The app, rewound; its runner takes its stages again."""
     target = parse(ref, now_ms=LATER_MS) if ref else None
     kafka = None if keep_offsets else app.kafka
@@ -198,7 +200,11 @@ def test_moments_before_and_after_are_compared_by_what_differs(app: FlightsApp, 
     rewound(app, cache, f"flights/carriers@v{early}")
     cuts = {
         name: StoredCut(app.store, resolve(app.store, ref, now_ms=LATER_MS))
-        for name, ref in (("then", f"flights/carriers@v{early}"), ("late", f"flights/carriers@v{late}"), ("now", "flights"))
+        for name, ref in (
+            ("then", f"flights/carriers@v{early}"),
+            ("late", f"flights/carriers@v{late}"),
+            ("now", "flights"),
+        )
     }
     assert all(each.equal for each in diff(cache, cuts["then"], cuts["now"]))
     assert [len(each.changes) for each in diff(cache, cuts["late"], cuts["now"])] == [2, 2]
@@ -228,7 +234,7 @@ STEPS = st.one_of(
 
 
 @scaled(60)
-@given(st.lists(STEPS, min_size=5, max_size=40))
+@given(steps=st.lists(STEPS, min_size=5, max_size=40))
 def test_however_often_it_is_rewound_in_the_end_each_record_counts_once(
     steps: list[tuple[str, object]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
