@@ -153,12 +153,16 @@ def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
     at = head
     while True:
         # A program changes with a claim, and a claim has an epoch of its own.
-        earlier = history.newest_where(read, first, at, lambda each, epoch=at.epoch: each.epoch < epoch)
+        earlier = history.newest_where(read, first, at, partial(_is_before, at.epoch))
         if earlier is None or earlier.program is None or head.program is None:
             return None
         if earlier.program.checksum != head.program.checksum:
             return history.read(store, head.app, head.stage, earlier.version + 1)
         at = earlier
+
+
+def _is_before(epoch: int, each: Manifest) -> bool:
+    return each.epoch < epoch
 
 
 def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:
