@@ -24,7 +24,7 @@ from .protocol import Kafka, Offsets
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """The Protocols by which `moments` and `keep` ask: `Channels`, `ChannelReader`, `Rereader`, `Rewindable`, `Topics`."""
+    """The Protocols by which `moments` and `keep` ask: `Channels`, `ChannelReader`, `Rereader`, `Topics` and others."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
