@@ -46,7 +46,7 @@ class StateTask(Task):
             marked = frozenset(partition_of(hashes, self.step.table.partitions).tolist())
             rows = rows.filter(pc.invert(mark)).drop_columns([MARK])
         in_time, late = self.step.split_late(rows)
-        result = self._merged(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
+        result = self._written(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
         if not late.num_rows:
             return result
         sent = result.sent
@@ -56,7 +56,7 @@ class StateTask(Task):
             sent = sent | self._send([(target, gone, target.partitions_of(gone))], attempt)
         return replace(result, rows_in=num_rows(rows), sent=sent, late=num_rows(late))
 
-    def _merged(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
+    def _written(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
         """What becomes of rows that are not late, and in the `marked` state partitions of those that fall due."""
         table, count, reads = self.step.table, self.step.table.partitions, Reads()
         counted, store, cache = self.places.open()

@@ -1,4 +1,4 @@
-"""SSTs on their way in: from the bytes of an object to sorted blocks of Arrow rows.
+"""SSTs on their way in: from the bytes of an object to sorted blocks of Arrow rows, and the rows of keys in a block.
 
 Here too: Parquet in memory, read whole such that no thread of Arrow's holds the file once its rows are there.
 

@@ -1,8 +1,9 @@
 """Look-ups: the rows of a table as one version has them, the newest row of each of many keys over its sorted runs.
 
-One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes,
-one binary search over its hashes finds candidates, equality on the key decides. A tombstone, or a row that is
-expired, ends the search for its key. All steps are vectorised; the cost follows the number of keys asked for, not the
+One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes, and where
+it is not on this machine its Bloom filter and page index do (`remote_sst`); one binary search over its hashes finds
+candidates, equality on the key decides (`decode.Block.match`). A tombstone, or a row that is expired, ends the search
+for its key. All steps are vectorised; the cost follows the number of keys asked for, not the
 size of the state.
 """
 
@@ -219,7 +220,10 @@ class _Search:
         self._taken_for: list[npt.NDArray[np.int64]] = []
 
     def over(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
-        """The SSTs to look in, newest first, each with the positions of missing keys that may be in it."""
+        """The SSTs to look in, newest first, each with the positions of missing keys that may be in it.
+
+        Lazily: what was found in one SST is not missing any more when the next comes.
+        """
         for sst in sorted(ssts, key=lambda run: run.seq_max, reverse=True):
             low = np.searchsorted(self.hashes, sst.hash_min, side="left")
             high = np.searchsorted(self.hashes, sst.hash_max, side="right")
@@ -236,7 +240,7 @@ class _Search:
 
     def _take(self, rows: pa.RecordBatch, wanted: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
         """Note the rows that are the keys' newest ones: where `same`."""
-        self._missing[wanted[same]] = False
+        self._missing[wanted[same]] = False  # also by a tombstone, or an expired row: an older one counts no more
         if self.seqs.size:
             self.seqs[wanted[same]] = rows.column(SEQ).to_numpy()[same]
         live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
