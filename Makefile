@@ -9,8 +9,8 @@ CHOSEN := not soak and not ci
 # Images of containers set it. Without what Python has compiled, each process compiles all of slackwater, and each of
 # pytest's workers rewrites the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
-# Some 600 processes of the tests import numpy. Each would start a thread for each core, which none uses.
-export OPENBLAS_NUM_THREADS := 1
+# Each process of the tests that imports numpy would start a thread for each core, which none uses.
+test test-all collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all collect test-without-servers test-with-servers check format bench soak mutants clean
