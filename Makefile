@@ -6,6 +6,8 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 CLASSES := $(VENV)/spark.jsa
 CHOSEN := not soak and not ci
+# What stands in each file with tests that need Kafka or Spark: to collect the others takes each worker ten seconds.
+WITH_SERVERS := mark\.(kafka|spark)|any_kafka
 # Images of containers set it. Without what Python has compiled, each process compiles all of slackwater, and each of
 # pytest's workers rewrites the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -39,7 +41,8 @@ test-without-servers: $(READY)
 	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)"
 
 test-with-servers: $(READY) $(CLASSES)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "(kafka or spark) and $(CHOSEN)"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "(kafka or spark) and $(CHOSEN)" \
+		$$(grep -rlE '$(WITH_SERVERS)' tests --include='test_*.py' | LC_ALL=C sort)
 
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 def test_a_runner_is_taken_over_and_no_record_is_lost_or_counted_twice(ledger: Ledger) -> None:
     with ledger.fed(), ledger.running(*TWO_STAGES, "--max-records", "500") as first:
         first.await_commit("accounts")
-        ledger.catch_up()
+        ledger.catch_up("entries", "accounts")
         assert first.process.wait(60) == 1
         said = first.errors.read_text()
         assert "was taken over" in said
