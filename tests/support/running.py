@@ -46,16 +46,11 @@ SLACKWATER = Path(sys.executable).parent / "slackwater"
 TWO_STAGES = ("--stage", "entries", "--stage", "accounts")
 """Of the ledger, one that reads a topic and one with state behind it: each stage more slows the others down."""
 PATIENCE_S = 120.0
-_CLASSES = Path(sys.executable).parents[1] / "spark.jsa"
-"""Of `class_data.py`. Without it Spark's JVMs load their classes one by one."""
-SHORT_LIVED = " ".join(
-    [
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        f"-Djava.io.tmpdir={tempfile.gettempdir()}",
-        *([f"-XX:SharedArchiveFile={_CLASSES} -Xlog:cds*=off"] if _CLASSES.exists() else []),
-    ]
-)
-"""For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR."""
+SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
+"""For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR.
+
+An archive of Spark's classes saves each of them eight seconds of processor; to write it costs 46, for seven of them.
+"""
 
 EXPECTED = {
     LEDGER: {

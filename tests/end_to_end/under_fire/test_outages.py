@@ -13,23 +13,9 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedS3
 from slackwater.store.objects.open import open_store
 
-from tests.support.running import TWO_STAGES, Ledger, eventually
+from tests.support.running import Ledger, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
-
-
-def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka, ledger: Ledger) -> None:
-    ledger.send(3_000)
-    with ledger.running(*TWO_STAGES, "--max-records", "500") as app:
-        app.await_commit("accounts")
-        kafka.kill()
-        eventually(lambda: "does not answer" in app.errors.read_text(), "the runner says that the broker is away")
-        kafka.start()
-        ledger.send(1_000)
-        app.await_commit("accounts")
-        eventually(lambda: "is back" in app.errors.read_text(), "the runner says that the broker is back")
-    ledger.catch_up()
-    ledger.check_tables()
 
 
 @pytest.mark.soak
