@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
-CLASSES := $(VENV)/spark.jsa
 CHOSEN := not soak and not ci
+# What stands in each file with tests that need Kafka or Spark: to collect the others takes each worker ten seconds.
+WITH_SERVERS := mark\.(kafka|spark)|any_kafka
 # Images of containers set it. Without what Python has compiled, each process compiles all of slackwater, and each of
 # pytest's workers rewrites the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
-# Some 600 processes of the tests import numpy. Each would start a thread for each core, which none uses.
-export OPENBLAS_NUM_THREADS := 1
+# Each process of the tests that imports numpy would start a thread for each core, which none uses.
+test test-all collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all collect test-without-servers test-with-servers check format bench soak mutants clean
@@ -22,7 +23,7 @@ demo: $(READY) ## the whole story on real data, in three to four minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ## all checks and tests, from nothing
-	@$(MAKE) --no-print-directory -j 2 check $(CLASSES) collect
+	@$(MAKE) --no-print-directory -j 2 check collect
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 test-all: $(READY) ## the same with each server of S3, each point at which a verb may be killed, many more examples (hours)
@@ -38,8 +39,9 @@ collect: $(READY)
 test-without-servers: $(READY)
 	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)"
 
-test-with-servers: $(READY) $(CLASSES)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "(kafka or spark) and $(CHOSEN)"
+test-with-servers: $(READY)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "(kafka or spark) and $(CHOSEN)" \
+		$$(grep -rlE '$(WITH_SERVERS)' tests --include='test_*.py' | LC_ALL=C sort)
 
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .
@@ -78,10 +80,6 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[demo,dev,registry]'
 	@touch $@
-
-# Half of the time in which Spark starts goes into loading its classes. `tests/support/running.py` names this archive of them.
-$(CLASSES): $(READY)
-	@$(BIN)/python -m tests.class_data $@
 
 # What only the benchmark compares with.
 $(PEERS): $(READY)

@@ -1,6 +1,7 @@
 """What several test files share: a real S3 server, and every kind of object store."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -53,6 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     # Mutation testing runs pytest many times in one process.
     config.add_cleanup(patch.undo)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` finds the files with tests that need Kafka or Spark by what stands in them (WITH_SERVERS)."""
+    for path in {item.path for item in items if any(item.iter_markers("kafka")) or any(item.iter_markers("spark"))}:
+        if not re.search(r"mark\.(kafka|spark)|any_kafka", path.read_text()):
+            raise pytest.UsageError(f"{path}: `make test` would not find its tests with servers: see its Makefile")
 
 
 def free_port() -> int:

@@ -28,7 +28,7 @@ from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
 from ..spark.conf import on_path
-from ..spark.session import spark_session
+from ..spark.session import running_session, spark_session
 
 
 def declared(app: App, known: Mapping[str, Shape]) -> Declared:
@@ -112,6 +112,6 @@ def spark_of(
     verb: str, program: App, options: Options, master: str | None = None
 ) -> AbstractContextManager[SparkSession]:
     """Spark, at the `master` of the options or else this one, unless a session runs here already."""
-    at = None if SparkSession.getActiveSession() is not None else options.master or master
+    at = None if running_session() is not None else options.master or master
     name, files = f"slackwater {verb} {program.name}", options.py_files
     return spark_session(name, master=at, conf=options.spark_conf, py_files=files)

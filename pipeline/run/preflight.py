@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ... import instants
@@ -36,6 +35,7 @@ from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka
 from ..publish.prepare import check_targets
 from ..publish.publishers import publishes
+from ..spark.session import running_session
 from ..upkeep.write_stall import Triggers
 from .news import News
 from .options import Options
@@ -83,7 +83,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
     opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     store = CountingStore(opened)
     news.doing("checking the app")
-    running = SparkSession.getActiveSession()
+    running = running_session()
     master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
     if master:  # else it is known when Spark has started
         check_unflushed(limits, master)

@@ -9,6 +9,7 @@ from importlib import resources
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -84,7 +85,7 @@ def spark_session(
         # Of an option that is given twice, the JVM takes the last.
         chosen = {**chosen, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {options}"}
     settings |= chosen
-    running = SparkSession.getActiveSession()
+    running = running_session()
     with interpreter(on_this_machine=here, said=chosen.get("spark.pyspark.python", "")), quiet_errors():
         try:
             with quiet_start():
@@ -123,6 +124,11 @@ def spark_session(
         finally:
             if running is None:
                 end_all([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
+
+
+def running_session() -> SparkSession | None:
+    """The session that runs in this process, whichever thread made it: Spark's own answer is the thread's alone."""
+    return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
 @contextmanager

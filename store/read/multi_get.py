@@ -3,8 +3,7 @@
 One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes, and where
 it is not on this machine its Bloom filter and page index do (`remote_sst`); one binary search over its hashes finds
 candidates, equality on the key decides (`decode.Block.match`). A tombstone, or a row that is expired, ends the search
-for its key. All steps are vectorised; the cost follows the number of keys asked for, not the
-size of the state.
+for its key. All steps are vectorised; the cost follows the number of keys asked for, not the size of the state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -71,7 +71,8 @@ def name_of(fault: tuple[Role, Phase, Signal, Row]) -> str:
 
 def test_the_table_as_it_is_breaks_no_law() -> None:
     random = Random(1985)
-    assert not any(broken_by(random) for _ in range(NUM_SCHEDULES))
+    # Half as many: `test_laws.py` has more of them, on any network.
+    assert not any(broken_by(random) for _ in range(NUM_SCHEDULES // 2))
 
 
 @pytest.mark.parametrize("fault", sorted(faults(), key=name_of), ids=name_of)

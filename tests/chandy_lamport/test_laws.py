@@ -13,6 +13,7 @@ from slackwater.chandy_lamport.global_state import Ports, violations
 
 from tests.chandy_lamport.bank import DEPOSIT, Account
 from tests.chandy_lamport.network import Network, Recording
+from tests.models.profiles import SEARCHES
 
 
 @st.composite
@@ -37,8 +38,9 @@ def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, Ports]:
 
 Law = Callable[[Network], None]
 
-TIMES = float(os.environ.get("SLACKWATER_SCHEDULES", "1"))
-"""How many times the usual number of schedules; `make soak` asks for about 100,000 in all, `make mutants` for few."""
+TIMES = float(os.environ.get("SLACKWATER_SCHEDULES", "1" if SEARCHES else "0.5"))
+"""How many times the usual number of schedules. The gate tries half of them, `make mutants` fewer, and `make soak`
+about 100,000 in all."""
 
 
 def runs(*, fan_in: bool = True, num_examples: int = 200) -> Callable[[Law], Callable[..., None]]:

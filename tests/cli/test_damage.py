@@ -12,19 +12,24 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
 from typer.testing import CliRunner, Result
 
-from tests.support.histories import Flight, FlightsApp, Kafka, flights
+from tests.support.histories import Flight, FlightsApp, Kafka, copied, flights
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> FlightsApp:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
     """Good flights, a snapshot, and a broken one behind it."""
-    app = FlightsApp(open_store(str(tmp_path / "store")), Kafka())
+    app = FlightsApp(open_store(str(tmp_path_factory.mktemp("whole") / "store")), Kafka())
     app.run(flights(30))
     pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
     app.run([Flight("N001", "C1", 5000)])
     return app
+
+
+@pytest.fixture
+def app(whole: FlightsApp, tmp_path: Path) -> FlightsApp:
+    return copied(whole, open_store(str(tmp_path / "store")))
 
 
 def slackwater(*words: str) -> Result:

@@ -12,7 +12,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from typer.testing import CliRunner, Result
 
-from tests.support.histories import Clock, Flight, FlightsApp, Kafka, flights
+from tests.support.histories import Clock, Flight, FlightsApp, Kafka, copied, flights
 
 pytestmark = pytest.mark.usefixtures("isolated", "app")
 
@@ -25,13 +25,20 @@ def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "store"))
 
 
-@pytest.fixture
-def app(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """Two good batches, a compaction, and a batch that is wrong; clones find its topics."""
-    app = FlightsApp(store, Kafka(), clock=Clock())
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
+    """Two good batches, a compaction, and a batch that is wrong."""
+    app = FlightsApp(open_store(str(tmp_path_factory.mktemp("written") / "store")), Kafka(), clock=Clock())
     app.run(flights(20))
     app.compact("carriers")
     app.run([Flight("N001", "C1", 5000)])
+    return app
+
+
+@pytest.fixture
+def app(written: FlightsApp, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+    """The same in the store of the command line; clones find its topics."""
+    app = copied(written, store)
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     return app
 

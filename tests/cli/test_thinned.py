@@ -33,11 +33,11 @@ def at(time_ms: int) -> str:
 @pytest.fixture(scope="module")
 def thinned_once() -> FlightsApp:
     """A history of which a moment an hour is left, then a pause, and what came after it whole."""
-    app = aging_app()
+    app = aging_app(step_ms=240_000)
     clock = app.clock
     assert isinstance(clock, StoreClock)
     for _ in range(4):
-        app.run(flights(200))
+        app.run(flights(50))  # for an hour: fifteen commits
         clock.wait(2 * HOUR_MS)
     collect(app.store, app.name, Retention(all_ms=3 * HOUR_MS, hourly_ms=1_000 * HOUR_MS), by="test")
     return app
@@ -91,20 +91,20 @@ def test_a_time_of_which_the_very_moment_is_left_has_no_note(thinned: FlightsApp
 
 
 def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> None:
-    where = ("--where", "SELECT 1 FROM carriers HAVING sum(flights) > 780")
+    where = ("--where", "SELECT 1 FROM carriers HAVING sum(flights) > 195")
     said = slackwater("bisect", "flights", *where)
     assert said.exit_code == 0, said.output
     begins = from_json("bisect", "flights", *where)["begins"]
     assert begins.startswith("flights/")
     told = f"note: the history of flights before {begins} was thinned out by gc; of that, the moments that are left are"
     assert told in said.stderr
-    early = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 300")
+    early = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 75")
     assert early.exit_code == 2
     assert early.stdout.startswith("the first bad commit of flights is one of carriers@v")
     assert "the versions in between were thinned out by gc" in early.stdout
     good, bad = (line.split()[2] for line in early.stdout.splitlines() if line.startswith("  slackwater query"))
     for ref, expected in ((good, 0), (bad, 1)):
-        rows = from_json("query", ref, "SELECT 1 FROM carriers HAVING sum(flights) > 300")["rows"]
+        rows = from_json("query", ref, "SELECT 1 FROM carriers HAVING sum(flights) > 75")["rows"]
         assert len(rows) == expected
     always = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 0")
     assert always.exit_code == 1

@@ -4,6 +4,7 @@ import ast
 import re
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from tests.support.static import PARTS, ROOT
@@ -22,6 +23,13 @@ PACKAGE_FOLDERS = sorted({path.parent for path in PACKAGE})
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+@cache
+def said(path: Path) -> tuple[str, tuple[str, ...]]:
+    """What a module's docstring says, and the names of its classes."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return ast.get_docstring(tree) or "", tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
 
 
 def test_no_folder_has_more_modules_than_one_looks_through() -> None:
@@ -43,18 +51,12 @@ def test_every_folder_of_the_package_is_packaged() -> None:
 
 
 def test_the_first_line_of_every_module_is_a_sentence_that_says_what_it_does() -> None:
-    said = {name(path): ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in PACKAGE}
-    first = {path: text.partition("\n")[0] for path, text in said.items()}
+    first = {name(path): said(path)[0].partition("\n")[0] for path in PACKAGE}
     assert {path: line for path, line in first.items() if not line.endswith((".", ":", ")"))} == {}
     assert {path: line for path, line in first.items() if re.match("todo|fixme|xxx", line, re.IGNORECASE)} == {}
 
 
 def test_one_name_is_one_class() -> None:
-    classes = Counter(
-        node.name
-        for path in PACKAGE
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+    classes = Counter(one for path in PACKAGE for one in said(path)[1] if not one.startswith("_"))
     # A program's `App` is the declared one, which can be run besides.
     assert [one for one, count in classes.items() if count > 1 and one != "App"] == []

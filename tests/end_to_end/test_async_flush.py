@@ -55,7 +55,7 @@ class GatedStore(CountingStore):
         self.order: list[str] = []
         """Names of what was put, in order."""
 
-    def open(self, puts: int = 1_000_000) -> None:
+    def open(self, puts: int = 1_000) -> None:
         self.gate.release(puts)
 
     def put(self, key: str, data: bytes) -> None:

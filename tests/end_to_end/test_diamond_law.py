@@ -10,6 +10,7 @@ from slackwater.moments.take import capture
 from slackwater.moments.take.taking import request, try_complete
 
 from tests.chandy_lamport.test_laws import TIMES
+from tests.models.profiles import PROFILE
 from tests.support.diamonds import APP, STAGES, Diamond
 
 batches = st.tuples(
@@ -47,7 +48,7 @@ def check(diamond: Diamond, snapshot: Snapshot) -> None:
     assert (proved.differences, proved.not_reread) == ((), ())
 
 
-@settings(max_examples=max(50, round(50 * TIMES)))
+@settings(max_examples=max(25 if PROFILE == "default" else 50, round(50 * TIMES)))
 @given(st.lists(operations, min_size=30, max_size=100))
 def test_every_snapshot_holds_every_record_once(schedule: list[object]) -> None:
     diamond = Diamond()

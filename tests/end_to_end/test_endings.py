@@ -65,7 +65,7 @@ LONG = (pytest.mark.soak, pytest.mark.timeout(3600))
 @pytest.mark.parametrize(
     ("moment", "runs"),
     [
-        pytest.param("", 3, id="from-kafka"),
+        pytest.param("", 2, id="from-kafka"),
         pytest.param("", 200, id="from-kafka-200-times", marks=LONG),
         pytest.param("@kept", 200, id="kept-200-times", marks=LONG),
     ],

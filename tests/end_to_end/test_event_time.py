@@ -118,6 +118,7 @@ def showers(rows: DataFrame) -> DataFrame:
     return readings(rows).withColumn("shower", F.session_window("at", "7 minutes"))
 
 
+@pytest.mark.ci  # the laws are fold/event_time/test_late.py and test_sessions.py, over the raw input
 @pytest.mark.kafka
 def test_windows_sessions_and_late_rows_are_those_of_sparks_own_aggregation(ledger: Ledger, tmp_path: Path) -> None:
     random = np.random.default_rng(5)

@@ -63,7 +63,7 @@ def test_each_receiver_gets_its_own_rows_and_the_input_is_read_once(
     split = Ledger(kafka.bootstrap, tmp_path, program=SPLIT)
     store = open_store(split.store)
     split.send(2_000)
-    split.catch_up()
+    split.catch_up("moves")
     request(store, split.app, "between", "test")
     split.send(1_500)
     split.catch_up(max_records=900)

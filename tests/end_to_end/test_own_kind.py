@@ -44,11 +44,9 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
 ) -> None:
     app = Tops(kafka.bootstrap, tmp_path, program=APPS / "top_k.py")
     store = open_store(app.store)
-    app.send(300)
-    app.catch_up()
     bad = json.dumps({"account": "a1", "branch": 1, "amount": None}).encode()
     huge = json.dumps({"account": "a2", "branch": 1, "amount": 10**9}).encode()
-    app.send(300, raw=(bad, huge))
+    app.send(600, raw=(bad, huge))
     app.catch_up(max_records=150)
     assert app.tops() == app.expected(3)
     assert [row["message"] for row in app.table("tops_rejected").to_pylist()] == ["a record has no amount"]

@@ -63,19 +63,14 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     dead = f"{bank.topic}-dead"
     bank.kafka.create_topics({dead: 1})
     monkeypatch.setenv("LEDGER_REJECTS", dead)
-    good = [(f"a{n % 50}", n % 7 + 1) for n in range(3_000)]
-    bank.deposit(*good)
-    bank.catch_up()
+    good = [(f"a{n % 50}", n % 7 + 1) for n in range(1_950)]
     expected = Counter[str]()
     for account, amount in good:
         expected[account] += amount
-    assert bank.balances() == expected
 
     # Three that no cast takes, and one that overdraws an account with what it has.
     debt = expected["a7"] + 5_000
-    bank.deposit(*good[:900], ("a1", "ten"), *good[900:950], ("a2", ""), ("a3", "1e"), ("a7", -debt))
-    for account, amount in good[:950]:
-        expected[account] += amount
+    bank.deposit(*good[:900], ("a1", "ten"), *good[900:], ("a2", ""), ("a3", "1e"), ("a7", -debt))
     bank.catch_up()
     assert bank.balances() == expected
     bank.verify(bank.app)

@@ -217,4 +217,4 @@ class Collection(RuleBasedStateMachine):
 
 
 TestCollection = Collection.TestCase
-TestCollection.settings = scaled(30, 20)
+TestCollection.settings = scaled(17, 20, in_ci=150)

@@ -96,7 +96,7 @@ def ask(asking: Asking, root: Path, key: str, data: bytes, words: tuple[str, ...
         path.write_bytes(before)
 
 
-EXAMPLES = {"default": 25, "mutants": 25, "ci": 400}.get(PROFILE, int(os.environ.get("HOSTILE", "10000")))
+EXAMPLES = {"default": 15, "mutants": 25, "ci": 400}.get(PROFILE, int(os.environ.get("HOSTILE", "10000")))
 SEARCH = settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -103,7 +103,7 @@ def test_the_bad_moment_is_verified(verdict: Verdict, evidence: Evidence) -> Non
 
 def test_what_is_around_a_verdict_costs_dozens_of_requests_however_long_the_history(cache: SstCache) -> None:
     costs = []
-    for batches in (20, 80):
+    for batches in (12, 60):
         app = FlightsApp(MemoryStore(), Kafka(), zombies=False, start=["legs", "aircraft"])
         for number in range(batches):
             app.send(Flight("N1", "C1", 2_000 if number == batches // 2 else 1))

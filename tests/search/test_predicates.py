@@ -20,10 +20,10 @@ from tests.support.histories import Flight, FlightsApp, Kafka, flights
 def app() -> FlightsApp:
     """C1 gets a delay below zero with one batch."""
     app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(30))
+    app.run(flights(20))
     app.send(Flight("N1", "C1", -9_000))
     app.step_all()
-    app.run(flights(30))
+    app.run(flights(10))
     return app
 
 
@@ -107,14 +107,14 @@ def test_a_function_that_skips_leaves_candidates(app: FlightsApp, cache: SstCach
     good = find(app, cache, "FROM carriers WHERE delay < 0").good.stages["carriers"]
 
     def skips(con: duckdb.DuckDBPyConnection) -> None:
-        if con.sql("SELECT sum(flights) FROM carriers").fetchall()[0][0] == 30:
-            raise SkipTest("thirty")
+        if con.sql("SELECT sum(flights) FROM carriers").fetchall()[0][0] == 20:
+            raise SkipTest("twenty")
         asserts(con)
 
     verdict = find(app, cache, Python("mine", skips))
     stretch = {each.stage: (each.first, each.last) for each in verdict.candidates}
     assert stretch["carriers"][0] <= good.version < first_bad == stretch["carriers"][1]
-    assert "thirty" in {step.why for step in verdict.steps}
+    assert "twenty" in {step.why for step in verdict.steps}
 
 
 def test_what_else_a_function_raises_stops_the_search_with_its_own_lines(app: FlightsApp, cache: SstCache) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from threading import Condition, Thread, local
+from threading import Condition, RLock, Thread, local
 
 
 class Crowd:
@@ -10,7 +10,9 @@ class Crowd:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._turn = Condition()
+        self._lock = RLock()
+        self._turns: list[Condition] = []
+        """One of each, so that only who is next is woken."""
         self._asleep: list[tuple[float, int]] = []
         self._awake: int | None = None
         self._me = local()
@@ -19,7 +21,7 @@ class Crowd:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        with self._turn:
+        with self._lock:
             heappush(self._asleep, (self.now_s + seconds, self._me.number))
             self._pass_on()
             self._wait()
@@ -27,10 +29,11 @@ class Crowd:
     def run(self, jobs: Iterable[Callable[[], None]]) -> None:
         """Until all of them have ended."""
         threads = [Thread(target=self._one, args=(number, job)) for number, job in enumerate(jobs)]
+        self._turns = [Condition(self._lock) for _ in threads]
         self._asleep = [(0.0, number) for number in range(len(threads))]
         for thread in threads:
             thread.start()
-        with self._turn:
+        with self._lock:
             self._pass_on()
         for thread in threads:
             thread.join()
@@ -38,17 +41,17 @@ class Crowd:
     def _one(self, number: int, job: Callable[[], None]) -> None:
         self._me.number = number
         try:
-            with self._turn:
+            with self._lock:
                 self._wait()
             job()
         finally:
-            with self._turn:
+            with self._lock:
                 self._pass_on()
 
     def _wait(self) -> None:
-        self._turn.wait_for(lambda: self._awake == self._me.number)
+        self._turns[self._me.number].wait_for(lambda: self._awake == self._me.number)
 
     def _pass_on(self) -> None:
         if self._asleep:
             self.now_s, self._awake = heappop(self._asleep)
-            self._turn.notify_all()
+            self._turns[self._awake].notify()

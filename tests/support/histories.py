@@ -7,8 +7,10 @@ partitions with offsets.
 """
 
 import itertools
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from slackwater.keep.maintain.stages import rescale
 from slackwater.moments.cut.in_flight import InFlight
 from slackwater.moments.cut.stored import open_requests
 from slackwater.store.compaction.plan import rebase
+from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
@@ -460,6 +463,21 @@ class FlightsApp:
         columns = {column.name: values[:, index] for index, column in enumerate(TOTALS)}
         names = pa.array(list(changed))
         return write_columns(self.store, self.name, stage, version, names, columns, table=self.table(stage))
+
+
+def copied(app: FlightsApp, store: ObjectStore) -> FlightsApp:
+    """The same app, clock and Kafka with all they have come to, in another store, which is empty.
+
+    For tests that go on with one history: writing it takes a tenth of a second of a processor, copying a tenth of that.
+    """
+    if isinstance(app.store, LocalStore):
+        shutil.copytree(app.store.url, store.url)  # its puts wait for the disk
+    else:
+        for info in app.store.list(""):
+            store.put(info.key, app.store.get(info.key))
+    attempts = app.kafka._attempts
+    # Python will copy no `count` any more; this one gives later numbers, too.
+    return deepcopy(app, {id(app.store): store, id(attempts): itertools.count(next(attempts))})
 
 
 _WRITES: dict[str, dict[str, Callable[[Flight], str]]] = {

@@ -10,8 +10,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ import duckdb
 import numpy as np
 import psutil
 import pyarrow as pa
+import slackwater as sw
 from confluent_kafka import Producer
 from slackwater.cli import main
 from slackwater.keep.verify.verify import Report, verify
@@ -26,12 +28,14 @@ from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import Snapshot, of_snapshot, read_snapshot
 from slackwater.moments.query.sql import connect, run_query
 from slackwater.moments.take.capture import read
+from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
+from slackwater.pipeline.run.stopping import Stop, StopRequested
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from typer.testing import CliRunner
@@ -42,16 +46,11 @@ SLACKWATER = Path(sys.executable).parent / "slackwater"
 TWO_STAGES = ("--stage", "entries", "--stage", "accounts")
 """Of the ledger, one that reads a topic and one with state behind it: each stage more slows the others down."""
 PATIENCE_S = 120.0
-_CLASSES = Path(sys.executable).parents[1] / "spark.jsa"
-"""Of `class_data.py`. Without it Spark's JVMs load their classes one by one."""
-SHORT_LIVED = " ".join(
-    [
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        f"-Djava.io.tmpdir={tempfile.gettempdir()}",
-        *([f"-XX:SharedArchiveFile={_CLASSES} -Xlog:cds*=off"] if _CLASSES.exists() else []),
-    ]
-)
-"""For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR."""
+SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
+"""For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR.
+
+An archive of Spark's classes saves each of them eight seconds of processor; to write it costs 46, for seven of them.
+"""
 
 EXPECTED = {
     LEDGER: {
@@ -190,18 +189,49 @@ class Ledger:
         self, *stages: str, variant: str = "", max_records: int | None = None, accept_loss: bool = False
     ) -> None:
         """Run the app until nothing is left to read, in this process, on the Spark session that runs here."""
+        options = replace(self._options(stages, max_records), until_caught_up=True, accept_loss=accept_loss)
+        run(self._loaded(variant), options, lambda _commit: None)
+
+    @contextmanager
+    def running_here(self, *stages: str, max_records: int | None = None) -> Iterator[Callable[[str], BatchReport]]:
+        """The app, until the block is left, on the Spark session of this process; what it gives awaits a stage's next
+        commit. For what needs no process of its own: to start one takes a core for half a minute."""
+        stop, commits = Stop(), queue.SimpleQueue[BatchReport | None]()
+        app, options = self._loaded(), self._options(stages, max_records)
+
+        def work() -> None:
+            try:
+                with suppress(StopRequested):
+                    run(app, options, commits.put, stop=stop)
+            finally:
+                commits.put(None)
+
+        def await_commit(stage: str) -> BatchReport:
+            while (commit := commits.get(timeout=PATIENCE_S)) is None or commit.stage != stage:
+                assert commit is not None, f"it ended before {stage} committed"
+            return commit
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work)
+            try:
+                yield await_commit
+            finally:
+                stop.set()
+            done.result(PATIENCE_S)
+
+    def _loaded(self, variant: str = "") -> sw.App:
         os.environ.update(LEDGER_TOPIC=self.topic, LEDGER_VARIANT=variant)
-        options = Options(
+        return load_app(str(self.program), name=self.app)
+
+    def _options(self, stages: tuple[str, ...], max_records: int | None) -> Options:
+        return Options(
             store=self.store,
             kafka=self.kafka.properties,
             stages=stages,
-            until_caught_up=True,
             max_records=max_records,
-            accept_loss=accept_loss,
             patience_s=30,
             cache_folder=self.folder / "cache" / "sst",
         )
-        run(load_app(str(self.program), name=self.app), options, lambda _progress: None)
 
     @contextmanager
     def running(self, *words: str, sabotage: str = "", for_people: bool = False) -> Iterator["Running"]:

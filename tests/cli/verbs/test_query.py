@@ -108,6 +108,7 @@ def test_wrong_sql_is_answered_in_duckdbs_words_with_the_query() -> None:
     assert "SELEKT 1" in result.stderr
 
 
+@pytest.mark.ci  # test_every_verb.py shows it, too
 @pytest.mark.usefixtures("app")
 def test_a_query_of_a_local_store_loads_nothing_that_it_does_not_use() -> None:
     program = (
@@ -126,7 +127,7 @@ def test_a_query_of_a_local_store_loads_nothing_that_it_does_not_use() -> None:
 
 @pytest.mark.usefixtures("app")
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    with process("query", "flights", "FROM range(200000)", "--limit", "0") as query:
+    with process("query", "flights", "FROM range(20000)", "--limit", "0") as query:
         assert query.stdout is not None
         assert query.stderr is not None
         assert query.stdout.readline().strip() == "range"

@@ -13,23 +13,9 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedS3
 from slackwater.store.objects.open import open_store
 
-from tests.support.running import TWO_STAGES, Ledger, eventually
+from tests.support.running import Ledger, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
-
-
-def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka, ledger: Ledger) -> None:
-    ledger.send(3_000)
-    with ledger.running(*TWO_STAGES, "--max-records", "500") as app:
-        app.await_commit("accounts")
-        kafka.kill()
-        eventually(lambda: "does not answer" in app.errors.read_text(), "the runner says that the broker is away")
-        kafka.start()
-        ledger.send(1_000)
-        app.await_commit("accounts")
-        eventually(lambda: "is back" in app.errors.read_text(), "the runner says that the broker is back")
-    ledger.catch_up()
-    ledger.check_tables()
 
 
 @pytest.mark.soak
@@ -61,17 +47,17 @@ def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Led
 
 def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledger) -> None:
     ledger.send(600)
-    ledger.catch_up()
+    ledger.catch_up("entries", "accounts")
     ledger.send(600)
     admin = AdminClient(ledger.kafka.properties)
     _, ends = ledger.kafka.offsets(ledger.topic)
     doomed = TopicPartition(ledger.topic, 1, ends[1] - 10)
     admin.delete_records([doomed])[doomed].result()
     with pytest.raises(Refused, match=rf"{ledger.topic}\[1\] 200\.\.{ends[1] - 10}") as refused:
-        ledger.catch_up()
+        ledger.catch_up("entries", "accounts")
     assert "--accept-loss" in refused.value.hint
-    ledger.catch_up(accept_loss=True)
-    assert sum(ledger.table("branches")["n"].to_pylist()) == 1200 - 190
+    ledger.catch_up("entries", "accounts", accept_loss=True)
+    assert sum(ledger.table("accounts")["n"].to_pylist()) == 1200 - 190
 
 
 @pytest.mark.ci  # the law is moments/cut/test_losses.py

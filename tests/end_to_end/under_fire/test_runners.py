@@ -1,4 +1,4 @@
-"""Runners under way: killed, taken over, stopped and asked for snapshots. Nothing is lost or counted twice."""
+"""Runners under way: killed, cut off, taken over, stopped, asked for snapshots. Nothing is lost or counted twice."""
 
 import signal
 
@@ -6,19 +6,29 @@ import psutil
 import pytest
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import read_snapshot
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
-from tests.support.running import PATIENCE_S, TWO_STAGES, Ledger
+from tests.support.running import PATIENCE_S, TWO_STAGES, Ledger, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
-def test_a_runner_is_taken_over_and_no_record_is_lost_or_counted_twice(ledger: Ledger) -> None:
-    with ledger.fed(), ledger.running(*TWO_STAGES, "--max-records", "500") as first:
+def test_a_runner_waits_for_the_broker_is_taken_over_and_no_record_is_lost_or_counted_twice(
+    kafka: EmbeddedKafka, ledger: Ledger
+) -> None:
+    ledger.send(3_000)
+    with ledger.running(*TWO_STAGES, "--max-records", "500") as first:
         first.await_commit("accounts")
-        ledger.catch_up()
-        assert first.process.wait(60) == 1
+        kafka.kill()
+        eventually(lambda: "does not answer" in first.errors.read_text(), "it says that the broker is away")
+        kafka.start()
+        with ledger.fed():
+            first.await_commit("accounts")
+            eventually(lambda: "is back" in first.errors.read_text(), "it says that the broker is back")
+            ledger.catch_up("entries", "accounts")
+            assert first.process.wait(60) == 1
         said = first.errors.read_text()
         assert "was taken over" in said
         assert "Traceback" not in said

@@ -17,7 +17,7 @@ from slackwater.store.versions import history
 
 from tests.support.running import DIAMOND, LEDGER, Ledger, eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
 def elsewhere(app: Ledger, name: str) -> Ledger:
@@ -52,14 +52,13 @@ def test_snapshots_are_whole_though_stages_are_killed(
             # Who takes over finds the request, and the snapshot completes; also when the state was rescaled meanwhile.
             assert [asked.name for asked in open_requests(store, app.app)][-1] == f"killed-{stage}"
             app.slackwater("rescale", f"{app.app}/{app.last_stage}", "--partitions", str(3 + len(stage) % 3))
-        with elsewhere(app, "at last").running("--max-records", "500") as running:
-            running.await_commit(app.last_stage)
+        with elsewhere(app, "at last").running_here(max_records=500) as await_commit:
+            await_commit(app.last_stage)
             for number in range(count - len(killed)):
                 # Two and three at a time: they overlap.
                 request(store, app.app, f"under-load-{number}", "tests")
-                running.await_commit(app.last_stage)
+                await_commit(app.last_stage)
             eventually(lambda: not open_requests(store, app.app), "every snapshot completes")
-            running.interrupt()
     taken = list_snapshots(store, app.app)
     assert len(taken) == count
     for snapshot in taken:

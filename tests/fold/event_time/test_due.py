@@ -90,7 +90,7 @@ def check_reminders(schedule: list[list[Event] | str]) -> None:
     assert not stage.owed, "and none when none does any more"
 
 
-@scaled(50)
+@scaled(25, in_ci=250)
 @given(schedules)
 def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(schedule: list[list[Event] | str]) -> None:
     check_reminders(schedule)
@@ -131,7 +131,7 @@ def check_final(schedule: list[list[Event] | str]) -> None:
     assert stage.head.handed_on_ms == stage.head.watermark_ms
 
 
-@scaled(50)
+@scaled(25, in_ci=250)
 @given(schedules)
 def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
     schedule: list[list[Event] | str],

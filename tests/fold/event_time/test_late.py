@@ -140,7 +140,7 @@ def check(folder: Path, schedule: list[list[Event] | str], slide: int) -> None:
         assert list(stage.table(keys)) == expected
 
 
-@scaled(50)
+@scaled(25, in_ci=250)
 @given(schedules, st.sampled_from([60, 30, 20]))
 def test_windows_equal_a_computation_over_the_raw_input(
     tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str], slide: int

@@ -15,11 +15,14 @@ from slackwater.store.versions.commit import commit
 from slackwater.store.versions.limits import YEAR_1_MS
 from slackwater.store.versions.manifest import EventTime, Input, Manifest, Output
 
+from tests.models.profiles import scaled
+
 OWN = (Watermark(("at",), 10, ("t",)), Watermark(("_1_at",), 3, ("u",)))
 INPUTS = {"t": Input("t", (0,)), "u": Input("u", (0,)), "c": Input("a-c", (0,), "up")}
 times = st.none() | st.integers(-50, 50)
 
 
+@scaled(50, in_ci=500)
 @given(st.lists(st.tuples(times, times, times)))
 def test_a_watermark_is_the_smallest_of_its_inputs_and_never_falls(
     batches: list[tuple[int | None, int | None, int | None]],

@@ -153,7 +153,7 @@ def check(schedule: list[Step | str]) -> None:
     assert stage.head.handed_on_ms == stage.head.watermark_ms
 
 
-@scaled(40)
+@scaled(20, in_ci=200)
 @given(schedules)
 def test_sessions_equal_a_computation_over_the_raw_input(schedule: list[Step | str]) -> None:
     check(schedule)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from slackwater.fold.kinds.aggregate import ROWS, TASKS, num_partials, num_rows, part
 from slackwater.fold.kinds.kind import Bound, Groups
 
+from tests.models.profiles import scaled
+
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("t", pa.int64())])
 DECLARED = sw.aggregate(
     n=sw.count(),
@@ -71,6 +73,7 @@ def by_key(batch: Iterable[Row]) -> dict[int, list[Row]]:
     return {key: list(each) for key, each in groupby(ordered, key=lambda row: int(row["k"]))}
 
 
+@scaled(50, in_ci=500)
 @given(st.lists(st.lists(rows, min_size=1, max_size=6), min_size=1, max_size=4))
 def test_what_tasks_have_added_up_makes_what_the_rows_would(tasks: list[list[Row]]) -> None:
     bound = DECLARED.bind([SCHEMA], ("k",))

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold.kinds.kind import Bound, Groups, Merged
 
+from tests.models.profiles import scaled
+
 ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("t", pa.int64())])
 
 N = pa.schema([("n", pa.int64())])
@@ -56,6 +58,7 @@ class Model:
         return merged
 
 
+@scaled(50, in_ci=500)
 @given(batches)
 def test_aggregates_over_batches_equal_sql_over_all_rows(history: list[list[dict[str, object]]]) -> None:
     declared = sw.aggregate(

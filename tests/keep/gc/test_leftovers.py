@@ -29,7 +29,7 @@ def test_uploads_in_parts_that_broke_off_are_ended(s3_url: str) -> None:
     import boto3
 
     store = open_store(s3_url)
-    FlightsApp(store, Kafka()).run(flights(10))
+    FlightsApp(store, Kafka())
     place = urlsplit(s3_url)
     s3, prefix = boto3.client("s3"), place.path.strip("/")
     for key in ("flights/stages/legs/sst/01BROKEN.parquet", "other/stages/legs/sst/01THEIRS.parquet"):

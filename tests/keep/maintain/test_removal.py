@@ -19,6 +19,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.commit import commit, successor
 
+from tests.models.profiles import SEARCHES
 from tests.support.collecting import AgingStore, Killed, aging_app, fresh, keys_of
 from tests.support.histories import FlightsApp, flights, rows_of
 
@@ -86,7 +87,7 @@ def test_a_dry_run_changes_nothing() -> None:
 
 def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_it_finishes() -> None:
     seen = set()
-    for requests in range(0, 400, 3):
+    for requests in range(0, 400, 1 if SEARCHES else 7):
         app = made(AgingStore())
         ref = resolve(app.store, "flights", now_ms=app.clock.now_ms).versions
         pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")

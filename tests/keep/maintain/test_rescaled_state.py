@@ -22,7 +22,7 @@ from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
 
-from tests.models.profiles import scaled
+from tests.models.profiles import SEARCHES, scaled
 from tests.support.state_rows import ROUTES, Hashes, Key, columns, manifest_of, write_version
 
 KEYS: list[Key] = [(f"k{n}", "x") for n in range(24)]
@@ -80,8 +80,9 @@ class State:
         return done
 
     def land(self, *done: Done) -> None:
-        self.ssts = apply(self.ssts, done)
-        self.check()
+        if done:  # else nothing has changed since the last check
+            self.ssts = apply(self.ssts, done)
+            self.check()
 
     def check(self) -> None:
         for one, other in combinations(self.ssts, 2):
@@ -108,8 +109,8 @@ def a_state(hashes: Hashes) -> Iterator[State]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@scaled(20)
-@given(st.lists(eras, min_size=2, max_size=6), st.sampled_from([0, 7]))
+@scaled(17, in_ci=100)
+@given(st.lists(eras, min_size=2, max_size=6 if SEARCHES else 3), st.sampled_from([0, 7]))
 def test_nothing_is_lost_whatever_is_written_merged_and_rescaled(history: list[Era], modulus: int) -> None:
     with a_state(Hashes(modulus)) as state:
         waiting: list[tuple[int, Done]] = []

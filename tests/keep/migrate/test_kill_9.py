@@ -31,7 +31,7 @@ from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights
 
 NOW_MS = 2_000_000_000_000
 CALLED = {"aircraft": "planes"}
-ROWS = 300_000
+ROWS = 60_000
 LOADED = Table((Column("n", "int64"),), (Column("twice", "int64"),), 64)
 FIRST = Manifest("loaded", "rows", 1, 1, "w", 1, "init", inputs={"t": Input("t", (3, 4))}, table=LOADED, by="ada@host")
 

@@ -174,7 +174,11 @@ def test_of_two_in_one_moment_the_loser_leaves_the_winners_snapshot() -> None:
     assert [each.name for each in list_snapshots(store, app.name)] == [decided.snapshot]
 
 
-@pytest.mark.parametrize("after", range(0, 60, 2))
+@pytest.mark.parametrize(
+    "after",
+    # Two of three are left to `make test-all`: points of the same migration, of which some lie in each of its steps.
+    [pytest.param(after, marks=pytest.mark.ci if after % 6 else []) for after in range(0, 60, 2)],
+)
 def test_killed_anywhere_no_moment_is_half_of_one_and_the_next_goes_on(after: int, cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(20))

@@ -100,7 +100,17 @@ def sound(app: FlightsApp, *refs: str) -> None:
         assert verify(app.store, ref, now_ms=app.clock.now_ms, deep=True).differences == ()
 
 
-@pytest.mark.parametrize("called", [{old: RENAMED[old]} for old in RENAMED] + [RENAMED], ids=str)
+@pytest.mark.parametrize(
+    "called",
+    [
+        # The first or the last by itself: test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on shows it, too.
+        pytest.param({"legs": "hops"}, marks=pytest.mark.ci),
+        {"aircraft": "planes"},
+        pytest.param({"carriers": "airlines"}, marks=pytest.mark.ci),
+        RENAMED,
+    ],
+    ids=str,
+)
 def test_it_goes_on_with_table_offsets_and_rows_in_flight(
     app: FlightsApp, cache: SstCache, called: Mapping[str, str]
 ) -> None:
@@ -165,7 +175,11 @@ def test_one_that_is_renamed_twice_has_its_rows_and_a_clone_of_it_too(app: Fligh
     sound(app, app.name, "staging")
 
 
-@pytest.mark.parametrize("after", range(1, 60, 3))
+@pytest.mark.parametrize(
+    "after",
+    # Two of three are left to `make test-all`: points of the same migration, of which some lie in each of its steps.
+    [pytest.param(after, marks=pytest.mark.ci if after % 9 != 1 else []) for after in range(1, 60, 3)],
+)
 def test_killed_anywhere_no_moment_has_both_names_or_none(after: int, cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(20))
@@ -211,8 +225,16 @@ def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
     rename(app, {"carriers": "airlines"})
 
 
-@pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("old", RENAMED)
+@pytest.mark.parametrize(
+    ("old", "killed"),
+    [
+        *((old, False) for old in RENAMED),
+        ("aircraft", True),
+        # Who finishes what was killed does the same wherever the stage stands: "aircraft" shows it, too.
+        pytest.param("legs", True, marks=pytest.mark.ci),
+        pytest.param("carriers", True, marks=pytest.mark.ci),
+    ],
+)
 @pytest.mark.parametrize("slips_in", ["migrations/", "stages/{old}/manifests/", "stages/{new}/manifests/"])
 def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, old: str, *, killed: bool) -> None:
     """Asked for after the check, and answered by whoever still can before the next commit of the migration."""
@@ -452,15 +474,19 @@ def test_get_and_export_know_both_names_at_moments_before(app: FlightsApp, cache
         *(f"flights/{name}@{done.snapshot}" for name in ("carriers", "airlines", "lines")),
         *(f"flights/{name}@v{version}" for name in ("carriers", "airlines", "lines")),
     ]
-    for ref in refs:
+    names = ("carriers", "airlines", "lines")
+    for number, ref in enumerate(refs):
         cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
         assert set(cut.stages) == set(RENAMED), "a moment has the names of then"
-        for table in ("carriers", "airlines", "lines"):
+        for table in names:
             assert get(app.store, cut, table, ["C1"]).to_pylist() == [row]
-            file = tmp_path / f"{len(list(tmp_path.iterdir()))}.duckdb"
-            written = export(app.store, cache, cut, ref, file, only=[table])
-            assert (dict(written.rows), dict(written.versions)) == ({table: 3}, {table: cut.versions["carriers"]})
-        assert set(export(app.store, cache, cut, ref, tmp_path / "all", force=True).rows) == {"aircraft", "carriers"}
+        # Each name once or twice at each kind of moment: to write a file takes long.
+        table = names[number % len(names)]
+        written = export(app.store, cache, cut, ref, tmp_path / f"{number}.duckdb", only=[table])
+        assert (dict(written.rows), dict(written.versions)) == ({table: 3}, {table: cut.versions["carriers"]})
+        if not ref.startswith("flights/") or ref.endswith(f"lines@v{version}"):
+            every = export(app.store, cache, cut, ref, tmp_path / "all", force=True)
+            assert set(every.rows) == {"aircraft", "carriers"}
     # Number and name of the last version under each: by the newer name it is the one that this begins with.
     assert resolve(app.store, f"flights/lines@v{version + 1}", now_ms=0).stages["airlines"].kind == "rename"
     now = resolve(app.store, app.name, now_ms=app.clock.now_ms)

@@ -112,7 +112,7 @@ def test_compactions_rescales_and_claims_carry_it_on(app: FlightsApp, cache: Sst
 def test_garbage_collection_takes_what_no_version_names_and_nothing_else(tmp_path: Path, cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(20))
-    for offset in range(30):
+    for offset in range(16):
         reject(app, "aircraft", [offset], tmp_path)
     wait(app)
     app.run(flights(40))
@@ -123,7 +123,7 @@ def test_garbage_collection_takes_what_no_version_names_and_nothing_else(tmp_pat
     named = {sst.object for sst in all_ssts(app.heads["aircraft"])}
     assert named <= after < before
     assert len(app.heads["aircraft"].side_tables["rejected"].ssts) < 8, "runs are merged as they come"
-    assert asked(app, cache, f'SELECT count(*), count(DISTINCT "offset") FROM {TABLE}') == [(30, 30)]
+    assert asked(app, cache, f'SELECT count(*), count(DISTINCT "offset") FROM {TABLE}') == [(16, 16)]
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
 
 

@@ -47,7 +47,7 @@ STEPS = st.lists(
 )
 
 
-@scaled(60)
+@scaled(30, in_ci=300)
 @given(before=STEPS, after=STEPS, back=st.integers(0, 9))
 def test_whatever_an_app_did_no_moment_of_it_has_a_difference(before: list[Any], after: list[Any], back: int) -> None:
     app = FanIn(MemoryStore())
@@ -118,7 +118,7 @@ def test_no_byte_of_any_object_makes_it_fail_otherwise_than_by_a_difference(
         assert key in found.differences[0].message
 
 
-@scaled(150)
+@scaled(75, in_ci=750)
 @given(data=st.data(), deep=st.booleans())
 def test_no_manifest_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
     made: Bank, data: st.DataObject, deep: bool

@@ -36,10 +36,29 @@ from tests.support.manifests import any_value
 STAGE = "aircraft"
 
 
+class History:
+    """A history that was made once: what is damaged is a copy of it."""
+
+    def __init__(self) -> None:
+        self.app = history_in(MemoryStore())
+        self.objects = {info.key: self.app.store.get(info.key) for info in self.app.store.list("")}
+
+    def fresh(self) -> FlightsApp:
+        self.app.store = MemoryStore()
+        for key, data in self.objects.items():
+            self.app.store.put(key, data)
+        return self.app
+
+
+@pytest.fixture(scope="module")
+def made() -> History:
+    return History()
+
+
 @pytest.fixture
-def app() -> FlightsApp:
-    """With compactions, deletions and a snapshot in its past."""
-    return history_in(MemoryStore())
+def app(made: History) -> FlightsApp:
+    """With compactions, deletions and a snapshot in its past. Only its store is each test's own."""
+    return made.fresh()
 
 
 def with_all(rows: pa.Table, column: str, value: int) -> pa.Table:
@@ -248,7 +267,8 @@ def test_ssts_in_which_one_key_could_be_are_of_different_times(app: FlightsApp) 
     assert "share hashes and versions" in difference.message
 
 
-def test_rows_of_a_version_are_newer_than_all_that_were_there(app: FlightsApp) -> None:
+def test_rows_of_a_version_are_newer_than_all_that_were_there() -> None:
+    app = history_in(MemoryStore())
     head = app.step(STAGE)
     app.store.put(keys.manifest("flights", STAGE, head.version), codec.encode(replace(head, seq=1)))
     (difference,) = report(app, deep=False).differences
@@ -437,26 +457,7 @@ def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp
     assert [each.wrong for run in runs for each in reread_sst(app.store, run, TABLES[STAGE], [2])] == [(), ()]
 
 
-class History:
-    """A history that was made once: what Hypothesis damages is a copy of it."""
-
-    def __init__(self) -> None:
-        self.app = history_in(MemoryStore())
-        self.objects = {info.key: self.app.store.get(info.key) for info in self.app.store.list("")}
-
-    def fresh(self) -> FlightsApp:
-        self.app.store = MemoryStore()
-        for key, data in self.objects.items():
-            self.app.store.put(key, data)
-        return self.app
-
-
-@pytest.fixture(scope="module")
-def made() -> History:
-    return History()
-
-
-@scaled(60)
+@scaled(30, in_ci=300)
 @given(data=st.data())
 def test_any_other_byte_of_any_sst_is_found_and_the_object_named(made: History, data: st.DataObject) -> None:
     app = made.fresh()
@@ -471,7 +472,7 @@ NOT_JUDGED = {"partition", "level"}
 """Of an SST's entry: where its rows belong is said by their hashes, and its level only guides compaction."""
 
 
-@scaled(150)
+@scaled(75, in_ci=750)
 @given(data=st.data())
 def test_whatever_else_a_manifest_says_of_an_sst_is_found(made: History, data: st.DataObject) -> None:
     damage = Damage(made.fresh())
@@ -484,7 +485,7 @@ def test_whatever_else_a_manifest_says_of_an_sst_is_found(made: History, data: s
     assert not report(damage.app).consistent
 
 
-@scaled(60)
+@scaled(30, in_ci=300)
 @given(data=st.data())
 def test_no_table_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
     made: History, data: st.DataObject

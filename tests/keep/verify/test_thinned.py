@@ -1,5 +1,7 @@
 """Verifying deeply what garbage collection has left of a history: what it took is not missing, all else is."""
 
+from collections.abc import Iterator
+
 import pytest
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
@@ -17,8 +19,8 @@ def wait(app: FlightsApp) -> None:
     app.clock.wait(2 * HOUR_MS)
 
 
-@pytest.fixture
-def app() -> FlightsApp:
+@pytest.fixture(scope="module")
+def kept() -> FlightsApp:
     """An old snapshot, a rescale there and back while nobody looked, and a few versions that are left whole."""
     app = aging_app()
     app.run(flights(30))
@@ -32,6 +34,15 @@ def app() -> FlightsApp:
     wait(app)
     collect(app.store, app.name, Retention(versions=3), by="test")
     return app
+
+
+@pytest.fixture
+def app(kept: FlightsApp) -> Iterator[FlightsApp]:
+    """The one of all tests here; what one of them does to the store is undone."""
+    before = {info.key: kept.store.get(info.key) for info in kept.store.list("")}
+    yield kept
+    for key, data in before.items():
+        kept.store.put(key, data)
 
 
 def deeply(app: FlightsApp, ref: str = "flights") -> Report:

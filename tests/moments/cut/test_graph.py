@@ -148,7 +148,7 @@ def check(app: App, cut: Cut) -> None:
         assert (flight.rows if flight else 0) == sum(counts)
 
 
-@scaled(150)
+@scaled(75, in_ci=750)
 @given(histories(), st.data())
 def test_any_moment_of_any_graph_is_a_consistent_cut(app: App, data: st.DataObject) -> None:
     first = min(head.time_ms for head in app.heads.values())
@@ -165,7 +165,7 @@ def test_any_moment_of_any_graph_is_a_consistent_cut(app: App, data: st.DataObje
         assert manifest == then or (stage, manifest.version) in needed
 
 
-@scaled(150)
+@scaled(75, in_ci=750)
 @given(histories(), st.data())
 def test_any_version_of_any_stage_is_in_a_consistent_cut(app: App, data: st.DataObject) -> None:
     stage = data.draw(st.sampled_from(sorted(app.heads)))

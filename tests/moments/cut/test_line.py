@@ -49,7 +49,7 @@ def at(moment: AtTime | Back | Version, stage: str = "") -> Ref:
     return Ref(text="app@then", app="app", stage=stage, moment=moment)
 
 
-@scaled(100)
+@scaled(50, in_ci=500)
 @given(histories())
 def test_the_line_extends_causality_so_each_of_its_prefixes_is_a_consistent_cut(app: App) -> None:
     line, _ = the_line(app)
@@ -60,7 +60,7 @@ def test_the_line_extends_causality_so_each_of_its_prefixes_is_a_consistent_cut(
         assert violations(seen) == ()
 
 
-@scaled(100)
+@scaled(50, in_ci=500)
 @given(histories())
 def test_a_version_of_a_stage_is_the_prefix_that_ends_with_it_so_neighbours_differ_by_one_commit(app: App) -> None:
     line, _ = the_line(app)
@@ -69,7 +69,7 @@ def test_a_version_of_a_stage_is_the_prefix_that_ends_with_it_so_neighbours_diff
         assert cut.versions == prefix(line, number)
 
 
-@scaled(100)
+@scaled(50, in_ci=500)
 @given(histories())
 def test_a_time_is_the_prefix_of_all_commits_with_an_effective_time_up_to_it(app: App) -> None:
     line, times = the_line(app)
@@ -81,7 +81,7 @@ def test_a_time_is_the_prefix_of_all_commits_with_an_effective_time_up_to_it(app
     assert resolve(app.store, "app", now_ms=0).versions == prefix(line, len(line))
 
 
-@scaled(100)
+@scaled(50, in_ci=500)
 @given(histories())
 def test_the_log_is_the_line_from_its_end(app: App) -> None:
     line, _ = the_line(app)
@@ -101,7 +101,7 @@ def test_senders_that_one_receiver_pulled_forward_come_by_name_not_by_their_own_
     assert [entry.stage for entry in entries(app.store, "app", 9)] == ["c", "b", "a"]
 
 
-@scaled(100)
+@scaled(50, in_ci=500)
 @given(histories())
 def test_commits_back_count_on_the_line(app: App) -> None:
     line, _ = the_line(app)
@@ -110,7 +110,7 @@ def test_commits_back_count_on_the_line(app: App) -> None:
         assert cut_at(app.store, at(Back(back))).versions == prefix(line, number + 1)
 
 
-@scaled(100)
+@scaled(50, in_ci=500)
 @given(histories(), st.data())
 def test_places_prefixes_and_neighbours_are_found_without_the_whole_line(app: App, data: st.DataObject) -> None:
     line, times = the_line(app)
@@ -127,7 +127,7 @@ def test_places_prefixes_and_neighbours_are_found_without_the_whole_line(app: Ap
             assert above.before(commit).versions == prefix(line, number)
 
 
-@scaled(100)
+@scaled(50, in_ci=500)
 @given(histories(), st.data())
 def test_any_cut_lies_between_two_prefixes_and_no_others_lie_nearer(app: App, data: st.DataObject) -> None:
     line, _ = the_line(app)

@@ -393,7 +393,7 @@ operations_of_an_app = st.one_of(
 )
 
 
-@settings(max_examples=max(30, round(30 * TIMES)))
+@settings(max_examples=max(15, round(30 * TIMES)))
 @given(st.lists(operations_of_an_app, min_size=20, max_size=70), st.integers(0, 40))
 def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_waits_for_ever(
     schedule: Sequence[tuple[object, ...]], late: int

@@ -69,7 +69,7 @@ def at(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-@scaled(60)
+@scaled(30, in_ci=300)
 @given(steps=STEPS, rules=st.sampled_from(RULES), share=st.floats(0, 1), stage=st.sampled_from(("", *STAGES)))
 @example(steps=IDLE, rules=RULES[3], share=0.5, stage="carriers")
 @example(steps=IDLE, rules=RULES[3], share=0.5, stage="legs")
@@ -90,7 +90,7 @@ def test_a_time_names_the_newest_moment_left_and_never_a_later_one(
     assert not [moment for moment in limit.moments if found.time_ms < moment.time_ms <= time_ms]
 
 
-@scaled(60)
+@scaled(30, in_ci=300)
 @given(steps=STEPS, rules=st.sampled_from(RULES))
 @example(steps=IDLE, rules=RULES[0])
 @example(steps=IDLE, rules=RULES[3])
@@ -117,7 +117,7 @@ def test_a_version_has_a_moment_if_one_is_left_or_the_whole_history_holds_one(
                     resolve(app.store, ref, now_ms=0)
 
 
-@scaled(40)
+@scaled(20, in_ci=200)
 @given(steps=STEPS, rules=st.sampled_from(RULES[3:]), shares=st.lists(st.floats(0, 1), min_size=5, max_size=5))
 @example(steps=IDLE, rules=RULES[3], shares=[0, 0.2, 0.5, 0.7, 0.9])
 def test_another_moment_than_the_one_that_was_is_told_and_only_then(

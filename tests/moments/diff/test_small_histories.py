@@ -80,7 +80,7 @@ def written(steps: list[tuple[object, object]], cache: SstCache, *, expires: boo
     return model
 
 
-@settings(scaled(40), deadline=None)
+@settings(scaled(20, in_ci=200), deadline=None)
 @given(STEPS, st.booleans(), st.data())
 def test_each_difference_and_history_is_that_of_the_dictionaries(
     steps: list[tuple[object, object]], expires: bool, data: st.DataObject

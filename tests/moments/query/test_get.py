@@ -19,14 +19,19 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Manifest, Table
 
 from tests.models.profiles import scaled
-from tests.support.histories import FlightsApp, Kafka, flights, rows_of
+from tests.support.histories import FlightsApp, Kafka, copied, flights, rows_of
 
 
-@pytest.fixture
-def app() -> FlightsApp:
+@pytest.fixture(scope="module")
+def six_batches() -> FlightsApp:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(60))
     return app
+
+
+@pytest.fixture
+def app(six_batches: FlightsApp) -> FlightsApp:
+    return copied(six_batches, MemoryStore())
 
 
 def now(app: FlightsApp) -> Cut:

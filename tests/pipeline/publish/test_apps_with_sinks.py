@@ -84,7 +84,6 @@ def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_
     store = open_store(ledger.store)
     assert not list(store.list(""))
     ledger.kafka.create_topics({alerts: 3, counts: 1, staging: 1})
-    run(app)
     ledger.send(1_500)
     run(app)
     raw = ledger.raw().to_pylist()

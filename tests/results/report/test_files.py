@@ -7,18 +7,23 @@ from slackwater.store.objects.open import open_store
 
 from tests.cli.verbs.calling import BAD, BROKEN, from_json, slackwater
 from tests.results.report.cases import Parsed
-from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.histories import FlightsApp, Kafka, copied, flights
 
 pytestmark = pytest.mark.usefixtures("isolated", "app")
 SEARCH = ("bisect", "flights", "--where", BAD)
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> FlightsApp:
-    app = FlightsApp(open_store(str(tmp_path / "store")), Kafka())
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
+    app = FlightsApp(open_store(str(tmp_path_factory.mktemp("written") / "store")), Kafka())
     app.run(flights(40))
     app.run([BROKEN])
     return app
+
+
+@pytest.fixture
+def app(written: FlightsApp, tmp_path: Path) -> FlightsApp:
+    return copied(written, open_store(str(tmp_path / "store")))
 
 
 def test_both_files_tell_the_verdict_and_no_value(tmp_path: Path) -> None:

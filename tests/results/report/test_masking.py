@@ -40,7 +40,7 @@ values = st.tuples(
 )
 
 PLAIN: Values = ["k", "x", "y", "l", "c"], (1, 2), [b"1", b"2", b"3"]
-few = scaled(40)
+few = scaled(20, in_ci=200)
 
 
 def in_words(data: bytes) -> str:

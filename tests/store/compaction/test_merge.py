@@ -60,24 +60,24 @@ def test_a_merge_holds_a_small_part_of_the_table_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
     # These bound the memory, whatever is merged: smaller here, so that the table need not be huge.
-    monkeypatch.setattr(merge, "_SLICE_ROWS", 1 << 14)
-    monkeypatch.setattr(merge, "_READ_BYTES", 1 << 20)
-    monkeypatch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 1 << 14)
-    monkeypatch.setattr("slackwater.store.sst.writer.ROW_GROUP_ROWS", 1 << 14)
+    monkeypatch.setattr(merge, "_SLICE_ROWS", 1 << 13)
+    monkeypatch.setattr(merge, "_READ_BYTES", 1 << 19)
+    monkeypatch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 1 << 13)
+    monkeypatch.setattr("slackwater.store.sst.writer.ROW_GROUP_ROWS", 1 << 13)
     store = CountingStore(LocalStore(tmp_path / "store"))
     cache = SstCache(tmp_path / "cache", 1 << 30 if cached else 0)
-    base = written(store, cache, np.arange(1_000_000), 1, level=1)
-    news = [written(store, cache, RANDOM.choice(1_000_000, 30_000, replace=False), seq) for seq in range(2, 5)]
+    base = written(store, cache, np.arange(600_000), 1, level=1)
+    news = [written(store, cache, RANDOM.choice(600_000, 18_000, replace=False), seq) for seq in range(2, 5)]
     before = store.counts["put"]
     with peak_bytes() as peak:
-        done = run(store, cache, "a", "s", TABLE, whole((base, *news), 1 << 20))
-    decoded = 41 * 1_000_000
+        done = run(store, cache, "a", "s", TABLE, whole((base, *news), 1 << 19))
+    decoded = 41 * 600_000
     assert peak[0] < decoded / 3
-    assert sum(one.rows for one in done.outputs) == 1_000_000
+    assert sum(one.rows for one in done.outputs) == 600_000
     assert len(done.outputs) == store.counts["put"] - before > 10
-    assert all(one.bytes < 1.3 * (1 << 20) for one in done.outputs)
+    assert all(one.bytes < 1.3 * (1 << 19) for one in done.outputs)
     newest = np.concatenate([cache.open(store, one, TABLE).stored["w"].to_numpy() for one in done.outputs])
-    assert 60_000 < np.count_nonzero(newest > 1) <= 90_000
+    assert 36_000 < np.count_nonzero(newest > 1) <= 54_000
 
 
 def test_the_ssts_of_a_result_lie_side_by_side_and_are_one_run(tmp_path: Path) -> None:

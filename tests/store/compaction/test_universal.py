@@ -147,7 +147,7 @@ def test_what_is_picked_are_neighbours_and_brings_the_runs_below_the_trigger(
 @pytest.mark.parametrize("base", [0, 100, 10_000], ids=lambda base: f"base={base}")
 @pytest.mark.parametrize("grows", [True, False], ids=["inserts", "updates"])
 def test_each_byte_is_rewritten_a_logarithmic_number_of_times(base: int, grows: bool) -> None:
-    batches, batch = 3000, 100
+    batches, batch = 1500, 100
     ssts = (a_run(0, 0, base * batch),) if base else ()
     written = largest_rewrites = 0
     for seq in range(1, batches + 1):

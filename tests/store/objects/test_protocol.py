@@ -118,7 +118,7 @@ def test_put_if_absent_creates_again_what_was_deleted(store: ObjectStore) -> Non
 
 
 def test_of_eight_threads_that_create_one_key_exactly_one_wins(store: ObjectStore) -> None:
-    threads, rounds = 8, 20
+    threads, rounds = 8, 10
     barrier = Barrier(threads)
 
     def race(name: int) -> list[int]:
@@ -181,7 +181,7 @@ def part_of(names: list[str]) -> st.SearchStrategy[str]:
     return st.one_of(cut, st.sampled_from(names), KEY)
 
 
-@settings(scaled(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(scaled(17, in_ci=125), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key_sets().flatmap(lambda names: st.tuples(st.just(names), part_of(names), part_of(names))))
 def test_a_listing_is_the_keys_in_the_order_of_their_bytes(
     store: ObjectStore, drawn: tuple[list[str], str, str]
@@ -199,6 +199,17 @@ def test_a_listing_is_the_keys_in_the_order_of_their_bytes(
     assert list(store.list_folders(root)) == list(folders)
 
 
+@pytest.mark.parametrize(
+    "any_store",
+    [
+        "memory",
+        "folder",
+        # s3/test_store.py shows it of S3, with pages of three: a thousand puts take long there.
+        pytest.param("moto", marks=[pytest.mark.s3, pytest.mark.ci]),
+        pytest.param("versitygw", marks=[pytest.mark.s3, pytest.mark.ci]),
+    ],
+    indirect=True,
+)
 def test_a_listing_of_more_than_a_page_is_whole(store: ObjectStore) -> None:
     names = [f"many/{number:04}" for number in range(1001)]
     with ThreadPoolExecutor(8) as pool:

@@ -40,7 +40,7 @@ def retries(crowd: Crowd, budget: RetryBudget, num: int) -> list[Retry]:
     ]
 
 
-@scaled(20)
+@scaled(17, in_ci=100)
 @given(st.integers(1, 40), st.integers(1, 30), st.floats(0.1, 5))
 def test_of_a_server_that_is_away_no_crowd_asks_more_than_the_budget_says(num: int, at_once: int, per_s: float) -> None:
     crowd = Crowd()

@@ -222,7 +222,7 @@ def test_damage_is_an_error_and_never_an_absent_key(store: CountingStore, cache:
     assert error.value.object_key == ssts[0].object
 
 
-@scaled(40)
+@scaled(20, in_ci=200)
 @given(
     st.lists(st.dictionaries(st.integers(0, 30), st.integers() | st.none(), min_size=1), min_size=1, max_size=6),
     st.sampled_from([0, 1, 3]),
@@ -254,7 +254,7 @@ def test_look_ups_equal_a_dictionary(
         assert look_up(store, None, ssts, list(asked), table, hashes) == expected
 
 
-@scaled(60)
+@scaled(30, in_ci=300)
 @given(st.integers(1, 2_000), st.integers(1, 3_000), st.randoms(use_true_random=False))
 def test_a_large_block_is_searched_as_a_small_one(num: int, values: int, random: Random) -> None:
     hashes = np.sort(np.array([random.randrange(-values, values) for _ in range(num)], np.int64))

@@ -33,7 +33,7 @@ def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     keep(monkeypatch, 1 << 20)
 
 
-@scaled(40)
+@scaled(20, in_ci=200)
 @given(
     st.lists(st.dictionaries(st.integers(0, 30), st.integers() | st.none(), min_size=1), min_size=1, max_size=6),
     st.sampled_from([0, 1, 3]),

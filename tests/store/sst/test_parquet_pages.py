@@ -21,6 +21,8 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.parquet_pages import FileMetaData, decoded
 from slackwater.store.versions.manifest import Column, Table
 
+from tests.models.profiles import scaled
+
 TEXT = st.text(max_size=5)
 VALUES: dict[str, st.SearchStrategy[object]] = {
     "int64": st.integers(-(1 << 63), (1 << 63) - 1),
@@ -42,6 +44,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 KEYS = ["int64", "string", "binary", "date32[day]", "decimal128(20, 2)"]
 
 
+@scaled(50, in_ci=500)
 @given(st.data())
 def test_pages_give_the_same_rows_as_the_whole(data: st.DataObject) -> None:
     key = data.draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=2), "key")

@@ -50,6 +50,10 @@ def test_a_damaged_page_is_found_by_its_checksum() -> None:
         read_whole(bytes(data), check_pages=True)
 
 
+TIMES = 150
+"""Enough for what happens one time in forty."""
+
+
 class _Bytes(np.ndarray):
     """Bytes that can be watched by a weak reference."""
 
@@ -61,13 +65,13 @@ def test_no_thread_of_arrows_lets_go_of_pythons_memory(read: Callable[[Any], pa.
     """One that does so while the interpreter ends, aborts the process: `pq.read_table` does one time in forty."""
     raw = np.frombuffer(file_of(ROWS, compression="lz4"), np.uint8)
     let_go: list[int] = []
-    for _ in range(300):
+    for _ in range(TIMES):
         data = raw.copy().view(_Bytes)
         weakref.finalize(data, lambda: let_go.append(threading.get_ident()))
         read(data)
         del data
     gc.collect()
-    assert let_go == [threading.get_ident()] * 300
+    assert let_go == [threading.get_ident()] * TIMES
 
 
 def test_nothing_reads_parquet_otherwise() -> None:

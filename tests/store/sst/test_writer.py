@@ -15,7 +15,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.stats import Reads
-from slackwater.store.read.decode import BLOCK_ROWS, Block, decode
+from slackwater.store.read.decode import Block, decode
 from slackwater.store.read.fetch import fetch
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst import writer
@@ -213,7 +213,8 @@ def test_a_write_costs_one_request() -> None:
     assert dict(store.counts) == {"put": 1}
 
 
-def test_rows_are_sorted_and_row_groups_tell_their_hashes() -> None:
+def test_rows_are_sorted_and_row_groups_tell_their_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 1 << 13)
     store = MemoryStore()
     rows = many_routes(3 * writer.ROW_GROUP_ROWS + 5)
     written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
@@ -315,13 +316,14 @@ def test_an_sst_of_another_table_is_found() -> None:
         list(decode(fetch(store, written), replace(written, rows=2), ROUTES))
 
 
-def test_a_large_sst_is_decoded_in_blocks() -> None:
+def test_a_large_sst_is_decoded_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 1 << 14)
     store = MemoryStore()
-    rows = many_routes(BLOCK_ROWS + 10).drop_columns(["_sum"])
+    rows = many_routes((1 << 14) + 10).drop_columns(["_sum"])
     table = replace(ROUTES, values=ROUTES.values[:2])
     written = writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
     blocks = [Block.of(batch) for batch in decode(fetch(store, written), written, table)]
-    assert [len(block.hashes) for block in blocks] == [BLOCK_ROWS, 10]
+    assert [len(block.hashes) for block in blocks] == [1 << 14, 10]
     assert np.array_equal(np.concatenate([block.hashes for block in blocks]), np.sort(rows["_hash"].to_numpy()))
 
 

@@ -13,10 +13,12 @@ from slackwater.errors import Corruption
 from slackwater.store.versions import codec
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Table
 
+from tests.models.profiles import scaled
 from tests.support.hostile import checked, sealed
 from tests.support.manifests import APPS, MANIFESTS, manifest
 
 
+@scaled(50, in_ci=500)
 @given(MANIFESTS)
 def test_a_manifest_is_read_as_it_was_written(value: Manifest) -> None:
     assert codec.decode(codec.encode(value), Manifest, key="m") == value
@@ -27,6 +29,7 @@ def test_an_app_is_read_as_it_was_written(value: AppInfo) -> None:
     assert codec.decode(codec.encode(value), AppInfo, key="a") == value
 
 
+@scaled(50, in_ci=500)
 @given(MANIFESTS)
 def test_the_bytes_are_json_with_the_format_in_front(value: Manifest) -> None:
     data = codec.encode(value)
@@ -115,6 +118,7 @@ def test_bytes_that_are_no_such_object_are_told_by_name(data: bytes) -> None:
     assert caught.value.object_key == "x/app.json"
 
 
+@scaled(50, in_ci=500)
 @given(MANIFESTS, st.data())
 def test_a_truncated_manifest_is_told(value: Manifest, draw: st.DataObject) -> None:
     data = codec.encode(value)
@@ -123,6 +127,7 @@ def test_a_truncated_manifest_is_told(value: Manifest, draw: st.DataObject) -> N
         codec.decode(data[:length], Manifest, key="m")
 
 
+@scaled(50, in_ci=500)
 @given(MANIFESTS, st.data())
 def test_a_damaged_manifest_is_a_manifest_or_told(value: Manifest, draw: st.DataObject) -> None:
     data = bytearray(codec.encode(value))

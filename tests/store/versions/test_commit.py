@@ -136,7 +136,7 @@ def test_versions_and_epochs_count_from_one(wrong: Manifest) -> None:
 
 
 def test_of_eight_threads_that_commit_one_version_exactly_one_wins(any_store: ObjectStore) -> None:
-    threads, rounds = 8, 20
+    threads, rounds = 8, 8
     barrier = Barrier(threads)
 
     def race(name: int) -> list[int]:
@@ -332,7 +332,7 @@ def settled(store: FaultyStore, wanted: Manifest) -> bool:
         return True
 
 
-@scaled(200)
+@scaled(100, in_ci=1000)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 1), min_size=1, max_size=20))
 def test_lost_answers_neither_lose_nor_double_a_commit(seed: int, turns: list[int]) -> None:
     inner = MemoryStore()

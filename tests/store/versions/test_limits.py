@@ -51,7 +51,7 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "version 0": (("version",), 0, "version is 0; expected a version's number"),
     "epoch 0": (("epoch",), 0, "epoch is 0; expected an epoch"),
     "an offset below 0": ((*OFFSETS, 0), -1, "inputs['by-aircraft'].offsets[0] is -1; expected an offset"),
-    "a million offsets": (OFFSETS, [0] * 1_000_000, "inputs['by-aircraft'].offsets is [0,0,"),
+    "an offset too many": (OFFSETS, [0] * (limits.MAX_KAFKA_PARTITIONS + 1), "inputs['by-aircraft'].offsets is [0,0,"),
     "consumed longer than offsets": (
         ("inputs", "by-aircraft", "consumed"),
         [1, 2, 3],

@@ -31,12 +31,15 @@ OTHERS = {
 """What another machine may have: none of it is the driver's."""
 
 _TASK = """
-import pickle, sys
+import json, os, pickle, sys
 from slackwater.store.objects.open import open_store, take
 url, access = pickle.load(sys.stdin.buffer)
-store = open_store(url, patience_s=10, place=take(access))
-store.put("from-a-task", b"here")
-print(store.get("from-a-driver").decode())
+# At first with nothing of AWS's, and then with what is another's.
+for others in ({}, json.loads(sys.argv[1])):
+    os.environ.update(others)
+    store = open_store(url, patience_s=10, place=take(access))
+    store.put("from-a-task", b"here")
+    print(store.get("from-a-driver").decode())
 """
 
 
@@ -88,16 +91,15 @@ def test_a_process_that_knows_nothing_of_s3_gets_there_as_the_one_that_knows(
             store._connect()[0].s3.create_bucket(Bucket=BUCKET)
             store.put("from-a-driver", b"there")
             handed = pickle.dumps((store.url, access_to(store)))
-            for others in ({}, OTHERS):
-                bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-                task = subprocess.run(
-                    [sys.executable, "-c", _TASK],
-                    input=handed,
-                    capture_output=True,
-                    env={**bare, **others, "HOME": str(tmp_path)},
-                    check=False,
-                )
-                assert (task.returncode, task.stdout) == (0, b"there\n"), task.stderr
+            bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+            task = subprocess.run(
+                [sys.executable, "-c", _TASK, json.dumps(OTHERS)],
+                input=handed,
+                capture_output=True,
+                env={**bare, "HOME": str(tmp_path)},
+                check=False,
+            )
+            assert (task.returncode, task.stdout) == (0, b"there\nthere\n"), task.stderr
             assert store.get("from-a-task") == b"here"
 
 

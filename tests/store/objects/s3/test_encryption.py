@@ -19,7 +19,8 @@ from tests.support.running import Ledger
 from tests.support.s3_servers import BUCKET
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b"
-LARGE = bytes((16 << 20) + 1)
+PART = 5 << 20
+LARGE = bytes(PART + 1)
 
 WRITES: dict[str, Callable[[S3Store], None]] = {
     "put": lambda store: store.put("a", b"data"),
@@ -45,9 +46,10 @@ def stored(url: str, settings: S3Settings) -> S3Store:
 @pytest.mark.s3
 @pytest.mark.parametrize("write", WRITES)
 def test_every_way_to_write_asks_for_encryption(s3_url: str, write: str) -> None:
-    WRITES[write](stored(s3_url, S3Settings(sse="AES256")))
+    WRITES[write](stored(s3_url, S3Settings(sse="AES256", multipart_bytes=PART, part_bytes=PART)))
     assert encryption(s3_url) == {("AES256", None)}
-    overwritten = stored(s3_url, S3Settings(sse="aws:kms", sse_kms_key_id=KEY, sse_bucket_key=True))
+    by_kms = S3Settings(sse="aws:kms", sse_kms_key_id=KEY, sse_bucket_key=True, multipart_bytes=PART, part_bytes=PART)
+    overwritten = stored(s3_url, by_kms)
     overwritten.delete("a")
     # The server does not keep this one of uploads in parts.
     bucket_keys: set[object] = set()
@@ -64,7 +66,8 @@ def test_every_way_to_write_asks_for_encryption(s3_url: str, write: str) -> None
 @pytest.mark.parametrize("write", WRITES)
 def test_a_server_that_does_not_encrypt_is_refused(versitygw_server: str, write: str) -> None:
     # It takes the header and keeps the object as it is.
-    store = S3Store(BUCKET, uuid4().hex, endpoint_url=versitygw_server, settings=S3Settings(sse="AES256"))
+    settings = S3Settings(sse="AES256", multipart_bytes=PART, part_bytes=PART)
+    store = S3Store(BUCKET, uuid4().hex, endpoint_url=versitygw_server, settings=settings)
     with pytest.raises(Refused, match="did not encrypt an object: asked for 'AES256', found 'nothing'") as caught:
         WRITES[write](store)
     assert "SLACKWATER_S3_SSE" in caught.value.hint

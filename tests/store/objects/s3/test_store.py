@@ -272,15 +272,15 @@ children = []
 for number in range(4):
     pid = os.fork()
     if pid == 0:
-        for turn in range(20):
+        for turn in range(10):
             assert store.get("a") == b"data"
             store.put(f"{number}/{turn}", b"")
         os._exit(0)
     children.append(pid)
-for _ in range(20):
+for _ in range(10):
     assert store.get("a") == b"data"
 assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * 4
-assert len(list(store.list(""))) == 81
+assert len(list(store.list(""))) == 41
 """
 
 
