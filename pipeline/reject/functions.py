@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import msgspec
@@ -36,8 +36,9 @@ class _Tried:
     mark: ErrorMark = ERROR_MARK
     """What errors carry that are our own part's, as where a schema registry is away: no row's fault."""
 
-    @property
+    @cached_property
     def function(self) -> Callable[..., Any]:
+        configure_worker()
         return _loaded(self.command)
 
     def _failing(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
@@ -51,9 +52,8 @@ class _Tried:
                     raise NoItems from error  # our own part fails
                 raise
 
-        configure_worker()
         # Loaded by itself: what fails in that is no row's fault.
-        _loaded(self.command)
+        _ = self.function
         why: list[str | None] = [None] * count
         attempts = one_by_one(checked)
         if count and attempts([np.arange(count)])[0] is not None:
@@ -74,7 +74,13 @@ class _OfARow(_Tried):
     """Stands in for a function of the values of one row."""
 
     def __call__(self, *values: Any, **named: Any) -> str | None:
-        return self._failing(1, lambda _: self.function(*values, **named))[0]
+        function = self.function
+        try:
+            # Nearly all rows pass, and to set out to try groups of them takes longer than many a function.
+            function(*values, **named)
+        except Exception:
+            return self._failing(1, lambda _: function(*values, **named))[0]
+        return None
 
 
 class _OfColumns(_Tried):

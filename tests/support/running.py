@@ -49,7 +49,8 @@ PATIENCE_S = 120.0
 SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
 """For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR.
 
-An archive of Spark's classes saves each of them eight seconds of processor; to write it costs 46, for seven of them.
+An archive of Spark's classes saves each of them five to fourteen seconds of processor, and 46 to write it: as much as
+the seven or eight of `make test` have of it.
 """
 
 EXPECTED = {

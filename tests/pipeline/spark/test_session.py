@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import slackwater
 import slackwater as sw
 from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
 from slackwater.errors import NotFound, Usage
@@ -23,6 +25,7 @@ from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, InputSource, op
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.spark.conf import _zipped, on_path, secrets_in, settings_of
 from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.session import running_session, spark_session
 from slackwater.store.objects.s3.settings import S3Access, S3Credentials, S3Place, S3Settings
 from typer.testing import CliRunner
 
@@ -223,3 +226,21 @@ def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.Mon
     with interpreter(on_this_machine=False, said="/opt/python"):
         assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
     assert "PYSPARK_PYTHON" not in os.environ
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_spark")
+def test_a_run_in_another_thread_takes_the_session_that_is_there_and_leaves_it_running() -> None:
+    here = running_session()
+    assert here is not None
+
+    def work() -> int:
+        # Spark's own answer is of the thread that asks.
+        assert SparkSession.getActiveSession() is None
+        with spark_session("a notebook's") as session:
+            assert session.sparkContext is here.sparkContext
+            return session.range(3).count()
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(work).result() == 3
+    assert here.range(2).count() == 2
