@@ -13,7 +13,9 @@ from ..errors import Refused, Unavailable, Usage
 from ..keep.clone.clone import ClonePlan
 from ..keep.clone.clone import clone as make_clone
 from ..keep.clone.first_versions import has_run
+from ..keep.edit.edit import edit, newest
 from ..keep.gc.collect import MARGIN_MS, collect, explain
+from ..keep.init.source import RowSource
 from ..keep.maintain import protection
 from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.removal import Removal, remove_app
@@ -143,6 +145,60 @@ class StoredApp(AppHistory):
         )
         client.note_thinned(done.plan.to.ref, done.plan.to.thinned)
         return maintenance.rewound(done, client.flags, dry_run=dry_run)
+
+    def edit(
+        self,
+        table: str,
+        sql: str = "",
+        *,
+        rows: str | Path = "",
+        message: str = "",
+        show_values: bool = True,
+        timeout_s: float = 60,
+        again: bool = False,
+        yes_really: str = "",
+        dry_run: bool = False,
+    ) -> Result:
+        """Change rows of a table by hand, as a version of its own; a runner that has the stage does it meanwhile.
+
+        Nothing is sent on for it: stages and sinks behind the table have what they were sent before.
+
+        Args:
+            table: the stage whose table it is.
+            sql: one UPDATE, DELETE, INSERT or MERGE of that table; it may read the app's other tables.
+            rows: instead, a file that DuckDB reads, with all columns of the table: rows that are to be there.
+            message: why, for the history.
+            show_values: tell the rows as they were and as they become.
+            timeout_s: how long a runner that has the stage has for it.
+            again: also where the same statement was done in the last ten minutes, which else is not done twice.
+            yes_really: the app's name once more, where it is protected.
+            dry_run: only look.
+
+        Raises:
+            Usage: the SQL is wrong, or no single statement that changes rows.
+            NotFound: there is no such app, stage, table or column.
+            Refused: the table cannot be edited, the rows do not fit it, or the runner did not come to it; nothing was
+                changed then.
+        """
+        self._check_protected(f"to edit {table}", yes_really, dry_run=dry_run)
+        client, on_wait = self._client, "{} has it, and does it between two batches …"
+        before = newest(client.store, self.name, table).stages[table]
+        done = edit(
+            client.store,
+            client.cache,
+            self.name,
+            table,
+            sql.strip() or f"rows of {rows}",
+            sql=sql,
+            source=RowSource(file=str(rows)) if rows else None,
+            by=client.by,
+            message=message,
+            patience_s=timeout_s,
+            again=again,
+            dry_run=dry_run,
+            on_wait=lambda runner: client.note(on_wait.format(runner)),
+        )
+        return maintenance.edited(done, before, client.flags, with_values=show_values, dry_run=dry_run)
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
         """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""

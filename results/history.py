@@ -17,7 +17,7 @@ from .shown import Result, fields
 from .values import value_lines, word
 from .verdict import record_data
 
-_IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind")
+_IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit")
 """Kinds of versions that read no rows."""
 
 
@@ -70,6 +70,8 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"backfilled: {', '.join(entry.backfilled)}"
     if entry.rewound is not None:
         yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
+    if entry.edited:
+        yield f"by hand: {entry.edited}"
     if entry.deployed:
         yield f"deploy: {entry.deployed}"
     if entry.renamed:

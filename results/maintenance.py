@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from .. import instants
+from ..keep.edit.edit import EditDone
 from ..keep.gc.collect import Collected, Explanation
 from ..keep.maintain.compact import Compacted, Merge
 from ..keep.maintain.protection import Protection
@@ -12,8 +13,9 @@ from ..keep.maintain.stages import Rescaled, Retired
 from ..keep.rewind.rewind import Rewound
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
+from . import values
 from .document import TableBlock, Title
-from .formats import count, plural, size
+from .formats import MOST_SHOWN, count, plural, size
 from .shown import Result, Words, fields, result
 
 _RULES = {
@@ -166,6 +168,45 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         "sinks": plan.given,
         "dry_run": dry_run,
         "done_already": not plan.steps,
+    }
+
+
+@result
+def edited(done: EditDone, before: Manifest, flags: str, *, with_values: bool, dry_run: bool) -> Words:
+    """Rows of a table that were changed by hand, or would be; `before` is the version that it was done to."""
+    stage, changes = f"{done.app}/{done.stage}", done.changes
+    number = len(changes) if changes is not None else 0
+    if done.already:
+        yield f"done already: {stage} v{done.version} did it; to do it once more, say --again"
+    elif changes is None:
+        yield f"no row of {stage} changes: nothing was done"
+    elif dry_run:
+        yield Title(f"would change {plural(number, 'row')} of {stage}")
+    else:
+        who = f", by {done.runner} between two batches" if done.runner else ""
+        yield Title(f"{stage} v{done.version}: changed {plural(number, 'row')}{who}")
+    if changes is not None and with_values:
+        yield values.changes(changes)
+        if (more := number - MOST_SHOWN) > 0:
+            yield f"and {more:,} more; --json gives all"
+    if changes is not None and dry_run:
+        yield "nothing was changed (--dry-run)"
+    elif changes is not None:
+        yield "nothing was sent on for it: what reads this stage has what it was sent before"
+        yield f"as it was: slackwater query {stage}@v{done.version - 1}{flags}"
+    kinds = changes.kinds().tolist() if changes is not None else []
+    counts = {kind: kinds.count(kind) for kind in ("added", "removed", "changed")}
+    rows = ({"key": c.key, "change": c.kind, "before": c.before, "after": c.after} for c in changes or ())
+    return {
+        "app": done.app,
+        "stage": done.stage,
+        "version": done.version or None,
+        "before": before.version,
+        **counts,
+        "rows": values.stream(rows) if with_values else None,
+        "runner": done.runner or None,
+        "done_already": done.already,
+        "dry_run": dry_run,
     }
 
 

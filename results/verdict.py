@@ -90,7 +90,10 @@ def blocks(
     first_bad = ("first bad", found.bad_ref, instants.when(found.bad_time_ms), found.bad.ref)
     yield TableBlock.of(("", "", "committed", "the whole app"), (("last good", *good), first_bad))
     yield ""
-    yield from read(found.lineage)
+    if (edit := found.bad.stages[found.stage].edited if found.stage in found.bad.stages else None) is not None:
+        yield f"it is an edit by hand, by {edit.by}: {edit.what}"
+    else:
+        yield from read(found.lineage)
     if keys := found.keys:
         yield ""
         if not keys.named:

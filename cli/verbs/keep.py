@@ -2,6 +2,8 @@
 
 import os
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from ...durations import HOUR_MS
 from ...errors import NotFound, Usage
@@ -71,6 +73,37 @@ def rewind(
     app, ref = session.app(to), to if "@" in to or "/" in to else ""
     how = {"before_deploy": before_deploy, "keep_offsets": keep_offsets, "fence": fence, "dry_run": dry_run}
     session.show(session.confirmed(lambda typed: app.rewind(ref, yes_really=typed, **how), yes_really))
+
+
+@verb(
+    "slackwater edit flights/carriers --sql \"UPDATE carriers SET delay = 0 WHERE carrier = 'UA'\" --dry-run",
+    "slackwater edit flights/carriers --sql \"DELETE FROM carriers WHERE n < 0\" --message 'a count is never negative'",
+    "slackwater edit flights/carriers --rows corrected.parquet",
+    changes=True,
+)
+def edit(
+    session: Session,
+    stage: str = argument("APP/TABLE", "The table of a stage."),
+    sql: str = option("SQL", "An UPDATE, DELETE, INSERT or MERGE of the table; may read the app's other tables.", ""),
+    rows: Path | None = option(
+        "FILE", "Rows that are to be there, with all columns: Parquet, CSV or JSON.", exists=True
+    ),
+    timeout: int = span("How long a runner that has the stage has for it. Default: 60s.", 60_000, bare_seconds=True),
+    hide_values: bool = flag("--hide-values", "Say how many rows change, and no values."),
+    again: bool = flag("--again", "Also when the same statement was done in the last ten minutes."),
+    yes_really: str = YES_REALLY,
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Change rows of a table by hand.
+
+    The change is a version of its own, which log, history and bisect tell of. It is shown key by key, as it would be
+    with --dry-run. While the app runs, its runner does it between two batches, so none works on rows of before; else
+    this command does. Nothing is sent on for it. An interrupted edit is finished by the same command, and done once.
+    """
+    app, name = session.stage(stage)
+    how: dict[str, Any] = {"rows": rows or "", "again": again, "dry_run": dry_run, "show_values": not hide_values}
+    how |= {"message": session.message, "timeout_s": timeout / 1_000}
+    session.show(session.confirmed(lambda typed: app.edit(name, sql, yes_really=typed, **how), yes_really))
 
 
 @verb(

@@ -37,6 +37,9 @@ class Final(Kind, frozen=True, tag="final"):
         kind: Kind = self.state
         return kind
 
+    def due_column(self, key: pa.Schema) -> str:
+        return window_of(key) or ""
+
     @property
     def columns(self) -> Mapping[str, str]:
         return self.core.columns

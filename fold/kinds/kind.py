@@ -180,6 +180,10 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """What passes the time of rows, where they fall due."""
         return "watermark"
 
+    def due_column(self, _key: pa.Schema) -> str:
+        """The column with the time at which a row falls due; empty where there is none."""
+        return ""
+
     @property
     def columns(self) -> Mapping[str, str]:
         """What columns are, by name, such as `sum(arr_delay)`; without those that are what the program puts there."""

@@ -59,6 +59,9 @@ class Update(Kind, frozen=True, tag="update"):
     def due_text(self) -> str:
         return f"due={self.due}{', due_by=clock' if self.due_by == 'clock' else ''}" if self.due else ""
 
+    def due_column(self, _key: pa.Schema) -> str:
+        return self.due
+
     def renamed(self, names: Mapping[str, str]) -> "Update":
         return replace(self, due=names.get(self.due, self.due))
 

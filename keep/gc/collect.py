@@ -274,6 +274,7 @@ _DOCUMENTS = {
     "requests/": "it asks for a snapshot: kept until that is complete or withdrawn",
     "notice.json": "it tells runners that something was asked of them: written over each time, kept as long as the app",
     "retries/": "it asks a runner to put rejected records through again: kept until that is done",
+    "edits/": "it asks for rows to be changed by hand, or has such rows: kept until that is done or withdrawn",
     "migrations/": "it says what became of each stage when the program was changed: kept as long as the app",
     "log/": "it is part of the log of operations, all of which is kept",
 }

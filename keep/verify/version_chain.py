@@ -130,7 +130,7 @@ def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
     yield from _out_of_order(earlier, later)
     # It says which of two rows of a key is newer.
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
-    if later.kind == "batch" and not newest < later.row_seq <= later.version:
+    if later.kind in ("batch", "edit") and not newest < later.row_seq <= later.version:
         yield f"wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
     clock_ms = earlier.clock_ms if earlier.table is not None and earlier.table.ttl is not None else None
     was_due, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))

@@ -63,6 +63,8 @@ class LogEntry:
     """The stage's watermark at this version; None where it has none."""
     deployed: str = ""
     """Of a claim by another program than the one before: its file, with its checksum."""
+    edited: str = ""
+    """Of an edit, the statement, or where the rows came from."""
     rewound: int | None = None
     """Of a rewind, the version whose content it has; 0 for none."""
     backfilled: tuple[str, ...] = ()
@@ -134,6 +136,7 @@ def _entry(
         renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
         added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
+        edited=manifest.edited.what if manifest.edited is not None else "",
         deployed=str(program) if is_deploy else "",
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),

@@ -36,7 +36,9 @@ _READING = ("SELECT", "EXPLAIN", "MULTI")
 
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
 _NO_TABLE = re.compile(r"Table with name \"?(.+?)\"? does not exist")
-_NO_COLUMN = re.compile(r"Referenced column \"([^\"]+)\" not found|does not have a column named \"([^\"]+)\"")
+_NO_COLUMN = re.compile(
+    r"Referenced (?:update )?column \"?([^\"]+?)\"? not found|does not have a column named \"([^\"]+)\""
+)
 
 
 def connect(
@@ -48,20 +50,27 @@ def connect(
     empty: Mapping[str, Table] | None = None,
     channels: Mapping[str, pa.Table] | None = None,
     others: Sequence[ClauseTable] = (),
+    whole: str = "",
+    memory: str = "",
 ) -> duckdb.DuckDBPyConnection:
     """A connection with one view per table of the cut, named as its stage; for the caller to close.
 
     The views use the cache, so it must outlive the connection. Tables that are not among `only`, as `named_tables`
     finds it, are shown without rows (None opens all), and so are those in `empty` that the cut does not hold. The
     `channels`, as `channel_tables` gives them, are seen as `inflight('by-route')`, or as `inflight."by-route"`. Tables
-    at other moments are in `others`. Raises `Corruption` (an SST is not what its manifest promises) and `Unavailable`.
+    at other moments are in `others`. The table `whole` has its internal columns, too. `memory` is what DuckDB may take
+    before it goes to disk, such as "1 GiB"; empty for its own bound.
+
+    Raises `Corruption` (an SST is not what its manifest promises) and `Unavailable`.
     """
     con = empty_database()
     try:
         opened = {name: manifest for name, manifest in cut.tables.items() if only is None or name in only}
         files: set[Path] = set()
         for name, manifest in opened.items():
-            files |= duckdb_view.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
+            files |= duckdb_view.register(
+                con, name, store, cache, manifest, clock_ms=cut.clock_ms(name), internal=name == whole
+            )
         declared = {name: manifest.table for name, manifest in cut.tables.items() if manifest.table is not None}
         for name, table in {**(empty or {}), **declared}.items():
             if name not in opened:
@@ -78,6 +87,8 @@ def connect(
             )
         for each in others:
             files |= register(con, store, cache, each)
+        if memory:
+            con.execute("SET memory_limit = $memory", {"memory": memory})
         con.execute("SET allowed_paths = $files", {"files": sorted(map(str, files))})
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
@@ -118,7 +129,7 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None 
         rows = con.sql(_reading(con, sql))
         return (rows if max_rows is None else rows.limit(max_rows)).to_arrow_table()
     except duckdb.Error as error:
-        raise _in_words(con, sql, error) from error
+        raise in_words(con, sql, error) from error
 
 
 def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
@@ -140,7 +151,8 @@ def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     return str(statements[0].query)
 
 
-def _in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
+def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
+    """DuckDB's error as one of ours: `Usage`, `NotFound` with the nearest name, or what says that it could not."""
     words, query = str(error).strip(), f"query: {sql.strip()}"
     if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(words)):
         return NotFound("table", match[1], _columns(con), hint=query)

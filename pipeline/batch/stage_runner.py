@@ -12,10 +12,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ... import instants
+from ...errors import SlackwaterError, Unavailable
 from ...fold.event_time import BatchTimes
-from ...fold.next_version import Outcome, Written, has_rows, next_version
+from ...fold.next_version import Outcome, TaskReport, Written, has_rows, next_version
 from ...fold.records import Position
 from ...keep.backfill.fill import fill_changes
+from ...keep.edit.edit import change_of, newest
+from ...keep.edit.edited import edited
+from ...keep.edit.request import EDITS, EditRequest, done_by
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.objects.local import SpooledStore
@@ -23,6 +27,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
+from ...store.versions import commit
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import rejected_of
 from ..kafka.messages import write_markers
@@ -211,6 +216,37 @@ class StageRunner:
                 self._fail(error)
                 raise
 
+    def edit(self, store: ObjectStore, request: EditRequest) -> None:
+        """Change rows by hand as asked, between two batches: a version of its own, unless one has it already.
+
+        Where it cannot be done, the request says why. Raises what a commit raises, which ends the stage.
+        """
+        with self._busy:
+            base, job = self.tip, self._job
+            if self._stopping or done_by(store, request, base) is not None:
+                return
+            started = time.monotonic()
+            try:
+                try:
+                    cut = newest(store, base.app, base.stage, base)
+                    change = change_of(store, base.app, request)
+                    made = edited(job.store, job.cache, cut, base.stage, change, request.edit)
+                except SlackwaterError as error:
+                    if isinstance(error, Unavailable):
+                        raise
+                    EDITS.put(store, replace(request, error=error.message), base.app)
+                    return
+                if made is None:
+                    EDITS.put(store, replace(request, error="no row would change any more"), base.app)
+                    return
+                draft = commit.successor(
+                    base, kind="edit", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
+                )
+                self._hand_over(base, made.onto(draft), (), started)
+            except BaseException as error:
+                self._fail(error)
+                raise
+
     def _submit(
         self,
         base: Manifest,
@@ -242,6 +278,19 @@ class StageRunner:
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
         )
+        self._hand_over(base, manifest, merges, started, results, stall_seconds)
+        self._batch_s = time.monotonic() - started
+
+    def _hand_over(
+        self,
+        base: Manifest,
+        manifest: Manifest,
+        merges: tuple[Done, ...],
+        started: float,
+        results: tuple[TaskReport, ...] = (),
+        stall_seconds: float = 0.0,
+    ) -> None:
+        """Have the version after `base` committed; its tasks have reported `results`."""
         # Its SSTs are there, and when it is not committed nothing will be.
         missed = (name for result in results for name in result.ranged)
         due = self._upkeep.consider(manifest, merges, missed) if self._upkeep else ()
@@ -253,7 +302,6 @@ class StageRunner:
         taken = sum((result.stats for result in results), Stats())
         self._committer.submit(PendingVersion(base, manifest, merges, started, on_commit, taken))
         self._wake_for(manifest)
-        self._batch_s = time.monotonic() - started
         if self._config.limits.max_unflushed:
             self._on_move(self.head, self.tip)
 

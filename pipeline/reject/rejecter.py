@@ -1,11 +1,8 @@
-"""Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic.
-
-And rejected records of the stages that run here, put through the program when somebody has asked for that.
-"""
+"""Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,20 +11,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from ... import instants
-from ...errors import Refused, Unavailable
+from ...errors import Refused
 from ...fold.culprit import TooMany
 from ...fold.failing import RECORD, Failure
 from ...fold.next_version import TaskReport, Written
 from ...fold.records import sent
-from ...keep.rejected.retries import RETRIES
-from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.side_tables import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch
 from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
-from ..batch.stage_runner import StageRunner
 from ..kafka.open import open_kafka
 from ..source.worker import ERROR_MARK
 from ..spark.places import Places
@@ -150,26 +144,3 @@ class BatchRejecter:
 def _numbered(schema: StructType) -> StructType:
     """An input's columns, and `RECORD` as the last."""
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])
-
-
-@dataclass(frozen=True, slots=True)
-class Retrier:
-    """Looks for requests while records wait: a listing each time that it is asked to, and none otherwise."""
-
-    store: ObjectStore
-    app: str
-
-    def check(self, runners: Iterable[StageRunner]) -> bool:
-        """Do what is asked for; False if the store is silent. Raises what a batch raises, which ended the stage."""
-        able = {runner.stage.name: runner for runner in runners if rejected_of(runner.head).waiting}
-        if not able:
-            return True
-        try:
-            for request in RETRIES.all(self.store, self.app):
-                if (runner := able.get(request.stage)) is not None:
-                    runner.retry()
-                    RETRIES.remove(self.store, request.id, self.app)
-        except Unavailable:
-            # Whether the store has been away for too long is the planners' to say.
-            return False
-        return True

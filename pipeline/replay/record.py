@@ -152,6 +152,8 @@ def _first(program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, c
         raise CannotProve("the predicate asks for records in flight, which a replay does not have")
     if after.table is None:
         raise CannotProve(f"stage {after.stage!r} keeps no table")
+    if after.edited is not None:
+        raise CannotProve(f"{stage}@v{after.version} is an edit by hand, by {after.edited.by}: {after.edited.what}")
     replay = StageReplay.of(program, after)
     every = replay.rows()
     stored = replay.written()

@@ -22,7 +22,7 @@ from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer, KafkaChannels
 from ..publish.publishers import Publishers
-from ..reject.rejecter import BatchRejecter, Retrier
+from ..reject.rejecter import BatchRejecter
 from ..source.checkpoint import Checkpoint
 from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
@@ -33,6 +33,7 @@ from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
 from .progress import Backpressure, CatchUp
+from .requested import Requested
 from .snapshot_completer import Completer, snapshot_names
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
@@ -119,9 +120,9 @@ def run(
             catch_up = CatchUp(store, app.name, {**ends, **options.until}, own)
         channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)
         completer = Completer(store, app.name, channels, claimer.by)
-        retrier, announcer = Retrier(store, app.name), Announcer(claimer.kafka, app.name)
+        asked, announcer = Requested(store, app.name), Announcer(claimer.kafka, app.name)
         watch = RequestWatch(store, app.name, planners)
-        supervisor = Supervisor(spark, runners, watch, completer, retrier, announcer, catch_up, stop, news, publishers)
+        supervisor = Supervisor(spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
 

@@ -13,12 +13,12 @@ from ...errors import SlackwaterError, Unavailable
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer
 from ..publish.publishers import Publishers
-from ..reject.rejecter import Retrier
 from ..source.wake import RequestWatch
 from ..spark.session import end_all
 from ..spark.user_errors import translate
 from .news import News
 from .progress import CatchUp
+from .requested import Requested
 from .snapshot_completer import Completer
 from .stopping import Stop
 
@@ -44,7 +44,7 @@ class Supervisor:
     watch: RequestWatch
     completer: Completer
     """Closed at the end."""
-    retrier: Retrier
+    asked: Requested
     announcer: Announcer
     catch_up: CatchUp | None
     """None where the run never ends by itself."""
@@ -52,14 +52,14 @@ class Supervisor:
     news: News
     publishers: Publishers
     _queries: list[StreamingQuery] = field(default_factory=list)
-    _to_retry: bool = False
+    _to_do: bool = False
 
     def until_done(self) -> None:
         """Start the queries, and return when they have ended as they should; raise what else stopped one of them."""
         with closing(self.completer):
             try:
                 # Planners that begin know what is asked already.
-                self._to_retry = self.watch.look(busy=True)
+                self._to_do = self.watch.look(busy=True)
                 self._start()
                 self._look_after()
             finally:
@@ -99,9 +99,9 @@ class Supervisor:
             now, before = time.monotonic(), versions
             versions = [runner.head.version for runner in self.runners]
             requested = self.watch.look(busy=versions != before)
-            if requested or self._to_retry:
+            if requested or self._to_do:
                 try:
-                    self._to_retry = not self.retrier.check(self.runners)
+                    self._to_do = not self.asked.check(self.runners)
                 except Exception:
                     # What fails is the stage's failure.
                     self._raise_failures()

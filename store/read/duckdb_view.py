@@ -57,13 +57,14 @@ def register(
     manifest: Manifest,
     *,
     clock_ms: int | None = None,
+    internal: bool = False,
 ) -> frozenset[Path]:
     """Make the manifest's table a view `name` of the connection, in the place of one of the same name.
 
-    Its columns are the key and value columns whose names do not start with `_`. Rows that expire at `clock_ms` or
-    before are not shown; default the manifest's own clock. The connection, of a database in memory, needs no extension
-    that DuckDB does not bring along. The cache holds local copies of a remote store's SSTs, and must stay open while
-    the view is queried. Returns the files that it reads, each one of `cache.parquet_path`.
+    Its columns are the key and value columns, without those whose names start with `_` unless `internal`. Rows that
+    expire at `clock_ms` or before are not shown; default the manifest's own clock. The connection, of a database in
+    memory, needs no extension that DuckDB does not bring along. The cache holds local copies of a remote store's SSTs,
+    and must stay open while the view is queried. Returns the files that it reads, each one of `cache.parquet_path`.
 
     Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
     the store did not answer.
@@ -71,7 +72,7 @@ def register(
     table = manifest.table
     if table is None:
         raise Usage(f"stage {manifest.stage!r} keeps no state, so there is no table to query")
-    columns = [column.name for column in table.columns if not is_internal(column.name)]
+    columns = [column.name for column in table.columns if internal or not is_internal(column.name)]
     if not manifest.ssts:
         con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
         return frozenset()

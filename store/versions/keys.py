@@ -74,6 +74,8 @@ boundaries = _in_app("boundaries/")
 """Prefix of what may exist of the app's versions."""
 migrations = _in_app("migrations/")
 """Prefix of the app's migrations."""
+edits = _in_app("edits/")
+"""Prefix of what is asked to be changed by hand, and of the rows for it."""
 operations = _in_app("log/")
 """Prefix of the log of operations."""
 requests = _in_app("requests/")

@@ -16,15 +16,16 @@ Declaration: TypeAlias = dict[str, Any]
 """A kind of state as it was declared: a JSON object, whose `kind` says which; `fold.kinds` has them."""
 
 VersionKind = Literal[
-    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind"
-]
+    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
+    "edit",
+]  # fmt: skip
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
-first under the name that a stage has from then on, columns that were added got values for what was read before, or it
-is again what an earlier version was."""
+first under the name that a stage has from then on, columns that were added got values for what was read before, it is
+again what an earlier version was, or somebody changed rows of the table by hand."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
-UNFENCED: tuple[VersionKind, ...] = ("batch", *BESIDE_BATCHES)
+UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
 """Kinds of versions that take the stage from nobody. Any other takes it over."""
 
 
@@ -314,6 +315,19 @@ class Rewind(Struct, frozen=True):
     """Whether only its table is that of then: what was read and sent in between stays read and sent."""
 
 
+class Edit(Struct, frozen=True):
+    """That somebody changed rows of the table by hand."""
+
+    id: limits.Ulid
+    """Of the request for it."""
+    by: limits.Line
+    """user@host of who asked for it."""
+    what: limits.Text
+    """The statement, or where the rows came from."""
+    message: limits.Text = ""
+    """Why, in the words of whoever did it."""
+
+
 class Backfill(Struct, frozen=True):
     """Columns that a migration added, and that have got their values for what the stage had read before it."""
 
@@ -396,6 +410,8 @@ class Manifest(Struct, frozen=True):
     """What was brought into the table, oldest first. Versions that differ here share no rows, whatever their `_seq`."""
     rewinds: Annotated[tuple[Rewind, ...], limits.RENAMES] = ()
     """All that were made of the stage up to this version, oldest first."""
+    edited: limits.Own[Edit | None] = None
+    """What an edit did; None of versions of other kinds."""
 
     @property
     def watermark_ms(self) -> int | None:

@@ -136,6 +136,11 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
         "done already: nothing to merge in flights; merged carriers by v",
     ),
     "rewind": (gone_on, ("rewind", "flights@good"), "done already: flights is what it was at flights@good"),
+    "edit": (
+        app_of,
+        ("edit", "flights/carriers", "--sql", "UPDATE carriers SET flights = flights + 1"),
+        "done already: flights/carriers v",
+    ),
     "gc": (with_old_history, ("gc", "flights", "--versions", "1"), "collected nothing of flights"),
 }
 

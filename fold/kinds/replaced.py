@@ -1,0 +1,55 @@
+"""Rows in the place of what is stored, as somebody wants them: what an edit makes of a table, whatever its kind."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Refused
+from ...store.sst.types import DUE, arrow_schema
+from ...store.versions.manifest import Table
+from .due import BoundDue
+from .kind import Bound, Groups, Merged, kind_of
+
+DELETED = "_deleted"
+"""Which rows of an edit are to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced(Bound):
+    """Takes one row of each key, with all value columns and `DELETED`, as the new one."""
+
+    values: pa.Schema
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (*self.values.names, DELETED)
+
+    @property
+    def emits(self) -> tuple[pa.Schema, ...]:
+        return ()
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        return Merged(rows.select(self.values.names), np.asarray(pc.fill_null(rows[DELETED], False), np.bool_))
+
+
+def replaced(table: Table, name: str) -> Bound:
+    """What an edit makes of the rows of a table: they fall due as those that its program writes.
+
+    Raises `Refused` where rows hold what waits for other rows, or only the program knows when they fall due.
+    """
+    kind, values = kind_of(table.state), arrow_schema(table.values)
+    if kind.waiting:
+        raise Refused(
+            f"the rows of {name} hold {kind.waiting}, which cannot be changed by hand",
+            hint="reject or mend the records that they are of, and rewind to before them",
+        )
+    if DUE not in values.names:
+        return Replaced(values)
+    if not (column := kind.due_column(arrow_schema(table.key))):
+        raise Refused(
+            f"when rows of {name} fall due, only its program knows",
+            hint="while a runner has the app, that does the edit: start it, and say it again",
+        )
+    return BoundDue(Replaced(values.remove(values.get_field_index(DUE))), column, kind.due_by, final=kind.once)

@@ -1,0 +1,157 @@
+"""What an edit makes of a version of a table: the rows that change, and one more sorted run with them.
+
+Nothing is emitted for them, and they fall due and expire as those that the program writes.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from ...errors import Refused
+from ...fold.event_time import Due
+from ...fold.kinds.kind import kind_of
+from ...fold.kinds.replaced import DELETED, replaced
+from ...fold.step import Step
+from ...moments.cut.graph import Cut
+from ...moments.diff.key_changes import KeyChanges
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.multi_get import LookUps
+from ...store.sst import writer
+from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
+from ...store.sst.types import DUE, HASH, arrow_schema
+from ...store.versions.manifest import Edit, EventTime, Manifest, Sst, Table, is_internal
+from ..init.source import EXAMPLES, RowSource, check, examples, fit, reading
+from .statement import changed_rows
+
+
+class Change(NamedTuple):
+    """Rows to be changed: what a statement changes, or rows that are to be there."""
+
+    sql: str = ""
+    rows: pa.Table | None = None
+
+    def of(self, store: ObjectStore, cache: SstCache, cut: Cut, stage: str) -> pa.Table:
+        """The rows of the stage's table, key, values and `DELETED`, one of each key; errors as of `changed_rows`."""
+        if self.rows is None:
+            return changed_rows(store, cache, cut, stage, self.sql)
+        return self.rows.append_column(DELETED, pa.array(np.zeros(self.rows.num_rows, np.bool_)))
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """What an edit makes of a version: the rows that change, and its SSTs, which no version names yet."""
+
+    changes: KeyChanges
+    """All columns that are stored, but for `_due_at`."""
+    edit: Edit
+    ssts: tuple[Sst, ...]
+    clock_ms: int
+    next_due_ms: int | None
+
+    def onto(self, draft: Manifest) -> Manifest:
+        """The version that is this edit, of an unchanged one with the number that its rows were made for."""
+        known, times = self.next_due_ms, draft.event_time
+        if known is not None:
+            times = times or EventTime()
+            earlier = known if times.next_due_ms is None else min(known, times.next_due_ms)
+            times = replace(times, next_due_ms=earlier)
+        ssts, clock_ms = (*draft.ssts, *self.ssts), max(draft.clock_ms, self.clock_ms)
+        return replace(draft, ssts=ssts, clock_ms=clock_ms, event_time=times, edited=self.edit)
+
+
+def edited(
+    store: ObjectStore, cache: SstCache, cut: Cut, stage: str, change: Change, edit: Edit, *, writes: bool = True
+) -> Edited | None:
+    """What an edit makes of a stage's version in `cut`; None where no row changes.
+
+    It puts one SST for each state partition with such rows, none unless it `writes`. Raises as `Change.of` and
+    `replaced`, and `Refused` where a value is changed, and not what its column goes on from.
+    """
+    head = cut.stages[stage]
+    table, clock_ms = table_of(head), cut.clock_ms(stage)
+    state, key = replaced(table, stage), [column.name for column in table.key]
+    rows = normalise_keys(change.of(store, cache, cut, stage), key)
+    keys, stored = rows.select(key), LookUps(store, cache, table, head.ssts, clock_ms)
+    hashes = hash_keys(rows, key)
+    old, found, _ = stored.of_keys(hashes, keys)
+    values = [name for name in rows.column_names if name not in (*key, DELETED)]
+    there = ~np.asarray(rows[DELETED])
+    changes = KeyChanges.between(keys, old.select(values), rows.select(values), found, there)
+    mine = changes.kinds() != "same"
+    if not mine.any():
+        return None
+    changes = changes.changed()
+    _check_companions(table, stage, changes)
+    if not writes:
+        return Edited(changes.in_order(), edit, (), clock_ms, None)
+    times = head.event_time.due_ms if head.event_time is not None else None
+    due = Due(times, times, pending=False) if DUE in state.values.names else None
+    step = Step(table, state, head.version + 1, clock_ms, due=due)
+    made = step.made(rows.append_column(HASH, pa.array(hashes)).filter(pa.array(mine)), stored)
+    new, latest_ms = step.with_expiry(made.new)
+    partitions = partition_of(new[HASH].to_numpy(), table.partitions)
+    ssts = tuple(
+        writer.write(
+            store,
+            cache,
+            app=head.app,
+            stage=stage,
+            table=table,
+            partition=partition,
+            rows=new.filter(pa.array(partitions == partition)),
+        )
+        for partition in np.unique(partitions).tolist()
+    )
+    return Edited(changes.in_order(), edit, ssts, max(clock_ms, latest_ms or clock_ms), made.next_ms)
+
+
+def table_of(head: Manifest) -> Table:
+    """The table of a version. Raises `Refused` where it keeps none."""
+    if head.table is None:
+        raise Refused(f"stage {head.app}/{head.stage} keeps no table, so there is nothing to edit")
+    return head.table
+
+
+def _check_companions(table: Table, stage: str, changes: KeyChanges) -> None:
+    """Refuse a changed value whose column goes on from internal ones that stayed what they were."""
+    kind, names = kind_of(table.state).core, changes.after.column_names
+    for name in (name for name in names if not is_internal(name)):
+        behind = [each for each in kind.internal({name: name}) if each in names]
+        if not behind:
+            continue
+        # Of a row that comes to be, all columns are new.
+        new = ~changes.was & changes.is_there & np.asarray(pc.is_valid(changes.after[name]))
+        for each in behind:
+            alone = changes.differing[name] & ~changes.differing[each]
+            alone |= new & np.asarray(pc.is_null(changes.after[each]))
+            if alone.any():
+                some = changes.keys.filter(pa.array(alone)).slice(0, EXAMPLES)
+                raise Refused(
+                    f"{name} of {stage} would change without {each}, from which it goes on with the next record, in "
+                    f"{int(alone.sum()):,} rows, such as {examples(some)}",
+                    hint=f"set {' and '.join(behind)} as well: they are columns of the table here",
+                )
+
+
+def rows_of(source: RowSource, head: Manifest) -> pa.Table:
+    """Rows from elsewhere as a stage's table has them, one of each key. Raises as `check` and `fit`, and `Refused`."""
+    table = table_of(head)
+    shown = replace(table, values=tuple(column for column in table.values if column.name != DUE))
+    with reading(source) as batches:
+        check(batches.schema, shown, str(source))
+        schema = arrow_schema(shown.columns)
+        rows = pa.Table.from_batches([fit(batch, shown, str(source)) for batch in batches], schema=schema)
+    if not rows.num_rows:
+        raise Refused(f"{source} has no rows: there is nothing to change")
+    key = [column.name for column in table.key]
+    keys = normalise_keys(rows.select(key), key)
+    order, repeats = sort_keys(hash_keys(keys, key), keys)
+    if repeats.any():
+        some = keys.take(pa.array(order[repeats][:EXAMPLES]))
+        raise Refused(f"{int(repeats.sum()):,} rows of {source} have the key of another row: {examples(some)}")
+    return rows.combine_chunks()

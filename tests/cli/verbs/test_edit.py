@@ -1,0 +1,89 @@
+"""`slackwater edit` as it is typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from slackwater.store.versions import history
+
+from tests.cli.test_killed_verbs import command_line, gone_on
+from tests.cli.verbs.calling import done, slackwater
+from tests.support.histories import FlightsApp
+
+pytestmark = pytest.mark.usefixtures("isolated")
+NEGATIVE = "UPDATE carriers SET delay = -1 WHERE carrier = 'C0'"
+
+
+@pytest.fixture
+def app(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+    app = gone_on()
+    with command_line(app, monkeypatch):
+        return app
+
+
+def test_it_is_shown_key_by_key_done_once_and_told_of(app: FlightsApp) -> None:
+    at = app.heads["carriers"].version
+    looked = done("edit", "flights/carriers", "--sql", NEGATIVE, "--dry-run")
+    assert looked.startswith("would change 1 row of flights/carriers\n")
+    assert [line.split() for line in looked.splitlines()[-3:]] == [
+        ["carrier", "column", "before", "after"],
+        ["C0", "delay", str(app.state["carriers"]["C0"][1]), "-1"],
+        ["nothing", "was", "changed", "(--dry-run)"],
+    ]
+    assert history.versions(app.store, "flights", "carriers")[-1] == at
+    said = done("edit", "flights/carriers", "--sql", NEGATIVE, "--message", "sensor 12")
+    assert said.startswith(f"flights/carriers v{at + 1}: changed 1 row\n")
+    assert f"as it was: slackwater query flights/carriers@v{at}" in said
+    again = done("edit", "flights/carriers", "--sql", NEGATIVE)
+    assert again == f"done already: flights/carriers v{at + 1} did it; to do it once more, say --again\n"
+    assert done("edit", "flights/carriers", "--sql", NEGATIVE, "--again") == (
+        "no row of flights/carriers changes: nothing was done\n"
+    )
+    line = done("log", "flights", "--limit", "1").splitlines()[-1]
+    assert line.endswith(f"by hand: {NEGATIVE}")
+    assert " edit " in line
+    operation = json.loads(done("log", "flights", "--operations", "--json"))[0]
+    assert (operation["verb"], operation["message"]) == ("edit", "sensor 12")
+    assert done("query", "flights", "SELECT delay FROM carriers WHERE carrier = 'C0'").split()[-1] == "-1"
+
+
+def test_bisect_names_it_and_no_record(app: FlightsApp) -> None:
+    done("edit", "flights/carriers", "--sql", NEGATIVE)
+    said = slackwater("bisect", "flights", "--where", "FROM carriers WHERE delay < 0").stdout
+    assert f"carriers v{app.heads['carriers'].version + 1} is the first bad commit" in said
+    assert f"it is an edit by hand, by {history.head(app.store, 'flights', 'carriers').edited.by}: {NEGATIVE}" in said  # type: ignore[union-attr]
+
+
+def test_json_has_all_rows_and_values_can_be_hidden(app: FlightsApp) -> None:
+    words = ("edit", "flights/carriers", "--sql", "DELETE FROM carriers WHERE carrier <> 'C0'", "--dry-run", "--json")
+    data = json.loads(done(*words))
+    assert (data["removed"], data["added"], data["changed"], data["version"]) == (2, 0, 0, None)
+    assert [row["key"] for row in data["rows"]] == [{"carrier": "C1"}, {"carrier": "C2"}]
+    assert all(row["after"] is None for row in data["rows"])
+    assert json.loads(done(*words, "--hide-values"))["rows"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("edit", "flights/carriers"), 2, "an edit is a statement, or rows; expected one of the two"),
+        (("edit", "flights", "--sql", NEGATIVE), 2, "APP/STAGE"),
+        (("edit", "flights/legs", "--sql", "DELETE FROM legs"), 1, "keeps no table, so there is nothing to edit"),
+        (("edit", "flights/nothing", "--sql", NEGATIVE), 1, "no stage of app 'flights' named 'nothing'"),
+        (("edit", "flights/carriers", "--sql", "DROP TABLE carriers"), 2, "this is a DROP statement"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(app: FlightsApp, words: tuple[str, ...], code: int, expected: str) -> None:
+    result = slackwater(*words)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert expected in result.stderr
+
+
+def test_a_protected_app_wants_its_name(app: FlightsApp, tmp_path: Path) -> None:
+    done("protect", "flights")
+    refused = slackwater("edit", "flights/carriers", "--sql", NEGATIVE)
+    assert refused.exit_code == 1
+    assert "to edit carriers, give its name once more: --yes-really flights" in refused.stderr
+    assert done("edit", "flights/carriers", "--sql", NEGATIVE, "--yes-really", "flights").startswith(
+        "flights/carriers v"
+    )

@@ -1,0 +1,37 @@
+"""Rows are changed by hand while the app runs: by its runner, between two batches, and no record is lost."""
+
+from pathlib import Path
+
+import duckdb
+import pytest
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
+
+from tests.support.running import TWO_STAGES, Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+def test_a_runner_edits_between_two_batches_and_goes_on_from_that(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(1_000)
+    table = f"{ledger.app}/accounts"
+    with ledger.fed(), ledger.running_here(*TWO_STAGES[1::2], max_records=200) as await_commit:
+        await_commit("accounts")
+        more = "UPDATE accounts SET balance = balance + 1000 WHERE account < 'a2'"
+        said = ledger.slackwater("edit", table, "--sql", more).stdout
+        assert "between two batches" in said
+        # Where it cannot be done any more, the runner says so, and goes on.
+        refused = ledger.slackwater("edit", table, "--sql", "UPDATE accounts SET account = 'a1'", check=False)
+        assert refused.returncode == 1
+        await_commit("accounts")
+    ledger.catch_up(*TWO_STAGES[1::2])
+    (edit,) = (one for one in history.after(open_store(ledger.store), ledger.app, "accounts", 0) if one.kind == "edit")
+    assert edit.edited is not None
+    assert edit.edited.what == more
+    sql = "SELECT account, count(*) n, sum(amount)::BIGINT + 1000 * (account < 'a2')::INT balance FROM raw GROUP BY account"
+    expected = duckdb.connect().from_arrow(ledger.raw()).query("raw", sql)
+    found = ledger.table("accounts").select(["account", "n", "balance"]).to_pylist()
+    assert sorted(found, key=str) == sorted(expected.to_arrow_table().to_pylist(), key=str)
+    ledger.verify(ledger.app)
