@@ -207,7 +207,7 @@ class StoredApp(AppHistory):
         return maintenance.rescaled(done, dry_run=dry_run)
 
     def protect(self, message: str = "") -> Result:
-        """Have methods that could lose something of the app want its name: `rewind`, `retire` and `remove`."""
+        """Have methods that could lose something of the app want its name: `rewind`, `edit`, `retire` and `remove`."""
         client, now_ms = self._client, instants.now_ms()
         found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms, message=message)
         return maintenance.protected(found, already=found.time_ms != now_ms)

@@ -28,12 +28,12 @@ from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
 from ..spark.session import spark_session, warm_up
 from ..upkeep.meter import StageMeter
+from .between_batches import BetweenBatches
 from .housekeeping import Collector, LagReporter, in_background
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
 from .progress import Backpressure, CatchUp
-from .requested import Requested
 from .snapshot_completer import Completer, snapshot_names
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
@@ -120,7 +120,7 @@ def run(
             catch_up = CatchUp(store, app.name, {**ends, **options.until}, own)
         channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)
         completer = Completer(store, app.name, channels, claimer.by)
-        asked, announcer = Requested(store, app.name), Announcer(claimer.kafka, app.name)
+        asked, announcer = BetweenBatches(store, app.name), Announcer(claimer.kafka, app.name)
         watch = RequestWatch(store, app.name, planners)
         supervisor = Supervisor(spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers)
         with stop.in_order():

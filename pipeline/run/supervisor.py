@@ -16,9 +16,9 @@ from ..publish.publishers import Publishers
 from ..source.wake import RequestWatch
 from ..spark.session import end_all
 from ..spark.user_errors import translate
+from .between_batches import BetweenBatches
 from .news import News
 from .progress import CatchUp
-from .requested import Requested
 from .snapshot_completer import Completer
 from .stopping import Stop
 
@@ -44,7 +44,7 @@ class Supervisor:
     watch: RequestWatch
     completer: Completer
     """Closed at the end."""
-    asked: Requested
+    asked: BetweenBatches
     announcer: Announcer
     catch_up: CatchUp | None
     """None where the run never ends by itself."""

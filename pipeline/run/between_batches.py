@@ -14,7 +14,7 @@ from ..batch.stage_runner import StageRunner
 
 
 @dataclass(frozen=True, slots=True)
-class Requested:
+class BetweenBatches:
     """Looks for requests when it is asked to: a listing for edits, and one for retries while records wait."""
 
     store: ObjectStore
