@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..keep.migrate.migrate import Migrated
     from ..pipeline.migrate.backfill import Backfilled
     from ..pipeline.run.options import Options
+    from .searches import Reports
 
 
 class StoredApp(AppHistory):
@@ -414,6 +415,74 @@ class StoredApp(AppHistory):
             dry_run=dry_run,
             news=News(on_progress),
         )
+
+    def trial(
+        self,
+        code: str | Path,
+        *,
+        start: str | datetime,
+        end: str | datetime = "",
+        before: str | Path | None = None,
+        rename: Mapping[str, str] | None = None,
+        rename_stage: Mapping[str, str] | None = None,
+        allow: Sequence[str] = (),
+        keep: str = "",
+        reports: "Reports | None" = None,
+        show_values: bool = True,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        py_files: Sequence[str] = (),
+        dry_run: bool = False,
+        on_progress: Callable[[str], None] = lambda _doing: None,
+    ) -> Result:
+        """Run a changed program over the input that the app read between two moments, and tell what is different.
+
+        In a clone, which goes again; it publishes nothing, and the app is only read. Starts Spark, with all cores of
+        this machine by default.
+
+        Args:
+            code: the file of the changed program.
+            start: the moment from which on its input is taken, as `at` takes it.
+            end: the one up to which; default now.
+            before: the file of the program that ran. It works off the same input, and is compared with, where rows were
+                on the way at `end` or the app has sinks; without it, what sinks are given is not compared.
+            rename: stored columns that have another name in the changed program, old to new.
+            rename_stage: stored stages that do.
+            allow: queries that name the keys whose differences are meant: each sees the differences of a table under
+                its name, with its key, `change`, `before_…` and `after_…`, and returns keys.
+            keep: the name under which the clone stays.
+            reports: files to write it to.
+            show_values: tell the rows that differ.
+            master: Spark's master URL; default all cores of this machine.
+            spark_conf: further settings of Spark.
+            py_files: Python files and zips that the programs import.
+            dry_run: only look whether the program fits.
+            on_progress: told in words what goes on.
+
+        Raises:
+            Usage: a moment is malformed, the second one is not after the first, or nothing says where Kafka is.
+            NotFound: there is no such moment.
+            Refused: the program does not fit, Kafka does not have the records any more, or rows are on the way at `end`
+                and `before` is not given.
+        """
+        from ..pipeline.run.news import News
+        from ..pipeline.trial.trial import Release, trial
+        from ..results import programs, trials
+        from ..results.report import Mask
+
+        client, by_stage = self._client, rename_stage or {}
+        client.known_channels("which has the input to be read")
+        options = self._run_options(master, spark_conf, py_files)
+        if dry_run:
+            looked = self.migrate(code, rename=rename, rename_stage=by_stage, dry_run=True)
+            return programs.migrated(looked, None, str(code), client.flags, dry_run=True)
+        refs = self._ref(start), self._ref(end or "now")
+        old = str(before) if before is not None else ""
+        release = Release(self.name, str(code), *refs, old, keep, tuple(allow), rename or {}, by_stage)
+        found = trial(release, options, client.cache, by=client.by, news=News(on_progress))
+        if reports is not None:
+            reports.put(client, trials.page(found, str(code), Mask(show_values)))
+        return trials.trial(found, str(code), show_values=show_values)
 
     def _run_options(
         self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]

@@ -13,6 +13,7 @@ from .. import instants
 from ..errors import NotFound, Refused, Usage
 from ..results import html, markdown
 from ..results import verdict as shown
+from ..results.document import Page
 from ..results.report import Case, Mask, document
 from ..results.shown import Result
 from ..search import session as kept
@@ -164,6 +165,8 @@ class Reports:
     """For Markdown."""
     show_values: bool = False
     """Without, values are hidden."""
+    alone: bool = False
+    """Whether `show_values` says something without them, too."""
 
     def check(self) -> None:
         """Before the search: raise `Usage` or `Refused` where they could not be written."""
@@ -174,7 +177,7 @@ class Reports:
                 expected = " or ".join(endings)
                 raise Usage(f"{option} {path} has another format: expected a name that ends with {expected}")
             check_folder(path, option)
-        if self.show_values and self.report is None and self.md is None:
+        if self.show_values and not self.alone and self.report is None and self.md is None:
             raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
 
     def write(self, client: Backends, verdict: Verdict, guilty: Guilty | None) -> None:
@@ -188,7 +191,10 @@ class Reports:
         reader = client.channels() if verdict.predicate.channels else None
         evidence = collect(client.store, client.cache, verdict, reader)
         case = Case(verdict, guilty, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
-        made = document(case, Mask(self.show_values))
+        self.put(client, document(case, Mask(self.show_values)))
+
+    def put(self, client: Backends, made: Page) -> None:
+        """Write a page into them, and say so. Raises `Refused` for a file that cannot be written."""
         for option, path, render in (("--report", self.report, html.render), ("--md", self.md, markdown.render)):
             if path is not None:
                 with whole_file(path, option) as temporary:

@@ -15,6 +15,7 @@ VERBS = {
     "replay": "replay",
     "rejected": "rows",
     "watch": "watch",
+    "trial": "trial",
     **dict.fromkeys(("clone", "rewind", "edit"), "keep"),
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),

@@ -56,6 +56,8 @@ class Options:
     """How long from one collection to the next; None for none by this runner."""
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Read users' topics, by name, up to these offsets, and no further; the others to their ends."""
+    publishes: bool = True
+    """Publish what sinks are given; without, it waits in their internal topics, also that of a clone's."""
     channels: Mapping[str, str] = field(default_factory=dict)
     """Repartition topics of another app, which these stages only read: by their declared name, the topic."""
 

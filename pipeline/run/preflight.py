@@ -108,10 +108,11 @@ def preflight(app: App, options: Options, news: News) -> Start:
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,
         migration=migration,
-        publishes=publishes(info),
+        publishes=publishes(info) if options.publishes else None,
         others=options.channels,
     )
-    check_targets(kafka, app, stages, claimer.topics, claimer.publishes)
+    if options.publishes:
+        check_targets(kafka, app, stages, claimer.topics, claimer.publishes)
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
     claimer.create_channels(stages, only_ask=True)

@@ -82,7 +82,7 @@ def run(
                 store,
                 apps.read_app(store, app.name) if has_sinks else None,
                 claimer.kafka,
-                start.stages,
+                start.stages if options.publishes else (),
                 claimed,
                 accept_loss=options.accept_loss,
                 patience_s=options.patience_s,
