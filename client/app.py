@@ -426,6 +426,8 @@ class StoredApp(AppHistory):
         rename: Mapping[str, str] | None = None,
         rename_stage: Mapping[str, str] | None = None,
         allow: Sequence[str] = (),
+        stages: Sequence[str] = (),
+        keys: str = "",
         keep: str = "",
         reports: "Reports | None" = None,
         show_values: bool = True,
@@ -450,6 +452,8 @@ class StoredApp(AppHistory):
             rename_stage: stored stages that do.
             allow: queries that name the keys whose differences are meant: each sees the differences of a table under
                 its name, with its key, `change`, `before_…` and `after_…`, and returns keys.
+            stages: try these, and what they read from; default all.
+            keys: try a fixed share of the keys, such as `"1%"`: exact for these, and refused where a stage mixes keys.
             keep: the name under which the clone stays.
             reports: files to write it to.
             show_values: tell the rows that differ.
@@ -466,6 +470,7 @@ class StoredApp(AppHistory):
                 and `before` is not given.
         """
         from ..pipeline.run.news import News
+        from ..pipeline.trial.sample import Sample
         from ..pipeline.trial.trial import Release, trial
         from ..results import programs, trials
         from ..results.report import Mask
@@ -478,7 +483,18 @@ class StoredApp(AppHistory):
             return programs.migrated(looked, None, str(code), client.flags, dry_run=True)
         refs = self._ref(start), self._ref(end or "now")
         old = str(before) if before is not None else ""
-        release = Release(self.name, str(code), *refs, old, keep, tuple(allow), rename or {}, by_stage)
+        release = Release(
+            self.name,
+            str(code),
+            *refs,
+            before=old,
+            keep=keep,
+            allow=tuple(allow),
+            only=tuple(stages),
+            sample=Sample.of(keys) if keys else None,
+            renames=rename or {},
+            stages=by_stage,
+        )
         found = trial(release, options, client.cache, by=client.by, news=News(on_progress))
         if reports is not None:
             reports.put(client, trials.page(found, str(code), Mask(show_values)))

@@ -27,6 +27,8 @@ def trial(
     allow: Many = option(
         "SQL", "Differences that are meant, by their keys, as this query returns them; may be repeated."
     ),
+    stage: Many = option("NAME", "Try this stage, with what it reads from; may be repeated. Default: all."),
+    keys: str = option("SHARE", "Try a fixed share of the keys, such as 1%: exact for these.", ""),
     keep: str = option("NAME", "Let the clone stay, under this name.", ""),
     report: Path | None = option("FILE", "Write what was found as one .html file, without the values."),
     md: Path | None = option("FILE", "Write it as Markdown, for a pull request."),
@@ -60,6 +62,8 @@ def trial(
             rename=renames,
             rename_stage=stages,
             allow=allow or (),
+            stages=stage or (),
+            keys=keys,
             keep=keep,
             reports=reports,
             show_values=show_values,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +18,12 @@ def without(found: TableDiff, queries: Iterable[str]) -> TableDiff:
     column as `before_…` and `after_…`. Raises `Usage` where one is wrong or does not return the key, and `NotFound`.
     """
     key = found.changes.keys.column_names
-    changes = found.changes
     for sql in queries:
         if found.table.casefold() not in sql.casefold():
             continue
         with closing(empty_database()) as con:
             # Keys of any type are told apart by their place.
-            con.register(found.table, changes.flat())
+            con.register(found.table, found.changes.flat())
             rows = run_query(con, sql)
             if missing := [name for name in key if name not in rows.column_names]:
                 raise Usage(
@@ -34,13 +32,8 @@ def without(found: TableDiff, queries: Iterable[str]) -> TableDiff:
                     quoted=f"query: {sql}",
                 )
             con.register("_meant", rows.select(key))
-            con.register("_all", changes.keys.append_column("_place", pa.array(np.arange(len(changes)))))
+            con.register("_all", found.changes.keys.append_column("_place", pa.array(np.arange(len(found.changes)))))
             same = " AND ".join(f'a."{name}" IS NOT DISTINCT FROM m."{name}"' for name in key)
             left = con.sql(f"SELECT _place FROM _all a ANTI JOIN _meant m ON {same} ORDER BY _place").to_arrow_table()
-        changes = changes.take(left["_place"].to_numpy())
-    if len(changes) == len(found.changes):
-        return found
-    kinds = changes.kinds()
-    added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
-    columns = tuple(replace(each, differing=int(changes.differing[each.column].sum())) for each in found.columns)
-    return replace(found, changes=changes, columns=columns, added=added, removed=removed, changed=changed)
+        found = found.only(left["_place"].to_numpy())
+    return found

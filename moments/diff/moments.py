@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import NotFound
@@ -64,6 +65,14 @@ class TableDiff:
     def equal(self) -> bool:
         """Whether no row and no column differs."""
         return not len(self.changes) and not self.unlike
+
+    def only(self, positions: npt.NDArray[np.int64]) -> "TableDiff":
+        """The same with the keys at these positions alone; how many rows both moments have stays."""
+        changes = self.changes.take(positions)
+        kinds = changes.kinds()
+        added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
+        columns = tuple(replace(each, differing=int(changes.differing[each.column].sum())) for each in self.columns)
+        return replace(self, changes=changes, columns=columns, added=added, removed=removed, changed=changed)
 
 
 @dataclass(frozen=True, slots=True)

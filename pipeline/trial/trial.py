@@ -35,6 +35,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps
 from ..batch.batch_report import BatchReport
+from ..batch.schemas import shapes
 from ..kafka.channels import KafkaChannels, group_of
 from ..kafka.open import open_kafka
 from ..migrate.program import migrate_app, spark_of
@@ -43,6 +44,8 @@ from ..run.options import Options
 from ..run.program import load_app
 from ..run.runner import run
 from ..spark.conf import on_path
+from ..spark.session import running_session
+from .sample import Sample, sampled, up_to
 from .sent import SinkDiff, sink_diffs
 
 
@@ -63,6 +66,10 @@ class Release:
     """The name under which the clone stays; empty for none."""
     allow: tuple[str, ...] = ()
     """Queries that name the keys whose differences are meant, as `moments.diff.allowed` takes them."""
+    only: tuple[str, ...] = ()
+    """The stages that are tried, with those that they read from; all without."""
+    sample: Sample | None = None
+    """The keys that are tried; all without."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Columns that have another name in the changed program, old to new."""
     stages: Mapping[str, str] = field(default_factory=dict)
@@ -129,14 +136,14 @@ def trial(release: Release, options: Options, cache: SstCache, *, by: str, news:
     act = partial(_Run, store, options, release.app, by, news, ends)
     with ExitStack() as stack:
         stack.enter_context(spark_of("trial", load_app(release.code, name=release.app), options, master="local[*]"))
-        made = stack.enter_context(act(name, start, keeps=bool(release.keep)).going(release.code, release))
+        made = stack.enter_context(act(name, start, release, keeps=bool(release.keep)).going(release.code, new=True))
         compared, old = end, None
         if beside:
-            old = stack.enter_context(act(f"{name[:55]}-before", start if sinks else end).going(release.before))
+            old = stack.enter_context(act(f"{name[:55]}-before", start if sinks else end, release).going(release.before))
             compared = old.newest()
         news.doing("comparing")
         found = diff(cache, StoredCut(store, compared), StoredCut(store, made.newest()))
-        tables = tuple(without(each, release.allow) for each in found)
+        tables = tuple(without(each, release.allow) for each in made.tried(found))
         both = sink_diffs(store, open_kafka(options.kafka), old.newest(), made.newest()) if old is not None else ()
         unknown = () if beside else tuple(sorted(sinks))
         return Trial(
@@ -190,24 +197,35 @@ class _Run:
     ends: Mapping[str, tuple[int, ...]]
     name: str
     start: Cut
+    release: Release
     keeps: bool = False
     records: int = 0
     seconds: float = 0.0
     migrated: list[str] = field(default_factory=list)
+    stages: tuple[str, ...] = ()
+    """That run."""
+    chosen_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By stage with a table, the columns by which its rows were chosen."""
 
     @contextmanager
-    def going(self, code: str, release: Release | None = None) -> Iterator[_Run]:
+    def going(self, code: str, *, new: bool = False) -> Iterator[_Run]:
         """Make the clone and run the program; inside, it is there. It goes at the end, unless it is to stay."""
         self._drop()
         try:
             channels = KafkaChannels(open_kafka(self.options.kafka), patience_s=self.options.patience_s)
             clone(self.store, self.start.ref, self.name, topics={}, channels=channels, by=self.by)
             program = load_app(code, name=self.name)
-            if release is not None:
+            if new:
                 done = migrate_app(
-                    program, self.store, self.options, renames=release.renames, stages=release.stages, news=self.news
+                    program, self.store, self.options, renames=self.release.renames, stages=self.release.stages, news=self.news
                 )
                 self.migrated = [f"{each.stage}: {line}" for each in done.plan.changes for line in lines(each)]
+            self.stages = up_to(program, self.release.only)
+            if self.release.sample is not None:
+                spark = running_session()
+                assert spark is not None  # noqa: S101  it was started for the trial
+                sample = self.release.sample
+                program, self.chosen_by = sampled(program, shapes(program, spark), self.stages, sample)
             firsts = {stage.name for stage in program.in_order() if not stage.channels}
 
             def told(report: BatchReport) -> None:
@@ -216,12 +234,21 @@ class _Run:
 
             began = monotonic()
             options = replace(self.options, until_caught_up=True, until=self.ends, publishes=False, gc_every_ms=None)
+            options = replace(options, stages=self.stages)
             run(program, options, told, news=News(self.news.doing))
             self.seconds = monotonic() - began
             yield self
         finally:
             if not self.keeps:
                 self._drop()
+
+    def tried(self, found: tuple[TableDiff, ...]) -> Iterator[TableDiff]:
+        """Of differences of tables, those of the stages and keys that were tried."""
+        for each in found:
+            if self.release.sample is not None and each.table in self.chosen_by:
+                yield self.release.sample.changes(each, self.chosen_by[each.table])
+            elif self.release.sample is None and (not self.release.only or each.table in self.stages):
+                yield each
 
     def newest(self) -> Cut:
         """The clone as it is now."""
