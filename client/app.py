@@ -150,10 +150,13 @@ class StoredApp(AppHistory):
         done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
         return maintenance.rescaled(done, dry_run=dry_run)
 
-    def protect(self, message: str = "") -> Result:
-        """Have methods that could lose something of the app want its name: `rewind`, `retire` and `remove`."""
+    def protect(self) -> Result:
+        """Have methods that could lose something of the app want its name: `rewind`, `retire` and `remove`.
+
+        Whoever is asked for it is told what `slackwater.because` says here. Raises `NotFound` for the app.
+        """
         client, now_ms = self._client, instants.now_ms()
-        found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms, message=message)
+        found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms)
         return maintenance.protected(found, already=found.time_ms != now_ms)
 
     def unprotect(self, *, yes_really: str = "") -> Result:

@@ -13,7 +13,7 @@ from ..keep.rewind.rewind import Rewound
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from .document import TableBlock, Title
-from .formats import count, plural, size
+from .formats import count, plural, size, windows
 from .shown import Result, Words, fields, result
 
 _RULES = {
@@ -140,13 +140,15 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         yield from (f"  reads again {one}" for one in each.offsets)
     for table in done.changes:
         counts = ((table.removed, "went"), (table.added, "came back"), (table.changed, "changed back"))
-        yield f"{table.table}: " + (", ".join(f"{n:,} rows {what}" for n, what in counts if n) or "no row changes")
-    for given in plan.given:
-        if given.rows:
-            where = f" to {', '.join(given.offsets)}" if given.offsets else ""
-            yield f"sink {given.sink}: {plural(given.rows, 'row')} given{where} cannot be unsent, and come once more"
-        if given.dropped:
-            yield f"sink {given.sink}: {plural(given.dropped, 'row')} not published yet are dropped, and come once more"
+        yield f"{table.table}: " + (
+            ", ".join(f"{plural(n, 'row')} {what}" for n, what in counts if n) or "no row changes"
+        )
+    for sink in plan.sinks:
+        if sink.rows:
+            where = f" in {windows(sink.offsets)}" if sink.offsets else ""
+            yield f"sink {sink.sink}: {plural(sink.rows, 'row')} published{where} cannot be unsent, and come once more"
+        if sink.dropped:
+            yield f"sink {sink.sink}: {plural(sink.dropped, 'row')} not published yet are dropped, and come once more"
     if plan.steps and dry_run:
         yield "nothing was changed (--dry-run)"
     elif done.snapshot:
@@ -163,7 +165,7 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         "stages": plan.stages,
         "keep_offsets": plan.table_only,
         "changes": changes,
-        "sinks": plan.given,
+        "sinks": plan.sinks,
         "dry_run": dry_run,
         "done_already": not plan.steps,
     }

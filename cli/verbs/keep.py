@@ -233,8 +233,4 @@ def protect(
     These are rewind, retire and app rm. A person types it when asked, a machine says --yes-really APP.
     """
     app = session.app(app_name)
-    session.show(
-        session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really)
-        if off
-        else app.protect(session.message)
-    )
+    session.show(session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect())

@@ -275,6 +275,7 @@ _DOCUMENTS = {
     "notice.json": "it tells runners that something was asked of them: written over each time, kept as long as the app",
     "retries/": "it asks a runner to put rejected records through again: kept until that is done",
     "migrations/": "it says what became of each stage when the program was changed: kept as long as the app",
+    "protected.json": "it says that the app is protected: kept until `slackwater protect --off`",
     "log/": "it is part of the log of operations, all of which is kept",
 }
 """Why objects beside the versions stay, by what their keys begin with."""

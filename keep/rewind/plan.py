@@ -52,7 +52,7 @@ class Undone:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SinkRows:
     """Rows of versions that are undone, on a sink."""
 
     stage: str
@@ -75,7 +75,7 @@ class RewindPlan:
     to: Cut
     stages: tuple[Undone, ...]
     """Those that change, upstream first."""
-    given: tuple[Given, ...]
+    sinks: tuple[SinkRows, ...]
     steps: Mapping[str, MigratedStage]
     """What it commits, of every stage that the app has."""
     table_only: bool
@@ -102,18 +102,18 @@ def plan(store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], k
         if not head.called and not (head.retired and was == head):
             to, retires = (was.version, was.retired) if was is not None else (0, True)
             steps[stage] = MigratedStage(rewound=to, retires=retires, table_only=table_only)
-    if all(_is_there(heads[stage], step) for stage, step in steps.items()):
+    if all(_is_as_then(heads[stage], step) for stage, step in steps.items()):
         return RewindPlan(cut.app, cut, (), (), {}, table_only)
     if kafka is not None:
         _check_inputs(cut, kafka)
         for stage, unread in _unread(store, cut, kafka).items():
             steps[stage] = replace(steps[stage], unread=unread)
     undone = tuple(_undone(heads[stage], then.get(stage), steps[stage]) for stage in order(heads) if stage in steps)
-    given = tuple(_given(store, heads, then, steps, kafka)) if kafka is not None else ()
-    return RewindPlan(cut.app, cut, undone, given, steps, table_only)
+    sinks = tuple(_sink_rows(store, heads, then, steps, kafka)) if kafka is not None else ()
+    return RewindPlan(cut.app, cut, undone, sinks, steps, table_only)
 
 
-def _is_there(head: Manifest, step: MigratedStage) -> bool:
+def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
     """Whether a stage is already what a step makes of it, and nothing came since."""
     last = head.rewind
     was_made_so = last is not None and (last.to, last.table_only) == (step.rewound, step.table_only)
@@ -148,7 +148,7 @@ def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Cut:
 
 
 def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
-    """The claim with which a stage's program became what it is; None where no other is known before it."""
+    """The claim, or migration, with which a stage's program became what it is; None where none is known before it."""
     read, first = partial(history.read, store, head.app), partial(history.first_version, store, head.app)
     at = head
     while True:
@@ -157,8 +157,15 @@ def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
         if earlier is None or earlier.program is None or head.program is None:
             return None
         if earlier.program.checksum != head.program.checksum:
-            return history.read(store, head.app, head.stage, earlier.version + 1)
+            began = earlier.version + 1
+            while earlier is not None and earlier.kind in _FOR_A_PROGRAM:
+                began, earlier = earlier.version, history.before(store, earlier)
+            return history.read(store, head.app, head.stage, began)
         at = earlier
+
+
+_FOR_A_PROGRAM = ("migration", "rename")
+"""Kinds of versions that belong to the program that is claimed after them."""
 
 
 def _is_before(epoch: int, each: Manifest) -> bool:
@@ -216,14 +223,14 @@ def _undone(head: Manifest, was: Manifest | None, step: MigratedStage) -> Undone
     )
 
 
-def _given(
+def _sink_rows(
     store: ObjectStore,
     heads: Mapping[str, Manifest],
     then: Mapping[str, Manifest],
     steps: Mapping[str, MigratedStage],
     kafka: Rewindable,
-) -> Iterator[Given]:
-    """What sinks were given since. Raises `Refused` where they lack rows from before."""
+) -> Iterator[SinkRows]:
+    """What was committed for sinks since. Raises `Refused` where they lack rows from before."""
     for stage in (stage for stage in order(heads) if stage in steps):
         head, was = heads[stage], then.get(stage)
         info = apps.find_app(store, head.app)
@@ -242,11 +249,13 @@ def _given(
                 continue
             topic = topics.get(name, name) if sink.kind == "topic" else ""
             first = history.find(store, head.app, stage, was.version + 1) if was is not None else None
-            offsets = _lie(kafka, topic, first.time_ms if first is not None else 0) if topic and done > sent else ()
-            yield Given(stage, name, topic, done - sent, offsets, sink.sent - done)
+            offsets = (
+                _sent_since(kafka, topic, first.time_ms if first is not None else 0) if topic and done > sent else ()
+            )
+            yield SinkRows(stage, name, topic, done - sent, offsets, sink.sent - done)
 
 
-def _lie(kafka: Rewindable, topic: str, since_ms: int) -> tuple[str, ...]:
+def _sent_since(kafka: Rewindable, topic: str, since_ms: int) -> tuple[str, ...]:
     """What was sent to a topic from a time on; nothing where there is no such topic any more."""
     ends = kafka.ends(topic)
     return windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()

@@ -426,7 +426,7 @@ class Manifest(Struct, frozen=True):
         return last if last is not None and last.version == self.version else None
 
     @property
-    def unborn(self) -> bool:
+    def not_begun(self) -> bool:
         """Whether the stage has no past: it was taken back to before it began. Who brings it back begins anew."""
         return self.retired and not self.inputs
 

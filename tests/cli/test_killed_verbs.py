@@ -136,6 +136,7 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
         "done already: nothing to merge in flights; merged carriers by v",
     ),
     "rewind": (gone_on, ("rewind", "flights@good"), "done already: flights is what it was at flights@good"),
+    "protect": (app_of, ("protect", "flights"), "done already: flights is protected by "),
     "gc": (with_old_history, ("gc", "flights", "--versions", "1"), "collected nothing of flights"),
 }
 
