@@ -57,7 +57,7 @@ def test_nothing_is_left_of_it_but_who_removed_it_and_the_name_is_free() -> None
     done = gone(app)
     assert (done.already, done.contents.versions, done.contents.snapshots) == (False, 12, 1)
     assert done.contents.objects >= len(before)
-    assert done.removal.stages == {"aircraft": 4, "carriers": 4, "legs": 4}
+    assert done.removal.stages == {"aircraft": 3, "carriers": 3, "legs": 3}
     assert done.removal.topics == ("flights-by-aircraft-repartition", "flights-by-carrier-repartition")
     assert keys_of(app.store) == {"flights/removed.json"}
     assert apps.list_apps(app.store) == ()
