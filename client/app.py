@@ -141,7 +141,7 @@ class StoredApp(AppHistory):
             dry_run=dry_run,
             reader=channels or client.channels(),
         )
-        client.note_thinned(done.plan.to.ref, done.plan.to.thinned)
+        client.note_thinned(done.plan.ref, done.plan.to.thinned)
         return maintenance.rewound(done, client.flags, dry_run=dry_run)
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:

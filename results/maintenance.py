@@ -130,14 +130,15 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
     plan, versions = done.plan, done.versions
     app, would = plan.app, "would be " if dry_run else ""
     if not plan.steps:
-        yield f"done already: {app} is what it was at {plan.to.ref}"
+        yield f"done already: {app} is what it was at {plan.ref}"
     else:
-        yield Title(f"{app} {would}rewound to {plan.to.ref}, {instants.when(plan.to.time_ms)}")
+        yield Title(f"{app} {would}rewound to {plan.ref}, {instants.when(plan.to.time_ms)}")
     for each in plan.stages:
         was = f"as v{each.to} was" if each.to else "as before it began"
         now = f"v{versions[each.stage]}" if each.stage in versions else f"v{each.version} now"
         yield f"{each.stage}  {now}  {was}{', retired' if each.retires else ''}"
-        yield from (f"  reads again {one}" for one in each.offsets)
+        if each.offsets:
+            yield f"  reads again {windows(each.offsets)}"
     for table in done.changes:
         counts = ((table.removed, "went"), (table.added, "came back"), (table.changed, "changed back"))
         yield f"{table.table}: " + (

@@ -12,7 +12,7 @@ from ...fold.records import windows
 from ...moments.cut.graph import Cut, channels, order, violations
 from ...moments.cut.in_flight import channel_state
 from ...moments.cut.moments import line_of, with_retired
-from ...moments.cut.refs import Ref
+from ...moments.cut.refs import Ref, parse
 from ...moments.cut.resolve import cut_at
 from ...moments.status.lag import beats
 from ...store.objects.protocol import ObjectStore
@@ -72,6 +72,8 @@ class RewindPlan:
     """What a rewind would do."""
 
     app: str
+    ref: str
+    """The moment that it goes to, as a person names it."""
     to: Cut
     stages: tuple[Undone, ...]
     """Those that change, upstream first."""
@@ -81,7 +83,7 @@ class RewindPlan:
     table_only: bool
 
 
-def plan(store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], kafka: Rewindable | None) -> RewindPlan:
+def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Rewindable | None) -> RewindPlan:
     """What taking an app, whose newest versions these are, back to a moment of its own means; changes nothing.
 
     Without `kafka`, the tables alone: what was read and sent stays so.
@@ -89,9 +91,9 @@ def plan(store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], k
     Raises `NotFound` where there is no such moment, or a topic is gone, and `Refused` where a stage has another name
     since, Kafka has not what is to be read once more, or a sink lacks rows from before.
     """
-    cut, table_only = target if isinstance(target, Cut) else cut_at(store, target), kafka is None
+    cut, table_only = cut_at(store, target), kafka is None
     if wrong := violations(cut.stages):
-        raise Refused(f"{cut.ref} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
+        raise Refused(f"{target.text} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     then = with_retired(line_of(store, cut.app), cut).stages
     _check_names(cut, heads)
     steps = {}
@@ -103,14 +105,14 @@ def plan(store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], k
             to, retires = (was.version, was.retired) if was is not None else (0, True)
             steps[stage] = MigratedStage(rewound=to, retires=retires, table_only=table_only)
     if all(_is_as_then(heads[stage], step) for stage, step in steps.items()):
-        return RewindPlan(cut.app, cut, (), (), {}, table_only)
+        return RewindPlan(cut.app, target.text, cut, (), (), {}, table_only)
     if kafka is not None:
         _check_inputs(cut, kafka)
         for stage, unread in _unread(store, cut, kafka).items():
             steps[stage] = replace(steps[stage], unread=unread)
     undone = tuple(_undone(heads[stage], then.get(stage), steps[stage]) for stage in order(heads) if stage in steps)
     sinks = tuple(_sink_rows(store, heads, then, steps, kafka)) if kafka is not None else ()
-    return RewindPlan(cut.app, cut, undone, sinks, steps, table_only)
+    return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only)
 
 
 def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
@@ -129,22 +131,36 @@ def check_not_held(store: ObjectStore, app: str, now_ms: int) -> None:
         )
 
 
-def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Cut:
+def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
     """The moment right before the newest program began, by the files that claims were made from.
 
-    Some 20 requests for each claim since, and each stage. Raises `NotFound` where no earlier program is known.
+    Now, where the app was just taken back to before one. Some 20 requests for each claim since, and each stage. Raises
+    `NotFound` where no earlier program is known.
     """
-    claims = [claim for head in heads.values() if not head.retired and (claim := _deployed(store, head)) is not None]
+    live = [head for head in heads.values() if not head.retired]
     app = next(iter(heads.values())).app
-    if not claims:
+    line = line_of(store, app)
+    if live and all(_undid_a_deploy(store, head) for head in live):
+        return parse(line.ref(line.heads), now_ms=0)
+    deploys = [deploy for head in live if (deploy := _deployed(store, head)) is not None]
+    if not deploys:
         raise NotFound(
             f"deploy of app {app!r}",
             "an earlier program",
             found="every version that is left is of the program that it has now",
             hint=f"`slackwater log {app}` shows what there is: name a moment",
         )
-    line = line_of(store, app)
-    return line.before(min(claims, key=line.place))
+    return parse(line.ref(line.before(min(deploys, key=line.place))), now_ms=0)
+
+
+def _undid_a_deploy(store: ObjectStore, head: Manifest) -> bool:
+    undone = history.before(store, head) if head.rewind is not None else None
+    return undone is not None and _are_of_two(undone, head)
+
+
+def _are_of_two(one: Manifest, other: Manifest) -> bool:
+    """Whether two versions are known to be of different programs."""
+    return one.program is not None and other.program is not None and one.program.checksum != other.program.checksum
 
 
 def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
@@ -154,13 +170,17 @@ def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
     while True:
         # A program changes with a claim, and a claim has an epoch of its own.
         earlier = history.newest_where(read, first, at, partial(_is_before, at.epoch))
-        if earlier is None or earlier.program is None or head.program is None:
-            return None
-        if earlier.program.checksum != head.program.checksum:
+        last = at.rewinds[-1] if at.rewinds else None
+        if last is not None and not last.table_only and (earlier is None or last.version > earlier.version):
+            # What that undid is no past of this.
+            earlier = history.find(store, head.app, head.stage, last.to)
+        elif earlier is not None and _are_of_two(earlier, head):
             began = earlier.version + 1
             while earlier is not None and earlier.kind in _FOR_A_PROGRAM:
                 began, earlier = earlier.version, history.before(store, earlier)
             return history.read(store, head.app, head.stage, began)
+        if earlier is None or earlier.program is None:
+            return None
         at = earlier
 
 

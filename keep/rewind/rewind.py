@@ -78,7 +78,7 @@ def rewind(
     pin(store, found.to, target_name(number, found.to.versions), by=by)
     name = f"{PREFIX}{number}"
     _pin_before(store, cut, name, by, reader)
-    said = f"{'the tables alone ' if found.table_only else ''}to {found.to.ref}"
+    said = f"{'the tables alone ' if found.table_only else ''}to {found.ref}"
     versions = carry_out(store, app, number, found.steps, name, said, by=by, now_ms=now_ms)
     return Rewound(found, number, name, versions)
 

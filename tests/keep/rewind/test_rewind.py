@@ -326,11 +326,18 @@ def test_before_a_deploy_is_where_the_newest_program_began_and_the_log_shows_dep
     lines = [(each.stage, each.deployed) for each in entries(app.store, "flights", 0) if each.deployed]
     assert lines == [(stage, "flights.py (xxh3_128 2b)") for stage in reversed(STAGES)]
 
-    done = rewound(app, cache, "")
+    done = rewind(app.store, "flights", None, app.kafka, by="ada@host", now_ms=app.clock.tick("legs"), cache=cache)
 
+    app.heads = {stage: history.read(app.store, "flights", stage, at) for stage, at in done.versions.items()}
     assert tables(app) == was
     assert {head.program and head.program.checksum for head in app.heads.values()} == {"1a"}
-    assert not done.plan.to.ref.startswith("flights@")
+    assert done.plan.ref == f"flights/carriers@v{done.plan.to.versions['carriers']}"
+    again = rewind(app.store, "flights", None, app.kafka, by="ada@host", now_ms=app.clock.now_ms, cache=cache)
+    assert not again.plan.steps
+    for stage in STAGES:
+        app.claim(stage)
+    with pytest.raises(NotFound, match="every version that is left is of the program that it has now"):
+        before_deploy(app.store, app.heads)
     app.step_all()
     assert tables(app) == totals(app)
     assert_whole(app)
@@ -347,7 +354,7 @@ def test_a_migration_belongs_to_the_program_that_is_deployed_with_it(app: Flight
 
     target = before_deploy(app.store, {stage: app.heads[stage] for stage in STAGES})
 
-    assert target.versions == was
+    assert resolve(app.store, target.text, now_ms=LATER_MS).versions == was
 
 
 STEPS = st.one_of(
