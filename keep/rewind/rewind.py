@@ -18,7 +18,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ..migrate.migrate import carry_out, check_done, finish_earlier
 from ..migrate.migration import target_name
-from .plan import Rewindable, RewindPlan, before_deploy, check_not_held, plan
+from .deploys import before_deploy
+from .plan import Rewindable, RewindPlan, check_not_held, plan
 
 PREFIX = "before-rewind-"
 """What the snapshots of the moment before a rewind begin with; its number follows."""

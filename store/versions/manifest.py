@@ -421,9 +421,9 @@ class Manifest(Struct, frozen=True):
 
     @property
     def rewind(self) -> Rewind | None:
-        """The rewind that made this version, if one did."""
+        """The rewind that made this version, if one did. A clone's first version has its source's number, and none."""
         last = self.rewinds[-1] if self.rewinds else None
-        return last if last is not None and last.version == self.version else None
+        return last if last is not None and last.version == self.version and not self.begins else None
 
     @property
     def not_begun(self) -> bool:

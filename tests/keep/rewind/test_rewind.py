@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
+from slackwater.keep.clone.clone import clone
 from slackwater.keep.migrate.migrate import find_plan, migrate
 from slackwater.keep.migrate.migration import finish_newest
-from slackwater.keep.rewind.plan import before_deploy
+from slackwater.keep.rewind.deploys import before_deploy
 from slackwater.keep.rewind.rewind import Rewound, rewind
 from slackwater.keep.verify.verify import verify
+from slackwater.moments.cut.lineage import trace
 from slackwater.moments.cut.refs import parse
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import list_snapshots
@@ -221,6 +223,25 @@ def test_moments_before_and_after_are_compared_by_what_differs(app: FlightsApp, 
     }
     assert all(each.equal for each in diff(cache, cuts["then"], cuts["now"]))
     assert [len(each.changes) for each in diff(cache, cuts["late"], cuts["now"])] == [2, 2]
+
+
+def test_a_clone_of_an_app_that_was_just_rewound_is_traced_to_its_own_beginning(
+    app: FlightsApp, cache: SstCache
+) -> None:
+    early = app.heads["carriers"].version
+    app.run(flights(10, delay=9))
+    ref = parse(f"flights/carriers@v{early}", now_ms=LATER_MS)
+    rewind(app.store, "flights", ref, app.kafka, by="ada@host", now_ms=app.clock.tick("legs"), cache=cache)
+    clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
+    staging = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
+    staging.step_all()
+    read = trace(app.store, None, staging.heads["carriers"]).sources
+    assert sum(window.end - window.start for window in read) == 10
+    assert_whole(staging)
+    done = rewound(staging, cache, f"staging/carriers@v{staging.heads['carriers'].version - 1}")
+    assert done.number == 1
+    staging.step_all()
+    assert_whole(staging)
 
 
 def test_offsets_that_are_gone_are_named_and_nothing_is_changed(app: FlightsApp, cache: SstCache) -> None:
