@@ -9,7 +9,7 @@ from . import errors
 
 __version__ = "0.1.0"
 
-__all__ = ["App", "__version__", "errors", "open"]
+__all__ = ["App", "__version__", "because", "errors", "open"]
 __all__ += ["decode", "event_time", "foreach_version", "leveled", "repartition", "sink", "table", "topic", "universal"]
 __all__ += ["aggregate", "count", "first", "join", "last", "max", "mean", "min", "sum", "update", "upsert"]
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .fold.kinds.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .fold.kinds.join import join
     from .fold.kinds.upsert import upsert
+    from .moments.take.audit_log import because
     from .pipeline.api.event_time import event_time
     from .pipeline.api.sink import foreach_version, sink
     from .pipeline.api.table import leveled, table, universal
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "App": "app",
+    "because": "moments.take.audit_log",
     "decode": "pipeline.messages.decode",
     "open": "client",
     **{name: f"pipeline.api.{name}" for name in ("event_time", "sink", "table", "topic", "update")},

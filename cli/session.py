@@ -26,17 +26,15 @@ class Session(Printer):
     def __init__(self, store: str | None, kafka: str | None, message: str = "", *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
         self.store_option = store
-        self.message = message
-        """Why something is done."""
-        self._kafka = kafka
+        self._kafka, self._message = kafka, message
 
     def recording(self) -> AbstractContextManager[None]:
-        """Inside, the log of operations gets the message with whatever is done."""
-        if not self.message:
+        """Inside, the log of operations gets the message with whatever is done. Raises `Usage` for one that is none."""
+        if not self._message:
             return nullcontext()
         from ..moments.take.audit_log import because
 
-        return because(self.message)
+        return because(self._message)
 
     @cached_property
     def settings(self) -> "Settings":

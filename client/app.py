@@ -144,7 +144,7 @@ class StoredApp(AppHistory):
             dry_run=dry_run,
             reader=channels or client.channels(),
         )
-        client.note_thinned(done.plan.to.ref, done.plan.to.thinned)
+        client.note_thinned(done.plan.ref, done.plan.to.thinned)
         return maintenance.rewound(done, client.flags, dry_run=dry_run)
 
     def edit(
@@ -153,7 +153,6 @@ class StoredApp(AppHistory):
         sql: str = "",
         *,
         rows: str | Path = "",
-        message: str = "",
         show_values: bool = True,
         timeout_s: float = 60,
         again: bool = False,
@@ -168,7 +167,6 @@ class StoredApp(AppHistory):
             table: the stage whose table it is.
             sql: one UPDATE, DELETE, INSERT or MERGE of that table; it may read the app's other tables.
             rows: instead, a file that DuckDB reads, with all columns of the table: rows that are to be there.
-            message: why, for the history.
             show_values: tell the rows as they were and as they become.
             timeout_s: how long a runner that has the stage has for it.
             again: also where the same statement was done in the last ten minutes, which else is not done twice.
@@ -193,7 +191,6 @@ class StoredApp(AppHistory):
             sql=sql,
             source=RowSource(file=str(rows)) if rows else None,
             by=client.by,
-            message=message,
             patience_s=timeout_s,
             again=again,
             dry_run=dry_run,
@@ -207,10 +204,13 @@ class StoredApp(AppHistory):
         done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
         return maintenance.rescaled(done, dry_run=dry_run)
 
-    def protect(self, message: str = "") -> Result:
-        """Have methods that could lose something of the app want its name: `rewind`, `edit`, `retire` and `remove`."""
+    def protect(self) -> Result:
+        """Have methods that could lose something of the app want its name: `rewind`, `edit`, `retire` and `remove`.
+
+        Whoever is asked for it is told what `slackwater.because` says here. Raises `NotFound` for the app.
+        """
         client, now_ms = self._client, instants.now_ms()
-        found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms, message=message)
+        found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms)
         return maintenance.protected(found, already=found.time_ms != now_ms)
 
     def unprotect(self, *, yes_really: str = "") -> Result:

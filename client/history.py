@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from .. import instants
-from ..errors import Refused, Unavailable, Usage
+from ..errors import NotFound, Refused, Unavailable, Usage
+from ..keep.maintain.removal import removal_of
 from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.in_flight import in_flight
 from ..moments.cut.refs import AtTime, parse
 from ..moments.cut.resolve import resolve
-from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, own_request, read_snapshot
+from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
 from ..moments.diff.key_history import key_history
 from ..moments.query.log import entries, unreplayable
 from ..moments.status import lag
 from ..moments.take import taking
 from ..moments.take.audit_log import Operation, list_operations
 from ..moments.take.remove import remove_or_withdraw
-from ..moments.take.waiting import SnapshotProgress, take
+from ..moments.take.waiting import SnapshotProgress, ask, take
 from ..results import history, snapshots
 from ..results.document import Block, Title
 from ..results.shown import Result, Shown
@@ -112,8 +113,8 @@ class AppHistory(Shown):
             return taking.taken_already(store, app, name, "markers", by=by, now_ms=now_ms) is None
 
         if not wait and not instant and is_new():
-            own = own_request(store, app, name, by)
-            return snapshots.requested(app, own or taking.request(store, app, name, by), already=own is not None)
+            asked, already = ask(store, app, name, by=by)
+            return snapshots.requested(app, asked, already=already)
         if not instant and not lag.beats(store, app, now_ms) and is_new():
             client.note(f"nobody runs {app} now: its next runner takes the snapshot; --instant needs none")
         reader = client.channels()
@@ -151,19 +152,25 @@ class AppHistory(Shown):
     def operations(
         self, limit: int = 20, *, by: str = "", verb: str = "", since: str | datetime = "", until: str | datetime = ""
     ) -> Result:
-        """The newest `limit` things that were done to the app, by whom and why; 0 for all.
+        """The newest `limit` things done to the app (0 for all), by whom and why. Of one that is gone, its end.
 
-        Only those `by` a user, or user@host, of a `verb`, and between two times, as `at` takes them. Raises `Usage`.
+        Only those `by` a user, or user@host, of a `verb`, and between two times, as `at` takes them. Raises `Usage` for
+        a time that is none, and `NotFound` where there is, and was, no such app.
         """
-        read_app(self._client.store, self.name)
-        since_ms, until_ms = self._time_ms(since, 0), self._time_ms(until, sys.maxsize)
+        store, since_ms, until_ms = self._client.store, self._time_ms(since, 0), self._time_ms(until, sys.maxsize)
 
         def is_meant(done: Operation) -> bool:
             of_verb = not verb or verb in (done.verb, done.verb.partition(" ")[0])
-            return of_verb and (not by or done.is_by(by)) and done.time_ms <= until_ms
+            return of_verb and (not by or done.is_by(by)) and since_ms <= done.time_ms <= until_ms
 
-        found = list_operations(self._client.store, self.name, limit, is_meant=is_meant, since_ms=since_ms)
-        return history.operations(found, self.name, is_some=bool(by or verb or since or until))
+        try:
+            read_app(store, self.name)
+            found = list_operations(store, self.name, limit, is_meant=is_meant, since_ms=since_ms)
+        except NotFound:
+            if (removed := removal_of(store, self.name)) is None:
+                raise
+            found = tuple(filter(is_meant, (removed.operation,)))  # its log is gone with it
+        return history.operations(found, self.name, is_filtered=bool(by or verb or since or until))
 
     def _time_ms(self, time: str | datetime, default: int) -> int:
         """A time as a ref has it. Raises `Usage` where it is another moment."""

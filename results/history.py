@@ -78,17 +78,24 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"{'was called' if entry.kind == 'rename' else 'is called'} {entry.renamed}"
 
 
-def operations(done: Sequence[Operation], app_name: str, *, is_some: bool = False) -> Result:
+def operations(done: Sequence[Operation], app_name: str, *, is_filtered: bool = False) -> Result:
     """What people did to an app: all of it, or some that was asked for."""
     if not done:
-        nothing = "nothing of that kind was done" if is_some else "nothing was done"
+        nothing = "nothing of that kind was done" if is_filtered else "nothing was done"
         return Result(done, f"{nothing} to {app_name} from the command line yet")
-    why = any(each.message for each in done)
+    more = {"versions": [", ".join(_made(each)) for each in done], "why": [each.message for each in done]}
+    more = {heading: column for heading, column in more.items() if any(column)}
     rows = (
-        (instants.when(each.time_ms), each.verb, each.detail, each.by, *((each.message,) if why else ()))
-        for each in done
+        (instants.when(each.time_ms), each.verb, each.detail, each.by, *others)
+        for each, *others in zip(done, *more.values(), strict=True)
     )
-    return Result(done, TableBlock.of(("done", "what", "detail", "by", *(("why",) if why else ())), rows))
+    return Result(done, TableBlock.of(("done", "what", "detail", "by", *more), rows))
+
+
+def _made(done: Operation) -> Iterator[str]:
+    """The versions of each stage before and after an operation."""
+    for stage in done.before:
+        yield f"{stage} v{done.before[stage]}" + (f" to v{done.after[stage]}" if stage in done.after else "")
 
 
 def key_history(

@@ -15,7 +15,7 @@ from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from . import values
 from .document import TableBlock, Title
-from .formats import MOST_SHOWN, count, plural, size
+from .formats import MOST_SHOWN, count, plural, size, windows
 from .shown import Result, Words, fields, result
 
 _RULES = {
@@ -132,23 +132,26 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
     plan, versions = done.plan, done.versions
     app, would = plan.app, "would be " if dry_run else ""
     if not plan.steps:
-        yield f"done already: {app} is what it was at {plan.to.ref}"
+        yield f"done already: {app} is what it was at {plan.ref}"
     else:
-        yield Title(f"{app} {would}rewound to {plan.to.ref}, {instants.when(plan.to.time_ms)}")
+        yield Title(f"{app} {would}rewound to {plan.ref}, {instants.when(plan.to.time_ms)}")
     for each in plan.stages:
         was = f"as v{each.to} was" if each.to else "as before it began"
         now = f"v{versions[each.stage]}" if each.stage in versions else f"v{each.version} now"
         yield f"{each.stage}  {now}  {was}{', retired' if each.retires else ''}"
-        yield from (f"  reads again {one}" for one in each.offsets)
+        if each.offsets:
+            yield f"  reads again {windows(each.offsets)}"
     for table in done.changes:
         counts = ((table.removed, "went"), (table.added, "came back"), (table.changed, "changed back"))
-        yield f"{table.table}: " + (", ".join(f"{n:,} rows {what}" for n, what in counts if n) or "no row changes")
-    for given in plan.given:
-        if given.rows:
-            where = f" to {', '.join(given.offsets)}" if given.offsets else ""
-            yield f"sink {given.sink}: {plural(given.rows, 'row')} given{where} cannot be unsent, and come once more"
-        if given.dropped:
-            yield f"sink {given.sink}: {plural(given.dropped, 'row')} not published yet are dropped, and come once more"
+        yield f"{table.table}: " + (
+            ", ".join(f"{plural(n, 'row')} {what}" for n, what in counts if n) or "no row changes"
+        )
+    for sink in plan.sinks:
+        if sink.rows:
+            where = f" in {windows(sink.offsets)}" if sink.offsets else ""
+            yield f"sink {sink.sink}: {plural(sink.rows, 'row')} published{where} cannot be unsent, and come once more"
+        if sink.dropped:
+            yield f"sink {sink.sink}: {plural(sink.dropped, 'row')} not published yet are dropped, and come once more"
     if plan.steps and dry_run:
         yield "nothing was changed (--dry-run)"
     elif done.snapshot:
@@ -165,7 +168,7 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         "stages": plan.stages,
         "keep_offsets": plan.table_only,
         "changes": changes,
-        "sinks": plan.given,
+        "sinks": plan.sinks,
         "dry_run": dry_run,
         "done_already": not plan.steps,
     }

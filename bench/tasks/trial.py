@@ -1,7 +1,7 @@
 """A release tried on a million keys and a million records: what is named, and what a share of the keys costs.
 
-`python -m bench.tasks.trial BOOTSTRAP FOLDER TOPIC SHARE` tries it in a fresh process and prints JSON: the seconds of the
-trial without the start of Spark, and how many keys differ, rightly and wrongly. SHARE is `100%` for all keys.
+`python -m bench.tasks.trial BOOTSTRAP FOLDER TOPIC SHARE` tries it in a fresh process and prints JSON: the seconds of
+the trial without the start of Spark, and how many keys differ, rightly and wrongly. SHARE is `100%` for all keys.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def edit(
     """
     app, name = session.stage(stage)
     how: dict[str, Any] = {"rows": rows or "", "again": again, "dry_run": dry_run, "show_values": not hide_values}
-    how |= {"message": session.message, "timeout_s": timeout / 1_000}
+    how["timeout_s"] = timeout / 1_000
     session.show(session.confirmed(lambda typed: app.edit(name, sql, yes_really=typed, **how), yes_really))
 
 
@@ -266,8 +266,4 @@ def protect(
     These are rewind, retire and app rm. A person types it when asked, a machine says --yes-really APP.
     """
     app = session.app(app_name)
-    session.show(
-        session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really)
-        if off
-        else app.protect(session.message)
-    )
+    session.show(session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect())

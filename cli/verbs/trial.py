@@ -11,7 +11,6 @@ from ..session import Session, verb
     "slackwater trial flights --code new.py --before old.py --from flights@mon --to flights@tue --report trial.html",
     'slackwater trial flights --code new.py --from flights@-1h --allow "FROM carriers WHERE after_delay = 0"',
     kafka=True,
-    changes=True,
 )
 def trial(
     session: Session,

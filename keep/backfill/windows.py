@@ -238,7 +238,4 @@ def _told(store: ObjectStore, app: str, name: str, one: ChannelRange, known: int
 
 
 def _versions(store: ObjectStore, app: str, one: ChannelRange) -> Iterator[Manifest]:
-    if one.end.version > one.start.version:
-        yield from history.followed(
-            store, history.read(store, app, one.end.upstream, one.end.version), one.start.version
-        )
+    return history.between(store, app, one.end.upstream, one.start.version, one.end.version)

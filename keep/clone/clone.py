@@ -88,7 +88,8 @@ def clone(
     detail, same = f"{source} as {where}", f" as {where}"
     record_once(store, plan.source.app, "clone", detail, by, since_ms=since_ms, same=lambda had: had.endswith(same))
     born = f"from {source} in {store.url}"
-    record_once(target, name, "clone", born, by, since_ms=since_ms, same=lambda _had: True)
+    made = {stage: (0, version) for stage, version in plan.source.versions.items()}
+    record_once(target, name, "clone", born, by, made, since_ms=since_ms, same=lambda _had: True)
     return plan
 
 

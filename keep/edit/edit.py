@@ -21,7 +21,7 @@ from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.moments import table_diff
 from ...moments.diff.stored_rows import TableSide
 from ...moments.status.lag import beats, runner_of
-from ...moments.take.audit_log import find_operation
+from ...moments.take.audit_log import find_operation, why
 from ...moments.take.taking import REPEAT_MS
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -61,7 +61,6 @@ def edit(
     sql: str = "",
     source: RowSource | None = None,
     by: str,
-    message: str = "",
     patience_s: float = 60,
     again: bool = False,
     dry_run: bool = False,
@@ -85,7 +84,7 @@ def edit(
     cut = newest(store, app, stage)
     head = cut.stages[stage]
     rows = rows_of(source, head) if source is not None else None
-    done = Edit(str(ULID()), by, what, message)
+    done = Edit(str(ULID()), by, what, why())
     data = _encoded(rows) if rows is not None else b""
     checksum = xxh3_128_hexdigest(data) if data else ""
     asked = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ...moments.take.audit_log import because, record_once
+from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits
 from ...store.versions.manifest import Edit, Manifest
@@ -64,8 +64,8 @@ def finish(store: ObjectStore, app: str, request: EditRequest, done: Manifest) -
     """Tell of what was done in the log of operations, once, and take the request away."""
     versions = {done.stage: (done.version - 1, done.version)}
     detail, since_ms = f"{done.stage} v{done.version}: {request.edit.what}", request.created_ms
-    with because(request.edit.message):
-        record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms)
+    why = request.edit.message
+    record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
     withdraw(store, app, request)
 
 

@@ -276,6 +276,7 @@ _DOCUMENTS = {
     "retries/": "it asks a runner to put rejected records through again: kept until that is done",
     "edits/": "it asks for rows to be changed by hand, or has such rows: kept until that is done or withdrawn",
     "migrations/": "it says what became of each stage when the program was changed: kept as long as the app",
+    "protected.json": "it says that the app is protected: kept until `slackwater protect --off`",
     "log/": "it is part of the log of operations, all of which is kept",
 }
 """Why objects beside the versions stay, by what their keys begin with."""

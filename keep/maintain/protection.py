@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from ...errors import Protected
-from ...moments.take.audit_log import record
+from ...moments.take.audit_log import record_once, why
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, keys, limits, notes
 
@@ -14,7 +14,7 @@ class Protection(Struct, frozen=True):
     app: limits.Name
     by: limits.Line
     time_ms: limits.TimeMs
-    message: limits.Text = ""
+    message: limits.Line = ""
     """Why."""
 
 
@@ -23,24 +23,22 @@ def find(store: ObjectStore, app: str) -> Protection | None:
     return notes.find(store, keys.protected(app), Protection)
 
 
-def protect(store: ObjectStore, app: str, *, by: str, now_ms: int, message: str = "") -> Protection:
+def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection:
     """Protect an app; what protects it, which may be from before. Raises `NotFound` where there is no such app."""
     apps.read_app(store, app)
-    wanted = Protection(app, by, now_ms, message)
-    found = notes.add(store, keys.protected(app), wanted)
-    if found == wanted:
-        record(store, app, "protect", message, by)
+    found = notes.add(store, keys.protected(app), Protection(app, by, now_ms, why()))
+    record_once(store, app, "protect", "", found.by, since_ms=found.time_ms, message=found.message)
     return found
 
 
 def lift(store: ObjectStore, app: str, *, by: str, typed: str) -> bool:
     """Take the protection away; whether there was one. Raises as `check`, and `NotFound` where there is no such app."""
     apps.read_app(store, app)
-    if find(store, app) is None:
+    if (found := find(store, app)) is None:
         return False
     check(store, app, "to protect it no more", typed)
+    record_once(store, app, "protect --off", "", by, since_ms=found.time_ms)
     store.delete(keys.protected(app))
-    record(store, app, "protect --off", "", by)
     return True
 
 

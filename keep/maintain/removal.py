@@ -20,6 +20,7 @@ from ulid import ULID
 from ...errors import Refused
 from ...moments.cut.graph import order
 from ...moments.cut.moments import heads_of
+from ...moments.take.audit_log import Operation, why
 from ...moments.take.remove import check_unused
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes
@@ -40,9 +41,18 @@ class Removal(Struct, frozen=True):
     app: limits.Name
     time_ms: limits.TimeMs
     by: limits.Line
-    stages: tuple[limits.Name, ...]
+    stages: dict[limits.Name, limits.Version]
+    """Its stages, and the newest version of each before."""
     topics: tuple[limits.Topic, ...]
     """Its repartition topics, and the internal ones of its sinks."""
+    message: limits.Line = ""
+    """Why."""
+
+    @property
+    def operation(self) -> Operation:
+        """What the app's own log would say of it."""
+        detail, before = f"{len(self.topics)} topics of its own", self.stages
+        return Operation(self.id, self.app, "app rm", detail, self.by, self.time_ms, self.message, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ def remove_app(
     keys.check_name("app", app)
     begun = notes.find(store, keys.removing(app), Removal)
     if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
-        before = notes.find(store, keys.removed(app), Removal)
+        before = removal_of(store, app)
         if before is None:
             apps.read_app(store, app)  # says that there is none
             raise AssertionError("an app that came into being meanwhile")
@@ -111,8 +121,8 @@ def remove_app(
         topics = {output.topic for head in heads.values() for output in head.outputs.values()}
         topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
         ulid = ULID()
-        stages = tuple(sorted(heads))
-        removal = Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)))
+        stages = {stage: heads[stage].version for stage in sorted(heads)}
+        removal = Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why())
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
@@ -156,6 +166,11 @@ def remove_app(
     notes.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
     return Removed(removal, contents, False)
+
+
+def removal_of(store: ObjectStore, app: str) -> Removal | None:
+    """The note of an app's removal, the newest of that name; None where there was none. One request."""
+    return notes.find(store, keys.removed(app), Removal)
 
 
 def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> None:

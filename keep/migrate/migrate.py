@@ -15,7 +15,7 @@ from ...errors import Refused
 from ...fold.fits import ColumnChange, Declared
 from ...moments.cut.moments import heads_of, newest_cut, stages_of
 from ...moments.cut.stored import open_requests
-from ...moments.take.audit_log import record
+from ...moments.take.audit_log import why
 from ...moments.take.capture import ChannelReader
 from ...moments.take.remove import remove
 from ...moments.take.snapshots import pin
@@ -23,7 +23,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input, Manifest, Ttl
 from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
-from .migration import finish, is_through
+from .migration import finish, is_through, unpin_target
 from .plan import Plan, StageChange, plan
 
 PREFIX = "before-migration-"
@@ -114,41 +114,43 @@ def migrate(
         )
     number = found.after + 1
     cut = newest_cut(store, found.app, stages_of(store, found.app))
-    snapshot = pin(store, cut, f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}", by=by, reader=reader)
-    migration = decide(store, found.app, number, steps, snapshot.name, by=by, now_ms=now_ms)
-    versions = finish(store, migration, now_ms=now_ms)
+    name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
+    pin(store, cut, name, by=by, reader=reader)
     said = ", ".join(
         f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
         for each in found.changes
     )
-    detail = f"{number}: {said}; before it {found.app}@{migration.snapshot}"
-    record(store, found.app, "migrate", detail, by, {name: (each - 1, each) for name, each in versions.items()})
-    return Migrated(found, number, migration.snapshot, versions)
+    return Migrated(found, number, name, carry_out(store, found.app, number, steps, name, said, by=by, now_ms=now_ms))
 
 
-def decide(
+def carry_out(
     store: ObjectStore,
     app: str,
     number: int,
     steps: Mapping[str, MigratedStage],
     snapshot: str,
+    said: str,
     *,
     by: str,
     now_ms: int,
-) -> Migration:
-    """Decide what becomes of an app's stages; `snapshot` pins the moment before.
+) -> dict[str, int]:
+    """Decide what becomes of an app's stages, and do it; returns the new version of each.
 
-    From here on it will be done, by whoever comes by. Raises `Refused` where somebody else was faster: nothing is
-    changed then, and the snapshot is gone.
+    `snapshot` pins the moment before, and `said` tells the log what changes. Once it is decided it will be done, by
+    whoever comes by. Raises `Refused` where somebody else was faster: of this one nothing is done then, and the
+    snapshot is gone; else as `finish`.
     """
-    migration = Migration(app, number, str(ULID()), by, now_ms, snapshot, dict(steps))
+    detail = f"{number}: {said}; before it {app}@{snapshot}"
+    migration = Migration(app, number, str(ULID()), by, now_ms, snapshot, dict(steps), detail, why())
     # Put where there is none of its number.
     decided = MIGRATIONS.add(store, migration)
+    versions = finish(store, decided, now_ms=now_ms)
     if decided.id == migration.id:
-        return decided
-    # Of the same moment, who was first may have the same one.
+        return versions
+    # Of the same moment, who was first may have the same one. Where it rewinds, that is done: so it needs no pin.
     if decided.snapshot != snapshot:
         remove(store, app, snapshot)
+    unpin_target(store, app, number)
     raise Refused(
         f"app {app!r} was {'rewound' if decided.rewinds else 'migrated'} at the same moment, by {decided.by}: this one "
         "was not done",

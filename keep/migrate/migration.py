@@ -10,7 +10,9 @@ its way in the same manner: the versions that it undoes lie before the ones that
 """
 
 from collections.abc import Mapping
+from functools import partial
 
+import xxhash
 from msgspec.structs import replace
 from ulid import ULID
 
@@ -19,8 +21,9 @@ from ...fold import records
 from ...fold.kinds.kind import kind_of
 from ...moments.cut.graph import order
 from ...moments.cut.moments import heads_of
-from ...moments.cut.stored import cancel, open_requests
-from ...moments.take.audit_log import record
+from ...moments.cut.stored import cancel, list_snapshots, open_requests
+from ...moments.take.audit_log import OPERATIONS, record
+from ...moments.take.remove import remove
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.sst.types import DUE
@@ -40,6 +43,8 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     stage that is retired is read by none that has not gone through it. Of a rewind senders come first: their readers
     say up to which of their versions they have read. At last, snapshots are withdrawn that were asked
     for before it was done and that stages cannot answer any more; no stage answers before that under another name.
+
+    Whoever ends it notes it in the app's log, as of who decided it, and gives up the moment that it went to.
 
     Returns the version of each stage that this call committed, and none of those that were there. Raises
     `CommitConflict` where others kept winning the race for the next version of a stage, and `Unavailable`: the same
@@ -86,7 +91,39 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
                 why = f"the app was {done} while it was under way: take it again"
                 record(store, migration.app, "snapshot failed", f"{request.name}: {why}", migration.by)
                 cancel(store, migration.app, request)
+    if OPERATIONS.find(store, migration.id, migration.app) is None:
+        unpin_target(store, migration.app, migration.number)
+        _record(store, migration, heads, versions)
     return versions
+
+
+def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Mapping[str, int]) -> None:
+    """Note a migration in the app's log; `versions` are those that this call made, an earlier one made the others."""
+    app, verb = migration.app, "rewind" if migration.rewinds else "migrate"
+    read, first = partial(history.read, store, app), partial(history.first_version, store, app)
+    made = dict(versions)
+    for stage, head in heads.items():
+        if stage not in made and head.migration >= migration.number:
+            last = history.newest_where(read, first, head, lambda each: each.migration < migration.number)
+            made[stage] = last.version + 1 if last is not None else first(stage)
+    changed = {stage: (version - 1, version) for stage, version in made.items()}
+    who, why = migration.by, migration.message
+    record(store, app, verb, migration.detail, who, changed, id_=migration.id, message=why)
+
+
+def target_name(number: int, versions: Mapping[str, int]) -> str:
+    """What the snapshot is called that pins the moment that a rewind of that number goes to, while it is done."""
+    return f"{_TARGET}{number}-{xxhash.xxh32_hexdigest(repr(sorted(versions.items())).encode())}"
+
+
+def unpin_target(store: ObjectStore, app: str, number: int) -> None:
+    """Remove such snapshots, also of calls that decided nothing. A listing, and a read for each snapshot."""
+    for each in list_snapshots(store, app):
+        if each.name.startswith(f"{_TARGET}{number}-"):
+            remove(store, app, each.name)
+
+
+_TARGET = "rewinding-to-"
 
 
 def is_through(head: Manifest, migration: Migration) -> bool:

@@ -10,6 +10,7 @@ from ulid import ULID
 from ...errors import Refused
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.cut.stored import notify
+from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
 from ...store.versions.notes import Notes
@@ -49,5 +50,6 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
     request = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)
     if request is None:
         request = RETRIES.add(store, RetryRequest(str(ULID()), stage, now_ms, by), app)
+    record_once(store, app, "rejected --retry", stage, by, since_ms=request.created_ms)
     notify(store, app)
     return request

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from ...errors import NotFound, Refused
+from ...errors import Refused
 from ...fold.records import windows
 from ...moments.cut.graph import Cut, channels, order, violations
 from ...moments.cut.in_flight import channel_state
@@ -52,7 +51,7 @@ class Undone:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SinkRows:
     """Rows of versions that are undone, on a sink."""
 
     stage: str
@@ -72,16 +71,18 @@ class RewindPlan:
     """What a rewind would do."""
 
     app: str
+    ref: str
+    """The moment that it goes to, as a person names it."""
     to: Cut
     stages: tuple[Undone, ...]
     """Those that change, upstream first."""
-    given: tuple[Given, ...]
+    sinks: tuple[SinkRows, ...]
     steps: Mapping[str, MigratedStage]
     """What it commits, of every stage that the app has."""
     table_only: bool
 
 
-def plan(store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], kafka: Rewindable | None) -> RewindPlan:
+def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Rewindable | None) -> RewindPlan:
     """What taking an app, whose newest versions these are, back to a moment of its own means; changes nothing.
 
     Without `kafka`, the tables alone: what was read and sent stays so.
@@ -89,9 +90,9 @@ def plan(store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], k
     Raises `NotFound` where there is no such moment, or a topic is gone, and `Refused` where a stage has another name
     since, Kafka has not what is to be read once more, or a sink lacks rows from before.
     """
-    cut, table_only = target if isinstance(target, Cut) else cut_at(store, target), kafka is None
+    cut, table_only = cut_at(store, target), kafka is None
     if wrong := violations(cut.stages):
-        raise Refused(f"{cut.ref} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
+        raise Refused(f"{target.text} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     then = with_retired(line_of(store, cut.app), cut).stages
     _check_names(cut, heads)
     steps = {}
@@ -102,18 +103,18 @@ def plan(store: ObjectStore, target: Ref | Cut, heads: Mapping[str, Manifest], k
         if not head.called and not (head.retired and was == head):
             to, retires = (was.version, was.retired) if was is not None else (0, True)
             steps[stage] = MigratedStage(rewound=to, retires=retires, table_only=table_only)
-    if all(_is_there(heads[stage], step) for stage, step in steps.items()):
-        return RewindPlan(cut.app, cut, (), (), {}, table_only)
+    if all(_is_as_then(heads[stage], step) for stage, step in steps.items()):
+        return RewindPlan(cut.app, target.text, cut, (), (), {}, table_only)
     if kafka is not None:
         _check_inputs(cut, kafka)
         for stage, unread in _unread(store, cut, kafka).items():
             steps[stage] = replace(steps[stage], unread=unread)
     undone = tuple(_undone(heads[stage], then.get(stage), steps[stage]) for stage in order(heads) if stage in steps)
-    given = tuple(_given(store, heads, then, steps, kafka)) if kafka is not None else ()
-    return RewindPlan(cut.app, cut, undone, given, steps, table_only)
+    sinks = tuple(_sink_rows(store, heads, then, steps, kafka)) if kafka is not None else ()
+    return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only)
 
 
-def _is_there(head: Manifest, step: MigratedStage) -> bool:
+def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
     """Whether a stage is already what a step makes of it, and nothing came since."""
     last = head.rewind
     was_made_so = last is not None and (last.to, last.table_only) == (step.rewound, step.table_only)
@@ -127,42 +128,6 @@ def check_not_held(store: ObjectStore, app: str, now_ms: int) -> None:
             f"{', '.join(sorted(beat.stages))} of {app} run, by {beat.by}",
             hint="stop that runner first, or say --fence: then it stops within seconds",
         )
-
-
-def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Cut:
-    """The moment right before the newest program began, by the files that claims were made from.
-
-    Some 20 requests for each claim since, and each stage. Raises `NotFound` where no earlier program is known.
-    """
-    claims = [claim for head in heads.values() if not head.retired and (claim := _deployed(store, head)) is not None]
-    app = next(iter(heads.values())).app
-    if not claims:
-        raise NotFound(
-            f"deploy of app {app!r}",
-            "an earlier program",
-            found="every version that is left is of the program that it has now",
-            hint=f"`slackwater log {app}` shows what there is: name a moment",
-        )
-    line = line_of(store, app)
-    return line.before(min(claims, key=line.place))
-
-
-def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
-    """The claim with which a stage's program became what it is; None where no other is known before it."""
-    read, first = partial(history.read, store, head.app), partial(history.first_version, store, head.app)
-    at = head
-    while True:
-        # A program changes with a claim, and a claim has an epoch of its own.
-        earlier = history.newest_where(read, first, at, partial(_is_before, at.epoch))
-        if earlier is None or earlier.program is None or head.program is None:
-            return None
-        if earlier.program.checksum != head.program.checksum:
-            return history.read(store, head.app, head.stage, earlier.version + 1)
-        at = earlier
-
-
-def _is_before(epoch: int, each: Manifest) -> bool:
-    return each.epoch < epoch
 
 
 def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:
@@ -216,14 +181,14 @@ def _undone(head: Manifest, was: Manifest | None, step: MigratedStage) -> Undone
     )
 
 
-def _given(
+def _sink_rows(
     store: ObjectStore,
     heads: Mapping[str, Manifest],
     then: Mapping[str, Manifest],
     steps: Mapping[str, MigratedStage],
     kafka: Rewindable,
-) -> Iterator[Given]:
-    """What sinks were given since. Raises `Refused` where they lack rows from before."""
+) -> Iterator[SinkRows]:
+    """What was committed for sinks since. Raises `Refused` where they lack rows from before."""
     for stage in (stage for stage in order(heads) if stage in steps):
         head, was = heads[stage], then.get(stage)
         info = apps.find_app(store, head.app)
@@ -242,11 +207,13 @@ def _given(
                 continue
             topic = topics.get(name, name) if sink.kind == "topic" else ""
             first = history.find(store, head.app, stage, was.version + 1) if was is not None else None
-            offsets = _lie(kafka, topic, first.time_ms if first is not None else 0) if topic and done > sent else ()
-            yield Given(stage, name, topic, done - sent, offsets, sink.sent - done)
+            offsets = (
+                _sent_since(kafka, topic, first.time_ms if first is not None else 0) if topic and done > sent else ()
+            )
+            yield SinkRows(stage, name, topic, done - sent, offsets, sink.sent - done)
 
 
-def _lie(kafka: Rewindable, topic: str, since_ms: int) -> tuple[str, ...]:
+def _sent_since(kafka: Rewindable, topic: str, since_ms: int) -> tuple[str, ...]:
     """What was sent to a topic from a time on; nothing where there is no such topic any more."""
     ends = kafka.ends(topic)
     return windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()

@@ -11,21 +11,18 @@ from ...moments.cut.moments import heads_of, newest_cut, stages_of
 from ...moments.cut.refs import Ref
 from ...moments.cut.stored import find_snapshot
 from ...moments.diff.moments import StoredCut, TableDiff, diff
-from ...moments.take.audit_log import record_once
 from ...moments.take.capture import ChannelReader
 from ...moments.take.remove import remove
 from ...moments.take.snapshots import pin
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions.migrations import MIGRATIONS
-from ..migrate.migrate import check_done, decide, finish_earlier
-from ..migrate.migration import finish
-from .plan import Rewindable, RewindPlan, before_deploy, check_not_held, plan
+from ..migrate.migrate import carry_out, check_done, finish_earlier
+from ..migrate.migration import target_name
+from .deploys import before_deploy
+from .plan import Rewindable, RewindPlan, check_not_held, plan
 
 PREFIX = "before-rewind-"
 """What the snapshots of the moment before a rewind begin with; its number follows."""
-_TO = "rewinding-to-"
-"""What those of the moments that it goes to begin with: they are there while it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,6 @@ def rewind(
     """
     if not dry_run:
         finish_earlier(store, app, now_ms=now_ms)
-        _settle(store, app)
     heads = heads_of(store, app, stages_of(store, app))
     number = check_done(store, app, heads) + 1
     found = plan(store, target if target is not None else before_deploy(store, heads), heads, kafka)
@@ -80,33 +76,17 @@ def rewind(
     if not fence:
         check_not_held(store, app, now_ms)
     # Until the stages are what they were then, retention may take that moment.
-    _pin(store, found.to, f"{_TO}{number}", by, None)
-    _pin(store, cut, f"{PREFIX}{number}", by, reader)
-    migration = decide(store, app, number, found.steps, f"{PREFIX}{number}", by=by, now_ms=now_ms)
-    versions = finish(store, migration, now_ms=now_ms)
-    _settle(store, app)
-    return Rewound(found, number, migration.snapshot, versions)
+    pin(store, found.to, target_name(number, found.to.versions), by=by)
+    name = f"{PREFIX}{number}"
+    _pin_before(store, cut, name, by, reader)
+    said = f"{'the tables alone ' if found.table_only else ''}to {found.ref}"
+    versions = carry_out(store, app, number, found.steps, name, said, by=by, now_ms=now_ms)
+    return Rewound(found, number, name, versions)
 
 
-def _pin(store: ObjectStore, cut: Cut, name: str, by: str, reader: ChannelReader | None) -> None:
+def _pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: ChannelReader | None) -> None:
     """Pin a cut, in the place of what a call that was interrupted had pinned under that name."""
     had = find_snapshot(store, cut.app, name)
     if had is not None and had.stages != cut.versions:
         remove(store, cut.app, name)
     pin(store, cut, name, by=by, reader=reader)
-
-
-def _settle(store: ObjectStore, app: str) -> None:
-    """What is left to do of the newest rewind once all stages went through it, whoever had them do that."""
-    last = MIGRATIONS.newest(store, app)
-    if last is None or not last.rewinds:
-        return
-    name = f"{_TO}{last.number}"
-    if find_snapshot(store, app, name) is not None:
-        to = ", ".join(f"{stage}@v{step.rewound}" for stage, step in sorted(last.stages.items()) if step.rewound)
-        detail = f"to {to}; before it {app}@{last.snapshot}"
-        heads = heads_of(store, app, last.stages).values()
-        marks = {head.stage: head.rewinds[-1].version for head in heads if head.rewinds}
-        made = {stage: (version - 1, version) for stage, version in marks.items()}
-        record_once(store, app, "rewind", detail, last.by, made, since_ms=last.time_ms)
-        remove(store, app, name)

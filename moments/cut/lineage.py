@@ -1,6 +1,6 @@
 """The input records behind some versions of a stage: on the stage's own inputs, and on the users' topics."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,10 @@ class Window:
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.start}..{self.end}"
+
+
+Read = Callable[[ObjectStore, str, str, int], Manifest | None]
+"""As `history.read`, or `history.find`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
         earlier = start.inputs.get(name)
         after = earlier.version if earlier else 0
         if source.upstream and source.version > after and (sent := sender_of(store, high, name)) is not None:
-            sent_before = sender_of(store, start, name) if earlier is not None else None
+            sent_before = sender_of(store, start, name, history.find) if earlier is not None else None
             upstream = trace(store, sent_before or _sent_before(store, sent, name, earlier), sent)
             sources += upstream.sources
             lost |= set(upstream.lost)
@@ -65,18 +69,18 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
     return Lineage(high.stage, own, tuple(sorted(hulls.values())), tuple(sorted(lost)))
 
 
-def sender_of(store: ObjectStore, reader: Manifest, name: str) -> Manifest | None:
+def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = history.read) -> Manifest | None:
     """The version of a channel's sender up to which a version of its reader has read it; None before the first.
 
     Where the reader was rewound and has not read on since, that of then: it stands right before the sender's own
-    rewind. Raises `NotFound` where it is gone.
+    rewind. Where it is gone, `read` says what to do: raise `NotFound`, or give None.
     """
     source = reader.inputs[name]
     following = history.find(store, reader.app, source.upstream, source.version + 1) if reader.rewinds else None
     if following is not None and following.rewind is not None and following.migration <= reader.migration:
-        then = history.read(store, reader.app, reader.stage, reader.rewinds[-1].to)
-        return sender_of(store, then, name)
-    return history.read(store, reader.app, source.upstream, source.version) if source.version else None
+        then = read(store, reader.app, reader.stage, reader.rewinds[-1].to)
+        return sender_of(store, then, name, read) if then is not None else None
+    return read(store, reader.app, source.upstream, source.version) if source.version else None
 
 
 def _shared(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:

@@ -115,7 +115,7 @@ def _entry(
         replayable = all(_is_held(starts, each.topic, each.partition, each.start) for each in windows)
     backfills = manifest.backfills if manifest.kind == "backfill" else ()
     program, before = manifest.program, earlier.program if earlier is not None else None
-    is_deploy = manifest.kind == "claim" and program is not None and before is not None and program != before
+    is_another = program is not None and before is not None and program.checksum != before.checksum
     ids = {number for each in backfills if each.version == manifest.version for number in each.columns}
     values = table.values if table is not None else ()
     return LogEntry(
@@ -137,7 +137,7 @@ def _entry(
         added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
         edited=manifest.edited.what if manifest.edited is not None else "",
-        deployed=str(program) if is_deploy else "",
+        deployed=str(program) if is_another and manifest.kind == "claim" else "",
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
         replayable=replayable,

@@ -11,6 +11,7 @@ from itertools import islice, takewhile
 from msgspec import Struct
 from ulid import ULID
 
+from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
 from ...store.versions.notes import Notes
@@ -27,7 +28,7 @@ class Operation(Struct, frozen=True):
     by: limits.Line
     """user@host."""
     time_ms: limits.TimeMs
-    message: limits.Text = ""
+    message: limits.Line = ""
     """Why, in the words of whoever did it."""
     before: dict[limits.Name, limits.Seq] = {}
     """Of the stages that it changed, the newest version before it; 0 for none."""
@@ -42,9 +43,26 @@ class Operation(Struct, frozen=True):
 _WHY: ContextVar[str] = ContextVar("why", default="")
 
 
+def why() -> str:
+    """What the innermost `because` around the caller says; empty without one."""
+    return _WHY.get()
+
+
 @contextmanager
 def because(message: str) -> Iterator[None]:
-    """Whatever is recorded inside has this message."""
+    """Say why something is done: what is recorded inside, by this thread, has the message.
+
+    Raises `Usage` where it is longer than 4,096 characters, or no text that can be stored.
+    """
+    try:
+        message.encode()
+    except UnicodeEncodeError:
+        raise Usage("the message is not UTF-8; expected text") from None
+    if len(message) > limits.MAX_LINE:
+        raise Usage(
+            f"the message has {len(message):,} characters; expected at most {limits.MAX_LINE:,}",
+            hint="name a ticket or a page that says the rest",
+        )
     token = _WHY.set(message)
     try:
         yield
@@ -61,10 +79,21 @@ Versions = Mapping[str, tuple[int, int]]
 
 
 def record(
-    store: ObjectStore, app: str, verb: str, detail: str, by: str, versions: Versions | None = None
+    store: ObjectStore,
+    app: str,
+    verb: str,
+    detail: str,
+    by: str,
+    versions: Versions | None = None,
+    *,
+    id_: str = "",
+    message: str | None = None,
 ) -> Operation:
-    """Add an operation to the app's log. One request."""
-    ulid, changed = ULID(), versions or {}
+    """Add an operation to the app's log. One request.
+
+    What has an `id_`, a ULID, and a `message` from when it was decided is there once, whoever records it and how often.
+    """
+    ulid, changed = ULID.from_str(id_) if id_ else ULID(), versions or {}
     done = Operation(
         id=str(ulid),
         app=app,
@@ -72,12 +101,11 @@ def record(
         detail=detail,
         by=by,
         time_ms=ulid.milliseconds,
-        message=_WHY.get(),
+        message=why() if message is None else message,
         before={stage: before for stage, (before, _) in changed.items()},
         after={stage: after for stage, (_, after) in changed.items()},
     )
-    OPERATIONS.put(store, done, app)
-    return done
+    return OPERATIONS.add(store, done, app)
 
 
 def record_once(
@@ -90,13 +118,14 @@ def record_once(
     *,
     since_ms: int,
     same: Callable[[str], bool] | None = None,
+    message: str | None = None,
 ) -> None:
     """Add an operation, unless the log has it since that time: who repeats a verb may have died before or after it.
 
     `same` says which details are those of this very operation; by default they must be equal.
     """
     if find_operation(store, app, verb, same or detail.__eq__, since_ms=since_ms) is None:
-        record(store, app, verb, detail, by, versions)
+        record(store, app, verb, detail, by, versions, message=message)
 
 
 def find_operation(

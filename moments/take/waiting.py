@@ -74,6 +74,17 @@ def take(
     return found, earlier is not None
 
 
+def ask(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[Request, bool]:
+    """Ask for a snapshot and do not wait for it; returns the request, and whether the same call had asked before.
+
+    Raises as `take`, but for what happens while that waits.
+    """
+    own = own_request(store, app, name, by)
+    asked = own or request(store, app, name, by)
+    record_once(store, app, "snapshot take", name, by, since_ms=asked.created_ms)
+    return asked, own is not None
+
+
 def silent_stages(found: Mapping[str, StageAnswer]) -> list[str]:
     """The stages that were asked and do not answer, while others do: where none does, the app does not run at all."""
     if all(answer.version is None for answer in found.values()):

@@ -72,7 +72,7 @@ class Claimer:
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and head.called:
             raise is_retired(head)
-        if head is not None and head.unborn:
+        if head is not None and head.not_begun:
             head = None
         if head is not None:
             check_declared(self.app, stage, head.table)
@@ -103,7 +103,7 @@ class Claimer:
         Kafka is asked again: retention may have taken records since the check, while Spark started.
         """
         if (was := bring_back(self.store, self.app.name, stage.name, by=self.by)) is not None:
-            how = "begins anew, as the app was rewound" if was.unborn else "goes on where it stopped"
+            how = "begins anew, as the app was rewound" if was.not_begun else "goes on where it stopped"
             _log.warning("stage %s/%s was retired and is back: it %s", self.app.name, stage.name, how)
 
         def build(draft: Manifest) -> Manifest:

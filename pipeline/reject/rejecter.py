@@ -122,9 +122,8 @@ class BatchRejecter:
         for name, at in batch.base.inputs.items():
             attempts = None
             if at.upstream:
-                store, up_to = batch.job.store, batch.after[name].version
-                newest = history.read(store, batch.base.app, at.upstream, up_to) if up_to > at.version else None
-                senders = history.followed(store, newest, at.version) if newest is not None else ()
+                store, app, up_to = batch.job.store, batch.base.app, batch.after[name].version
+                senders = history.between(store, app, at.upstream, at.version, up_to)
                 attempts = frozenset(sent(name, senders).attempts)
             found[name] = InputTopic(at.topic, attempts)
         return found

@@ -89,9 +89,7 @@ def read_input(
     parts = records.ranges(starts, end.offsets, passed, end.passed)
     if end.upstream:
         after = start.version if start is not None else 0
-        newest = history.read(program.store, app, end.upstream, end.version) if end.version > after else None
-        attempts = _sent(program.store, name, newest, after) if newest is not None else {}
-        return _of_channel(program, name, schema, end, parts, attempts)
+        return _of_channel(program, name, schema, end, parts, _sent(program.store, app, name, end, after))
     chunks = [
         pa.Table.from_arrays(topic_columns(messages), schema=schema)
         for one in parts
@@ -104,16 +102,18 @@ def read_input(
     return Records(end.topic, "", rows, pa.table(place, schema=PLACE))
 
 
-def _sent(store: ObjectStore, name: str, newest: Manifest, after: int) -> dict[str, int]:
+def _sent(store: ObjectStore, app: str, name: str, end: Input, after: int) -> dict[str, int]:
     """The attempts whose rows a reader got of a channel's versions above one, each with the version that sent it."""
-    attempts = records.sent(name, history.followed(store, newest, after)).attempts
-    rewinds = {each.version for each in newest.rewinds}
+    senders = tuple(history.between(store, app, end.upstream, after, end.version))
+    attempts = records.sent(name, senders).attempts
+    rewinds = {each.version for each in senders if each.rewind is not None}
     # A rewind hands on what earlier versions sent.
     handed_on = {attempt for attempt, version in attempts.items() if version in rewinds}
-    for version in (each for numbers in reversed(newest.follows()) for each in reversed(numbers)):
+    earlier = (each for last in senders[-1:] for numbers in reversed(last.follows()) for each in reversed(numbers))
+    for version in earlier:
         if not handed_on:
             break
-        output = history.read(store, newest.app, newest.stage, version).outputs.get(name)
+        output = history.read(store, app, end.upstream, version).outputs.get(name)
         if version not in rewinds and output is not None:
             found = handed_on.intersection(output.attempts)
             attempts |= dict.fromkeys(found, version)

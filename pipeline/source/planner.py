@@ -187,8 +187,8 @@ class ChannelPlanner:
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
         """The attempts whose messages count in the upstream versions start + 1 to end."""
-        newest = history.read(self.store, self.app, self.upstream, end)
-        return frozenset(sent(self.channel, history.followed(self.store, newest, start)).attempts)
+        versions = history.between(self.store, self.app, self.upstream, start, end)
+        return frozenset(sent(self.channel, versions).attempts)
 
     def _refresh(self, consumed: int) -> None:
         self._known = [manifest for manifest in self._known if manifest.version > consumed]

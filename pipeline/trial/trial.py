@@ -139,7 +139,9 @@ def trial(release: Release, options: Options, cache: SstCache, *, by: str, news:
         made = stack.enter_context(act(name, start, release, keeps=bool(release.keep)).going(release.code, new=True))
         compared, old = end, None
         if beside:
-            old = stack.enter_context(act(f"{name[:55]}-before", start if sinks else end, release).going(release.before))
+            old = stack.enter_context(
+                act(f"{name[:55]}-before", start if sinks else end, release).going(release.before)
+            )
             compared = old.newest()
         news.doing("comparing")
         found = diff(cache, StoredCut(store, compared), StoredCut(store, made.newest()))
@@ -217,7 +219,12 @@ class _Run:
             program = load_app(code, name=self.name)
             if new:
                 done = migrate_app(
-                    program, self.store, self.options, renames=self.release.renames, stages=self.release.stages, news=self.news
+                    program,
+                    self.store,
+                    self.options,
+                    renames=self.release.renames,
+                    stages=self.release.stages,
+                    news=self.news,
                 )
                 self.migrated = [f"{each.stage}: {line}" for each in done.plan.changes for line in lines(each)]
             self.stages = up_to(program, self.release.only)

@@ -24,6 +24,8 @@ MAX_PARTITIONS = 1 << 16
 """State partitions of a table. Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
 MAX_KAFKA_PARTITIONS = 1 << 18
 """Partitions of a Kafka topic: more than a whole cluster can hold."""
+MAX_LINE = 1 << 12
+"""Characters of what a person or a machine is called, and of what a person says why."""
 MAX_MERGE_RUNS = 1 << 20
 """Of the knobs that count sorted runs."""
 MIN_FILE_BYTES = 1 << 8
@@ -103,5 +105,5 @@ Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, desc
 RENAMES = Meta(max_length=1000, description="at most 1,000 names")
 COLUMNS = Meta(max_length=_MAX_COLUMNS, description=f"at most {_MAX_COLUMNS:,} columns")
 SOME_COLUMNS = Meta(min_length=1, max_length=_MAX_COLUMNS, description=f"1 to {_MAX_COLUMNS:,} columns")
-Line = Annotated[str, Meta(max_length=1 << 12, description="a text of at most 4,096 characters")]
+Line = Annotated[str, Meta(max_length=MAX_LINE, description=f"a text of at most {MAX_LINE:,} characters")]
 Text = Annotated[str, Meta(max_length=1 << 20, description="a text of at most a million characters")]

@@ -437,12 +437,12 @@ class Manifest(Struct, frozen=True):
 
     @property
     def rewind(self) -> Rewind | None:
-        """The rewind that made this version, if one did."""
+        """The rewind that made this version, if one did. A clone's first version has its source's number, and none."""
         last = self.rewinds[-1] if self.rewinds else None
-        return last if last is not None and last.version == self.version else None
+        return last if last is not None and last.version == self.version and not self.begins else None
 
     @property
-    def unborn(self) -> bool:
+    def not_begun(self) -> bool:
         """Whether the stage has no past: it was taken back to before it began. Who brings it back begins anew."""
         return self.retired and not self.inputs
 

@@ -64,6 +64,10 @@ class Migration(Struct, frozen=True):
     """Pins the cut before."""
     stages: dict[limits.Name, MigratedStage]
     """Every stage that the app had: also those in which nothing changes get a version that names the migration."""
+    detail: limits.Text = ""
+    """What it changes, in words, for the log of operations, which has it under this `id` when it is done."""
+    message: limits.Line = ""
+    """Why, for the same."""
 
     @property
     def rewinds(self) -> bool:

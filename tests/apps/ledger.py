@@ -39,9 +39,12 @@ def wait(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
+BY_ACCOUNT = sw.repartition("by-account", key="branch" if VARIANT == "wrong key column" else "account", partitions=3)
+
+
 @app.stage(
     reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
-    writes=sw.repartition("by-account", key="branch" if VARIANT == "wrong key column" else "account", partitions=3),
+    writes=[BY_ACCOUNT, sw.sink(os.environ["ALERTS_TOPIC"], key="account")] if VARIANT == "publishes" else BY_ACCOUNT,
 )
 def entries(raw: DataFrame) -> DataFrame:
     entry = F.from_json(F.col("value").cast("string"), ENTRY)

@@ -141,6 +141,7 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
         ("edit", "flights/carriers", "--sql", "UPDATE carriers SET flights = flights + 1"),
         "done already: flights/carriers v",
     ),
+    "protect": (app_of, ("protect", "flights"), "done already: flights is protected by "),
     "gc": (with_old_history, ("gc", "flights", "--versions", "1"), "collected nothing of flights"),
 }
 

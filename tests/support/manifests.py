@@ -19,6 +19,7 @@ from slackwater.store.versions.manifest import (
     Lost,
     Manifest,
     Output,
+    Rewind,
     SideTable,
     Sst,
     Table,
@@ -93,6 +94,7 @@ def _that_can_be(value: Manifest) -> Manifest:
         called=value.called if value.kind == "retire" else "",
         formerly=_formerly(value),
         backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
+        rewinds=_rewinds(value),
     )
 
 
@@ -116,6 +118,13 @@ def _formerly(value: Manifest) -> tuple[Former, ...]:
     count = min(value.version, len(value.formerly) or int(value.kind == "rename"))
     versions = range(value.version - count + 1, value.version + 1)
     return tuple(Former(f"former-{version}", version) for version in versions)
+
+
+def _rewinds(value: Manifest) -> tuple[Rewind, ...]:
+    """As many as there are versions for, the last of them this one."""
+    some = value.rewinds[: value.version]
+    numbered = enumerate(some, value.version - len(some) + 1)
+    return tuple(replace(each, version=at, to=min(each.to, at - 1)) for at, each in numbered)
 
 
 def _input(source: Input, stage: str) -> Input:

@@ -23,7 +23,7 @@ from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.diff.key_history import key_history
 from slackwater.moments.diff.stored_rows import TableSide
 from slackwater.moments.status.lag import RUNNERS, Beat
-from slackwater.moments.take.audit_log import list_operations
+from slackwater.moments.take.audit_log import because, list_operations
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -119,7 +119,8 @@ def test_the_table_is_what_sql_makes_of_it_between_compactions(some: list[str | 
 
 def test_it_is_told_of_in_history_and_log_with_its_reason(app: FlightsApp, cache: SstCache) -> None:
     carrier = min(rows(app))
-    done = edited(app, cache, f"UPDATE carriers SET delay = -5 WHERE carrier = '{carrier}'", message="ticket 4711")
+    with because("ticket 4711"):
+        done = edited(app, cache, f"UPDATE carriers SET delay = -5 WHERE carrier = '{carrier}'")
 
     change = key_history(app.store, cache, app.name, "carriers", [carrier], now_ms=LATER_MS).changes[0]
     assert change.version == done.version

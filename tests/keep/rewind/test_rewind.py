@@ -1,24 +1,39 @@
 """Rewinding: whatever was undone, nothing is lost and nothing counted twice once all has been read again."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
+from slackwater.keep.clone.clone import clone
+from slackwater.keep.migrate.migrate import find_plan, migrate
+from slackwater.keep.migrate.migration import finish_newest
+from slackwater.keep.rewind.deploys import before_deploy
 from slackwater.keep.rewind.rewind import Rewound, rewind
 from slackwater.keep.verify.verify import verify
+from slackwater.moments.cut.lineage import trace
 from slackwater.moments.cut.refs import parse
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import list_snapshots
 from slackwater.moments.diff.key_history import key_history
 from slackwater.moments.diff.moments import StoredCut, diff
+from slackwater.moments.query.log import entries
+from slackwater.moments.take.audit_log import because, list_operations
+from slackwater.moments.take.snapshots import pin
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
+from slackwater.store.versions.amend import Amendment, amend
+from slackwater.store.versions.manifest import Column, Program
 from slackwater.store.versions.migrations import MIGRATIONS
 
-from tests.models.profiles import scaled
-from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights, rows_of
+from tests.keep.migrate.test_migrate import program
+from tests.models.profiles import crash_points, scaled
+from tests.support.collecting import Killed, aging_app, store_of
+from tests.support.histories import STAGES, TABLES, Flight, FlightsApp, Kafka, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
 
@@ -172,7 +187,7 @@ def test_a_stage_that_had_not_begun_is_retired_and_begins_anew(cache: SstCache) 
 
     head = history.head(app.store, "flights", "carriers")
     assert head is not None
-    assert (head.kind, head.unborn, head.ssts) == ("retire", True, ())
+    assert (head.kind, head.not_begun, head.ssts) == ("retire", True, ())
     assert_whole(app)
     for stage in STAGES:
         app.claim(stage)
@@ -210,6 +225,25 @@ def test_moments_before_and_after_are_compared_by_what_differs(app: FlightsApp, 
     assert [len(each.changes) for each in diff(cache, cuts["late"], cuts["now"])] == [2, 2]
 
 
+def test_a_clone_of_an_app_that_was_just_rewound_is_traced_to_its_own_beginning(
+    app: FlightsApp, cache: SstCache
+) -> None:
+    early = app.heads["carriers"].version
+    app.run(flights(10, delay=9))
+    ref = parse(f"flights/carriers@v{early}", now_ms=LATER_MS)
+    rewind(app.store, "flights", ref, app.kafka, by="ada@host", now_ms=app.clock.tick("legs"), cache=cache)
+    clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
+    staging = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
+    staging.step_all()
+    read = trace(app.store, None, staging.heads["carriers"]).sources
+    assert sum(window.end - window.start for window in read) == 10
+    assert_whole(staging)
+    done = rewound(staging, cache, f"staging/carriers@v{staging.heads['carriers'].version - 1}")
+    assert done.number == 1
+    staging.step_all()
+    assert_whole(staging)
+
+
 def test_offsets_that_are_gone_are_named_and_nothing_is_changed(app: FlightsApp, cache: SstCache) -> None:
     early = app.heads["carriers"].version
     app.run(flights(30))
@@ -223,6 +257,125 @@ def test_offsets_that_are_gone_are_named_and_nothing_is_changed(app: FlightsApp,
 def test_without_an_earlier_program_there_is_no_deploy_to_go_back_to(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(NotFound, match="every version that is left is of the program that it has now"):
         rewound(app, cache, "")
+
+
+def test_killed_anywhere_all_of_it_is_done_or_nothing_and_a_run_ends_it_too(cache: SstCache) -> None:
+    def late() -> FlightsApp:
+        app = aging_app()
+        app.run(flights(20))
+        pin(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "good")
+        app.run(flights(20, delay=9))
+        return app
+
+    def typed(app: FlightsApp, why: str) -> None:
+        ref = parse("flights@good", now_ms=LATER_MS)
+        with because(why):
+            rewind(app.store, "flights", ref, app.kafka, by="ada@host", now_ms=app.clock.now_ms, cache=cache)
+
+    whole = late()
+    before = tables(whole)
+    with store_of(whole).requests() as made:
+        typed(whole, "typed once")
+    after = tables(whole)
+    seen = set()
+    for point in crash_points(len(made), at_most=12):
+        app = late()
+        with suppress(Killed), store_of(app).death_after(point):
+            typed(app, "typed once")
+        decided = bool(MIGRATIONS.all(app.store, "flights"))
+        found = resolve(app.store, "flights", now_ms=LATER_MS).stages
+        shown = {stage: rows_of(app.store, found[stage]) for stage in ("aircraft", "carriers")}
+        assert shown in (before, after)
+        seen.add((decided, shown == after))
+        finish_newest(app.store, "flights", now_ms=app.clock.now_ms)
+        assert tables(app) == (after if decided else before)
+        if not decided:
+            typed(app, "typed again")
+        (noted,) = (each for each in list_operations(app.store, "flights") if each.verb == "rewind")
+        assert (noted.by, noted.message) == ("ada@host", "typed once" if decided else "typed again")
+        assert noted.detail == "1: to flights@good; before it flights@before-rewind-1"
+        assert noted.after == {stage: noted.before[stage] + 1 for stage in STAGES}
+        assert [each.name for each in list_snapshots(app.store, "flights")] == ["good", "before-rewind-1"]
+        assert_whole(app)
+    assert seen == {(False, False), (True, False), (True, True)}
+
+
+def test_of_two_at_once_one_is_done_and_the_other_leaves_nothing(cache: SstCache) -> None:
+    app = aging_app()
+    app.run(flights(20))
+    early = app.heads["carriers"].version
+    app.run(flights(20, delay=9))
+    late = app.heads["carriers"].version
+    app.run(flights(20, delay=11))
+
+    def other() -> None:
+        rewound(app, cache, f"flights/carriers@v{early}")
+
+    store_of(app).once("put_if_absent", "/migrations/", other)
+    with pytest.raises(Refused, match="was rewound at the same moment, by ada@host"):
+        rewound(app, cache, f"flights/carriers@v{late}")
+    assert [each.to for each in app.heads["carriers"].rewinds] == [early]
+    assert [each.name for each in list_snapshots(app.store, "flights")] == ["before-rewind-1"]
+    assert_whole(app)
+
+
+def deployed(app: FlightsApp, checksum: str, path: str = "flights.py") -> None:
+    """Another program takes the stages; or the same one once more."""
+    for stage in STAGES:
+        made = amend(
+            app.store,
+            ("flights", stage),
+            Amendment("claim", lambda draft: replace(draft, program=Program(path, checksum))),
+            writer=app.kafka.attempt(),
+            by="test:1",
+            now_ms=app.clock.tick(stage),
+        )
+        app.heads[stage] = made.manifest
+
+
+def test_before_a_deploy_is_where_the_newest_program_began_and_the_log_shows_deploys(
+    app: FlightsApp, cache: SstCache
+) -> None:
+    deployed(app, "1a")
+    app.run(flights(10))
+    was = tables(app)
+    deployed(app, "2b")
+    app.run(flights(10, delay=9))
+    # Started again, and from another folder: no deploy.
+    deployed(app, "2b", "/srv/flights.py")
+    app.run(flights(10, delay=11))
+    lines = [(each.stage, each.deployed) for each in entries(app.store, "flights", 0) if each.deployed]
+    assert lines == [(stage, "flights.py (xxh3_128 2b)") for stage in reversed(STAGES)]
+
+    done = rewind(app.store, "flights", None, app.kafka, by="ada@host", now_ms=app.clock.tick("legs"), cache=cache)
+
+    app.heads = {stage: history.read(app.store, "flights", stage, at) for stage, at in done.versions.items()}
+    assert tables(app) == was
+    assert {head.program and head.program.checksum for head in app.heads.values()} == {"1a"}
+    assert done.plan.ref == f"flights/carriers@v{done.plan.to.versions['carriers']}"
+    again = rewind(app.store, "flights", None, app.kafka, by="ada@host", now_ms=app.clock.now_ms, cache=cache)
+    assert not again.plan.steps
+    for stage in STAGES:
+        app.claim(stage)
+    with pytest.raises(NotFound, match="every version that is left is of the program that it has now"):
+        before_deploy(app.store, app.heads)
+    app.step_all()
+    assert tables(app) == totals(app)
+    assert_whole(app)
+
+
+def test_a_migration_belongs_to_the_program_that_is_deployed_with_it(app: FlightsApp, cache: SstCache) -> None:
+    deployed(app, "1a")
+    app.run(flights(10))
+    was = {stage: app.heads[stage].version for stage in STAGES}
+    columns = {name: replace(table, values=(*table.values, Column("late", "int64"))) for name, table in TABLES.items()}
+    found = find_plan(app.store, program(app, **columns), {})
+    migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    deployed(app, "2b")
+
+    target = before_deploy(app.store, {stage: app.heads[stage] for stage in STAGES})
+
+    assert resolve(app.store, target.text, now_ms=LATER_MS).versions == was
 
 
 STEPS = st.one_of(

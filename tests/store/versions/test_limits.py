@@ -96,6 +96,16 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         [{"stage": "planes", "version": 10**6}],
         "formerly[0].version is 1000000; expected above 0, at most",
     ),
+    "a rewind to itself": (
+        ("rewinds",),
+        [{"version": 1, "to": 1}],
+        "rewinds[0].to is 1; expected less than its version",
+    ),
+    "rewinds that go backward": (
+        ("rewinds",),
+        [{"version": 1, "to": 0}] * 2,
+        "rewinds[1].version is 1; expected above 1, at most the version",
+    ),
     "another name for nothing": (("kind",), "rename", "formerly is (); expected the name up to this version"),
     "a thousand names": (("formerly",), [{"stage": f"s{n}", "version": 1} for n in range(1001)], "formerly is [{"),
     "a number for a text": (("stage",), 7, "stage is 7; expected 1 to 63 of a-z"),

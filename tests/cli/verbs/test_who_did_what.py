@@ -1,0 +1,206 @@
+"""Every verb that changes something is in the log of operations, with who, when, why and what; the others change
+nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import slackwater as sw
+from msgspec.structs import replace
+from slackwater.errors import Usage
+from slackwater.keep.init.initialise import initialise
+from slackwater.keep.init.source import RowSource
+from slackwater.keep.maintain.removal import remove_app
+from slackwater.keep.migrate.migrate import find_plan, migrate
+from slackwater.moments.take.audit_log import Operation, list_operations, record, whoami
+from slackwater.store.objects.memory import MemoryStore
+
+from tests.cli.test_killed_verbs import command_line, gone_on
+from tests.cli.verbs.calling import done, from_json, slackwater
+from tests.documents.test_help import VERBS
+from tests.keep.init.test_initialise import FIRST
+from tests.keep.migrate.test_migrate import changed
+from tests.keep.rejected.rejecting import reject
+from tests.support.collecting import store_of
+from tests.support.histories import STAGES, FlightsApp
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+WHY = "the carriers of ticket 12 were wrong"
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FlightsApp:
+    """An app that has gone on since its snapshot `good`, with a record that was rejected."""
+    app = gone_on()
+    reject(app, "carriers", [3], tmp_path / "cache")
+    with command_line(app, monkeypatch):
+        return app
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a verb that changes something is called."""
+
+    call: Callable[[FlightsApp], object]
+    makes: tuple[str, ...] = ()
+    """The stages of which it makes a version."""
+    app: str = "flights"
+
+
+def typed(*words: str) -> Callable[[FlightsApp], object]:
+    return lambda _app: done(*words, "--message", WHY)
+
+
+def migrated(app: FlightsApp) -> None:
+    """What needs no Spark of `migrate`."""
+    with sw.because(WHY):
+        found = find_plan(app.store, changed(app), {"delay": "minutes"})
+        migrate(app.store, found, {}, by=whoami(), now_ms=app.clock.tick("legs"))
+
+
+def began(app: FlightsApp) -> None:
+    """What needs no Spark of `init`."""
+    first = replace(FIRST, app="loaded", by=whoami())
+    rows = RowSource(sql="SELECT 'C1' AS carrier, 1::BIGINT AS flights, 2.0::DOUBLE AS delay")
+    with sw.because(WHY):
+        initialise(app.store, first, rows)
+
+
+def removed(app: FlightsApp) -> None:
+    """The verb would wait for the store's clock, which stands."""
+
+    def pause(seconds: float) -> None:
+        store_of(app).clock_ms += round(seconds * 1_000)
+
+    with sw.because(WHY):
+        remove_app(app.store, "flights", by=whoami(), now_ms=app.clock.now_ms, fence=True, pause=pause)
+
+
+CHANGES = {
+    "clone": Change(typed("clone", "flights@good", "staging"), STAGES, "staging"),
+    "rewind": Change(typed("rewind", "flights@good"), STAGES),
+    "edit": Change(typed("edit", "flights/carriers", "--sql", "DELETE FROM carriers"), ("carriers",)),
+    "rescale": Change(typed("rescale", "flights/carriers", "--partitions", "3"), ("carriers",)),
+    "retire": Change(typed("retire", "flights/carriers"), ("carriers",)),
+    "protect": Change(typed("protect", "flights")),
+    "compact": Change(typed("compact", "flights", "--full", "--stage", "carriers"), ("carriers",)),
+    "gc": Change(typed("gc", "flights", "--versions", "1")),
+    "app rm": Change(removed),
+    "init": Change(began, ("carriers",), "loaded"),
+    "migrate": Change(migrated, STAGES),
+    "rejected": Change(typed("rejected", "flights", "--retry")),
+    "snapshot take": Change(typed("snapshot", "take", "flights", "held", "--instant")),
+    "snapshot rm": Change(typed("snapshot", "rm", "flights", "good")),
+}
+LOOKS = {
+    "status": ("flights",),
+    "log": ("flights",),
+    "snapshot list": ("flights",),
+    "snapshot show": ("flights", "good"),
+    "verify": ("flights@good", "--deep"),
+    "query": ("flights", "FROM carriers"),
+    "sql": ("flights",),
+    "export": ("flights", "out.duckdb"),
+    "get": ("flights", "carriers", "C1"),
+    "diff": ("flights@good", "flights@good"),
+    "history": ("flights", "carriers", "C1"),
+    "bisect": ("flights", "--where", "SELECT carrier FROM carriers WHERE delay > 100"),
+}
+ELSEWHERE = {
+    "run": "each version says who made it",
+    "watch": "its tag is a snapshot that says who moved it",
+    "trial": "makes a clone that goes again, and looks at the app",
+    "replay": "runs in a Spark of its own, and writes nothing",
+    **dict.fromkeys(("dev up", "dev down", "dev status"), "servers of this machine, no app"),
+    **{
+        f"bisect {each}": "answers lie in a file of this machine"
+        for each in ("start", "good", "bad", "skip", "log", "replay", "explain", "reset")
+    },
+}
+"""Verbs that are neither of the two, and why."""
+
+
+def test_every_verb_is_looked_at_and_those_that_change_something_take_a_message() -> None:
+    names = {words.removeprefix("slackwater "): command for words, command in VERBS.items()}
+    assert names.keys() == CHANGES.keys() | LOOKS.keys() | ELSEWHERE.keys()
+    takers = {name for name, command in names.items() if any("--message" in each.opts for each in command.params)}
+    assert takers == CHANGES.keys()
+
+
+@pytest.mark.parametrize("verb", CHANGES)
+def test_a_verb_that_changes_something_is_recorded_with_who_and_why(verb: str, late: FlightsApp) -> None:
+    change = CHANGES[verb]
+    before = {stage: late.heads[stage].version for stage in STAGES}
+    change.call(late)
+    noted = from_json("log", change.app, "--operations", "--verb", verb, "--by", whoami())[0]
+    assert (noted["verb"].split()[0], noted["message"]) == (verb.split()[0], WHY)
+    assert WHY in done("log", change.app, "--operations")
+    assert set(noted["after"]) == set(change.makes)
+    for stage in change.makes:
+        assert noted["before"][stage] == (before[stage] if change.app == "flights" else 0)
+        assert noted["after"][stage] > noted["before"][stage]
+
+
+@pytest.mark.parametrize("verb", LOOKS)
+def test_a_verb_that_takes_no_message_changes_nothing(verb: str, late: FlightsApp) -> None:
+    def objects() -> dict[str, bytes]:
+        return {info.key: MemoryStore.get(late.store, info.key) for info in late.store.list("")}  # type: ignore[arg-type]
+
+    before = objects()
+    done(*verb.split(), *LOOKS[verb])
+    assert objects() == before
+
+
+def test_the_log_is_filtered_by_person_verb_and_time(late: FlightsApp) -> None:
+    noted = [
+        record(late.store, "flights", verb, f"number {number}", by)
+        for number, (verb, by) in enumerate(
+            [("snapshot take", "ada@laptop"), ("snapshot rm", "bob@laptop"), ("gc", "ada@cron")]
+        )
+    ]
+
+    def found(*words: str) -> list[str]:
+        return [each["detail"] for each in reversed(from_json("log", "flights", "--operations", *words))]
+
+    assert found("--by", "ada") == ["number 0", "number 2"]
+    assert found("--by", "ada@cron") == ["number 2"]
+    assert found("--by", "ad") == []
+    assert found("--verb", "snapshot") == ["number 0", "number 1"]
+    assert found("--verb", "snapshot rm", "--by", "bob") == ["number 1"]
+    assert found("--since", "-1h") == ["number 0", "number 1", "number 2"]
+    assert found("--until", "-1h") == []
+    assert found("--verb", "snapshot", "--limit", "1") == ["number 1"]
+    assert [each.id for each in reversed(list_operations(late.store, "flights"))] == [each.id for each in noted]
+    said = done("log", "flights", "--operations", "--by", "eve")
+    assert said == "nothing of that kind was done to flights from the command line yet\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("log", "flights", "--by", "ada"), "--by, --verb, --since and --until go with --operations"),
+        (("log", "flights", "--operations", "--since", "good"), "good is no time"),
+        (("rescale", "flights/carriers", "--partitions", "3", "--message", "x" * 5_000), "the message has 5,000"),
+        (("gc", "flights", "--message", "\udcff"), "the message is not UTF-8"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_happens(
+    words: tuple[str, ...], expected: str, late: FlightsApp
+) -> None:
+    refused = slackwater(*words)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert expected in refused.stderr
+    assert list_operations(late.store, "flights") == ()
+
+
+def test_in_python_the_same_is_said_around_the_calls(late: FlightsApp) -> None:
+    app = sw.open("memory").app("flights")
+    with sw.because(WHY):
+        app.protect()
+    app.unprotect(yes_really="flights")
+    noted: tuple[Operation, ...] = app.operations().data
+    assert [(each.verb, each.message) for each in noted] == [("protect --off", ""), ("protect", WHY)]
+    with pytest.raises(Usage, match="not UTF-8"), sw.because("\udcff"):
+        pass
