@@ -1,17 +1,25 @@
 """A release tried on an app's own input: what comes out different is named, exactly; the app is as it was."""
 
 import json
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import slackwater as sw
+from pyspark.sql import SparkSession
 from slackwater.errors import Refused, Usage
+from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.run.program import load_app
+from slackwater.pipeline.trial.sample import Sample, sampled, up_to
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
 
-from tests.support.running import TWO_STAGES, Ledger
+from tests.support.running import SLACKWATER, TWO_STAGES, Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -30,9 +38,30 @@ def accounts(raw):
 """
 
 
-def test_it_names_the_rows_that_differ_and_leaves_nothing(
-    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@dataclass(frozen=True)
+class Till:
+    """An app that has read since its snapshot `monday`, its program, and one that doubles what two accounts paid."""
+
+    ledger: Ledger
+    sink: str
+    old: Path
+    new: Path
+
+    def words(self, code: Path) -> tuple[str, ...]:
+        return ("trial", "till", "--code", str(code), "--from", "till@monday", "--show-values", "--json")
+
+    def tried(self, code: Path, *words: str) -> tuple[int, dict[str, Any]]:
+        done = self.ledger.slackwater(*self.words(code), *words, check=False)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def objects(self) -> list[str]:
+        """All of the app that is stored, but for the log of what was done to it."""
+        return sorted(info.key for info in open_store(self.ledger.store).list("till/") if "/log/" not in info.key)
+
+
+@pytest.fixture
+def till(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Till:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     ledger = Ledger(kafka.bootstrap, tmp_path, app="till")
     sink = f"{ledger.topic}-sink"
@@ -47,32 +76,27 @@ def test_it_names_the_rows_that_differ_and_leaves_nothing(
     ledger.slackwater("snapshot", "take", "till", "monday", "--instant")
     ledger.send(1_000)
     ledger.catch_up()
-    before = sorted(info.key for info in open_store(ledger.store).list("till/"))
-    topics = ledger.kafka.partition_counts()
-    app = sw.open(ledger.store, kafka=ledger.bootstrap).app("till")
+    return Till(ledger, sink, old, new)
 
-    def tried(code: Path, *words: str) -> tuple[int, dict[str, Any]]:
-        start = ("--from", "till@monday", "--show-values", "--json")
-        done = ledger.slackwater("trial", "till", "--code", str(code), *start, *words, check=False)
-        assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout)
 
-    report = tmp_path / "trial.md"
-    code, data = tried(new, "--before", str(old), "--md", str(report))
+def test_it_names_the_rows_that_differ_and_leaves_nothing(till: Till) -> None:
+    ledger, old, new = till.ledger, till.old, till.new
+    before, topics = till.objects(), ledger.kafka.partition_counts()
+
+    report = ledger.folder / "trial.md"
+    code, data = till.tried(new, "--before", str(old), "--md", str(report))
     (table,) = data["tables"]
     assert {row["key"]["account"] for row in table["rows"]} == {"a1", "a2"}
     assert (code, data["same"], data["records"], data["beside"]) == (1, False, 1_000, True)
     (sent,) = data["sinks"]
     assert sent["added"] == sent["removed"] > 0
     assert "till: accounts, " in report.read_text()
-    # The same program gives the same, and a difference that is meant is none.
-    assert tried(old, "--before", str(old))[0] == 0
-    code, data = tried(new, "--allow", "FROM accounts WHERE before_n = after_n")
-    assert (code, data["tables"][0]["changed"], data["unknown_sinks"]) == (0, 0, [sink])
+    # A difference that is meant is none.
+    code, data = till.tried(new, "--allow", "FROM accounts WHERE before_n = after_n")
+    assert (code, data["tables"][0]["changed"], data["unknown_sinks"]) == (0, 0, [till.sink])
     with pytest.raises(Usage, match="is not after"):
-        app.trial(new, start="now")
-    left = sorted(info.key for info in open_store(ledger.store).list("till/"))
-    assert [key for key in left if "/log/" not in key] == [key for key in before if "/log/" not in key]
+        sw.open(ledger.store, kafka=ledger.bootstrap).app("till").trial(new, start="now")
+    assert till.objects() == before
     assert apps.list_apps(open_store(ledger.store)) == ("till",)
     assert ledger.kafka.partition_counts() == topics
 
@@ -90,3 +114,49 @@ def test_records_on_the_way_ask_for_the_program_of_before(
     app = sw.open(ledger.store, kafka=ledger.bootstrap).app(ledger.app)
     with pytest.raises(Refused, match="records are on the way between the stages"):
         app.trial(ledger.program, start=start)
+
+
+@pytest.mark.ci  # two more trials, each with two runs
+def test_the_same_program_gives_the_same_and_a_share_of_keys_what_differs_of_them(till: Till) -> None:
+    assert till.tried(till.old, "--before", str(till.old))[0] == 0
+    _, data = till.tried(till.new, "--keys", "50%", "--before", str(till.old))
+    assert {row["key"]["account"] for row in data["tables"][0]["rows"]} <= {"a1", "a2"}
+
+
+@pytest.mark.ci  # each kill is a JVM; what is left of one is dropped by the call of before each trial above
+@pytest.mark.parametrize("at", ["claiming", "starting stage", ": 1,000 records", "comparing"])
+def test_killed_it_begins_anew_and_nothing_stays_pinned(till: Till, at: str) -> None:
+    before, environment = till.objects(), till.ledger.environment()
+    command = [str(SLACKWATER), *till.words(till.new)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if at in line.decode():
+                break
+        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    # Its sign of life would keep the next one from the name for a minute.
+    store = open_store(till.ledger.store)
+    for info in list(store.list("")):
+        if "/runners/" in info.key:
+            store.delete(info.key)
+    assert till.ledger.slackwater(*till.words(till.new), check=False).returncode == 1
+    assert till.objects() == before
+    assert apps.list_apps(store) == ("till",)
+
+
+def test_a_share_of_keys_is_refused_where_a_stage_mixes_them(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    app = load_app(str(ledger.program), name=ledger.app)
+    known, stages = shapes(app, spark), up_to(app, ())
+    with pytest.raises(Refused, match=r"stage 'branches' has the key \(branch\), of which it would get some"):
+        sampled(app, known, stages, Sample.of("1%"))
+    some = up_to(app, ["latest"])
+    assert some == ("entries", "latest")
+    assert sampled(app, known, some, Sample.of("1%"))[1] == {"latest": ("account",)}
+    for wrong in ("1", "0%", "101%", "a%"):
+        with pytest.raises(Usage, match="expected a share of all keys"):
+            Sample.of(wrong)
