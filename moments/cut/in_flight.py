@@ -83,8 +83,10 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
         # Two readers of a clone may stand within its sender's first version, at what was copied for each of them.
         within = until.version == after and until.offsets != starts
         up_to, ends, sent = until.version + within, until.offsets, until.passed
-    newest = sender if up_to == sender.version else history.read(store, cut.app, channel.sender, up_to)
-    written = records.sent(channel.name, history.followed(store, newest, after) if up_to > after else ())
+    written = records.sent(channel.name, ())
+    if up_to > after:  # else there need be no such version: a clone has none from before its first
+        newest = sender if up_to == sender.version else history.read(store, cut.app, channel.sender, up_to)
+        written = records.sent(channel.name, history.followed(store, newest, after))
     return InFlight(
         channel=channel.name,
         topic=output.topic,

@@ -1,9 +1,11 @@
 """The input records behind some versions of a stage: on the stage's own inputs, and on the users' topics."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from ...errors import NotFound
 from ...fold.records import ranges
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
@@ -52,7 +54,10 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
         earlier = start.inputs.get(name)
         after = earlier.version if earlier else 0
         if source.upstream and source.version > after and (sent := sender_of(store, high, name)) is not None:
-            sent_before = sender_of(store, start, name) if earlier is not None else None
+            sent_before = None
+            if earlier is not None:
+                with suppress(NotFound):  # a clone has no versions from before its first
+                    sent_before = sender_of(store, start, name)
             upstream = trace(store, sent_before or _sent_before(store, sent, name, earlier), sent)
             sources += upstream.sources
             lost |= set(upstream.lost)
