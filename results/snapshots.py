@@ -1,10 +1,9 @@
-"""Snapshots, clones and verified moments, as they are shown."""
+"""Snapshots and verified moments, as they are shown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from .. import instants
-from ..keep.clone.clone import ClonePlan
 from ..keep.verify.report import CHECKS
 from ..keep.verify.verify import Report
 from ..moments.cut.graph import Cut
@@ -14,7 +13,7 @@ from ..moments.take.audit_log import Operation
 from . import formats
 from .document import Block, Cell, TableBlock, Title
 from .formats import plural, size
-from .shown import Result, Words, fields, result
+from .shown import Result, Words, result
 
 
 def verification(report: Report) -> Result:
@@ -134,52 +133,3 @@ def unpinned(what: str, gone: Snapshot | Request | Operation, *, dry_run: bool) 
 def versions(snapshot: Snapshot) -> str:
     """The versions of a snapshot in one line."""
     return ", ".join(f"{stage}@v{version}" for stage, version in snapshot.stages.items())
-
-
-@result
-def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: bool) -> Words:
-    """A clone of `source`; `runs` says whether one that was there before has run on."""
-    origin = plan.info.origin
-    if plan.done:
-        since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
-        when = f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
-        yield f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, {when}"
-        if runs:
-            yield "it has run on since; another clone of that moment needs another name"
-    else:
-        yield from _cloned(plan, source, flags, dry_run)
-    return {
-        "app": plan.info,
-        "store": plan.target_root,
-        "source": fields(plan.source, "app", "versions", "time_ms") | {"thinned_out": plan.source.thinned},
-        "topics": plan.topics,
-        "sinks": origin.sinks if origin else {},
-        **fields(plan, "in_flight", "resumed"),
-        "done_already": plan.done,
-        "dry_run": dry_run,
-    }
-
-
-def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator[Block]:
-    done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
-    yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
-    rows: list[tuple[Cell, ...]] = []
-    for stage, version in plan.source.versions.items():
-        at = plan.source.stages[stage]
-        shared = size(sum(sst.bytes for sst in at.ssts)) if at.table else "-"
-        topics = ((plan.topics[name], read.offsets) for name, read in at.inputs.items() if not read.upstream)
-        rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
-    yield TableBlock.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
-    if on_the_way := sum(flight.rows for flight in plan.in_flight):
-        yield f"{plural(on_the_way, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
-    publishes = plan.info.origin.sinks if plan.info.origin else {}
-    silent = sorted({name for at in plan.source.stages.values() for name in at.sinks} - publishes.keys())
-    if publishes:
-        yield f"it publishes {', '.join(f'{name} to {topic}' for name, topic in publishes.items())}"
-    if silent:
-        yield f"it does not publish {', '.join(silent)}: --sink {silent[0]}=TOPIC would"
-    if dry_run:
-        return
-    if plan.info.origin:
-        yield f"{plan.source.app}@{plan.info.origin.snapshot} keeps the state that the clone shares"
-    yield f"run it: slackwater run FILE --app {plan.info.name}{flags}"

@@ -29,7 +29,8 @@ def status(
 def _overview(each: AppOverview) -> Iterator[Block]:
     title = [f"{each.app}  created {instants.when(each.created_ms)}"]
     if each.origin:
-        title.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
+        moment = f"@{each.origin.snapshot}" if each.origin.snapshot else ", with everything of its own"
+        title.append(f"clone of {each.origin.app}{moment}")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)

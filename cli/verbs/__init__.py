@@ -15,7 +15,8 @@ VERBS = {
     "replay": "replay",
     "rejected": "rows",
     "watch": "watch",
-    **dict.fromkeys(("clone", "rewind"), "keep"),
+    "clone": "clone",
+    "rewind": "keep",
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
 }

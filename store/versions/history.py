@@ -192,10 +192,12 @@ def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """The app's stages, in order; none of an app that does not exist. Raises `Refused` where it is being removed."""
+    """The app's stages, in order; none of an app that does not exist.
+
+    Raises `Refused` where it is being removed, or is a clone that is not whole yet.
+    """
     found = tuple(store.list_folders(keys.stages(app)))
-    if keys.REMOVING in found:
-        raise apps.being_removed(app)
+    apps.check_whole(app, found)
     return found
 
 

@@ -1,0 +1,142 @@
+"""Values that a clone hides: which columns, how, and the rows with other values in them.
+
+A value becomes null, or a keyed hash of itself (BLAKE2b). The key, a salt, is drawn anew for each clone, and gone when
+the clone is whole: the same value is the same everywhere in a clone, so joins still find what belongs together, and
+nobody can look one up by hashing all values that it might be. Null stays null.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Self
+
+import pyarrow as pa
+
+from ...errors import NotFound, Refused, Usage
+from ...fold.kinds.kind import kind_of
+from ...moments.cut.graph import Cut
+from ...moments.cut.in_flight import InFlight
+from ...store.sst.arrow_types import to_arrow
+from ...store.versions.column_types import parse_ddl
+from ...store.versions.manifest import Column, is_internal
+
+HASH, NULL, PLACE = "hash", "null", "{}"
+_SHAPE = "TABLE.column=hash, =null, or =TEXT with {} where the hash is to stand"
+_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """How one column is hidden."""
+
+    table: str
+    column: str
+    how: str
+    """`hash`, `null`, or a text in which `{}` stands for the hash."""
+
+    def over(self, values: pa.ChunkedArray, salt: bytes) -> pa.ChunkedArray:
+        """The values, hidden. They have a type that `check_masks` lets through."""
+        if self.how == NULL:
+            return pa.chunked_array([pa.nulls(len(values), values.type)])
+        # Each value once: a hash that nobody can turn round is made one at a time.
+        coded = values.combine_chunks().dictionary_encode()
+        made = [_hashed(each, values.type, self.how, salt) for each in coded.dictionary.to_pylist()]
+        return pa.chunked_array([pa.array(made, values.type).take(coded.indices)])
+
+
+def _hashed(value: Any, kind: pa.DataType, how: str, salt: bytes) -> Any:
+    data = value if isinstance(value, bytes) else str(value).encode()
+    digest = blake2b(data, digest_size=_DIGEST_BYTES, key=salt)
+    if pa.types.is_integer(kind):
+        return int.from_bytes(digest.digest(), "big") >> (8 * _DIGEST_BYTES - kind.bit_width + 1)
+    if pa.types.is_binary(kind):
+        return digest.digest()
+    return digest.hexdigest() if how == HASH else how.replace(PLACE, digest.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """All that a clone hides."""
+
+    each: tuple[Mask, ...] = ()
+    salt: str = ""
+
+    @classmethod
+    def of(cls, said: Mapping[str, str], salt: str = "") -> Self:
+        """From `table.column` and how. Raises `Usage` where one is neither."""
+        found = []
+        for place, how in sorted(said.items()):
+            table, dot, column = place.partition(".")
+            if not (table and dot and column) or (how not in (HASH, NULL) and PLACE not in how):
+                raise Usage(
+                    f"--mask {place}={how} does not say what to hide, and how; expected {_SHAPE}",
+                    hint="for example --mask customers.email=hash --mask 'customers.name=customer {}'",
+                )
+            found.append(Mask(table, column, how))
+        return cls(tuple(found), salt)
+
+    def __bool__(self) -> bool:
+        return bool(self.each)
+
+    @property
+    def tables(self) -> Collection[str]:
+        """The tables in which something is hidden."""
+        return {mask.table for mask in self.each}
+
+    def over(self, table: str, rows: pa.Table) -> pa.Table:
+        """Rows of an SST of a table, with what is hidden in it."""
+        salt = bytes.fromhex(self.salt)
+        for mask in self.each:
+            if mask.table == table:
+                at = rows.schema.get_field_index(mask.column)
+                rows = rows.set_column(at, rows.schema.field(at), mask.over(rows.column(at), salt))
+        return rows
+
+    def check_in_flight(self, states: Iterable[InFlight]) -> None:
+        """See that nothing is copied between stages in which the same columns are. Raises `Refused`."""
+        names = {mask.column for mask in self.each}
+        for state in states:
+            carried = sorted(names & {name for name, _ in parse_ddl(state.schema)}) if names else ()
+            if carried:
+                raise Refused(
+                    f"{state.rows} rows are on the way on {state.channel!r}, with {', '.join(carried)} as they are: "
+                    "a mask is of tables",
+                    hint="choose a moment at which nothing is on the way, such as one after "
+                    "`slackwater run FILE --until-caught-up`",
+                )
+
+
+def check_masks(cut: Cut, masks: Masks) -> None:
+    """See that a moment's tables have these columns, and that they may be hidden.
+
+    Raises `NotFound` for a table or a column, and `Refused` where it is part of the key, where later records need what
+    is stored, or where it is of a type that cannot be hidden so.
+    """
+    tables = cut.tables
+    for mask in masks.each:
+        if mask.table not in tables or (table := tables[mask.table].table) is None:
+            raise NotFound(f"table of {cut.ref}", mask.table, tables, hint=f"--mask takes {_SHAPE}")
+        visible = {column.name: column for column in table.columns if not is_internal(column.name)}
+        what = f"{mask.table}.{mask.column}"
+        if mask.column not in visible:
+            raise NotFound(f"column of {mask.table}", mask.column, visible)
+        if mask.column in {column.name for column in table.key}:
+            raise Refused(
+                f"{what} is part of the key, by which rows lie where they lie; expected a column beside the key",
+                hint="key the stage by something that may be seen, or clone without this table's people: hide the rest",
+            )
+        if table.state and (why := kind_of(table.state).core.needed_in(mask.column)):
+            raise Refused(
+                f"{what} cannot be hidden: {why}; expected a column that later records only replace",
+                hint="of an upsert all but by=, of an aggregate first and last, of an update what its function takes",
+            )
+        _check_type(what, mask, visible[mask.column])
+
+
+def _check_type(what: str, mask: Mask, column: Column) -> None:
+    kind, types = to_arrow(column.type), pa.types
+    text = types.is_string(kind)
+    fits = mask.how == NULL or text or (mask.how == HASH and (types.is_integer(kind) or types.is_binary(kind)))
+    if not fits:
+        takes = "text, whole numbers and bytes" if mask.how == HASH else "text"
+        raise Refused(f"{what} is {kind}, and {mask.how!r} takes {takes}", hint=f"--mask {what}=null takes all")
