@@ -65,8 +65,8 @@ def clone(
     }
     try:
         with session.progress() as progress:
-            how = {"owner": owner, "dry_run": dry_run, "on_progress": _copying(progress, name)}
-            made = session.app(source).cloned(source, name, to, terms, **how)
+            on_progress, app = _copying(progress, name), session.app(source)
+            made = app.cloned(source, name, to, terms, dry_run=dry_run, owner=owner, on_progress=on_progress)
         session.show(made)
     except NotFound as error:
         if error.what == "app" and session.store_option and not to:

@@ -22,6 +22,7 @@ from ...moments.take.capture import read
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits, notes
 from ...store.versions.amend import begin
+from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output
 from .copies import Copies
@@ -70,6 +71,15 @@ class Carried(Struct, frozen=True):
 def channel_topic(app: str, channel: str) -> str:
     """The repartition topic behind a channel."""
     return f"{app}-{channel}-repartition"
+
+
+def topics_of(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
+    """The topics that half a clone may have in Kafka, as far as its source still says so."""
+    origin = note.info.origin
+    assert origin is not None  # noqa: S101  every clone has one
+    source = store.at(note.root)
+    found = (history.find(source, origin.app, stage, version) for stage, version in origin.cut.items())
+    return tuple(channel_topic(note.info.name, name) for each in found if each is not None for name in each.outputs)
 
 
 def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot | None) -> dict[str, Carried]:

@@ -72,8 +72,9 @@ def refresh(
     note = notes.find(store, key, Refreshing)
     if note is None:
         info = apps.read_app(store, name)
-        plan = made(info, dry_run=True, over=True)
-        remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
+        _source(info)  # says why not
+        gone = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
+        plan = made(info, dry_run=True, over=True, left=gone.removal.topics)
         if dry_run:
             return plan
         note = notes.add(store, key, Refreshing(info, by, now_ms))

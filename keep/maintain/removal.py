@@ -28,6 +28,7 @@ from ...moments.take.remove import remove as remove_snapshot
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
+from ..clone.first_versions import topics_of
 from ..gc.inventory import do_all, storage_clock_ms
 from .stages import commit_retired
 
@@ -120,6 +121,7 @@ def remove_app(
     if removal is None:
         topics = {output.topic for head in heads.values() for output in head.outputs.values()}
         topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
+        topics |= {*topics_of(store, cloning)} if cloning is not None else set()
         ulid, source = ULID(), _source(store, app, cloning)
         names = tuple(sorted(heads))
         removal = Removal(str(ulid), app, ulid.milliseconds, by, names, tuple(sorted(topics)), *source)
@@ -165,6 +167,7 @@ def remove_app(
             do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
     notes.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
+    history.forget(store, app)
     _release(store, removal)
     return Removed(removal, contents, False)
 

@@ -98,6 +98,14 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
     return manifest
 
 
+def forget(store: ObjectStore, app: str) -> None:
+    """Keep no manifest of an app that was removed: another one of its name may have other versions of these numbers."""
+    with _lock:
+        recent = _recent.get(store, {})
+        for key in [key for key in recent if key.startswith(f"{app}/")]:
+            del recent[key]
+
+
 def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
     """The versions that follow `version`, oldest first, up to the newest. One request each, and one that finds none."""
     while (manifest := find(store, app, stage, version + 1)) is not None:
