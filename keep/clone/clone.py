@@ -74,15 +74,14 @@ def clone(
         return plan
     # How a pin names the clone's root.
     root = "" if target.url == store.url else target.url
-    note = plan.note
     if not plan.done:
-        note = note or _begin(store, target, plan, root, terms, by)
+        is_new = plan.note is None
+        note, keeper = (plan.note, None) if plan.note else _begin(store, target, plan, root, terms, by)
+        keeper = keeper or _keeper(store, plan, note)
         plan = replace(plan, info=note.info)
         masks = Masks.of(note.info.origin.masks if note.info.origin else {}, note.salt)
         copies = Copies(store, target, cache, plan.source, name, masks, deep=note.deep, on_progress=on_progress)
-        keeper = _keeper(store, plan, note)
         with telling_if_collected(store, plan.source):
-            is_new = plan.note is None
             finish_clone(store, target, note.info, plan.source, keeper, copies, channels, by=by, is_new=is_new)
         # From here on it exists.
         apps.create_app(target, note.info, cloned=True)
@@ -104,8 +103,10 @@ def _keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot | No
     return find_snapshot(store, plan.source.app, name) if name else None
 
 
-def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: Terms, by: str) -> Cloning:
-    """Pin the source's cut and write the clone's note: from here on the name is its own.
+def _begin(
+    store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: Terms, by: str
+) -> tuple[Cloning, Snapshot | None]:
+    """Pin the source's cut and write the clone's note: from here on the name is its own. That, and the pin.
 
     An earlier clone of that name, or a call that stopped before the clone was begun, may have left its own pin. That is
     not ours to remove: whoever made it may be just about to go on.
@@ -133,7 +134,8 @@ def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, 
                 f"clone {info.name!r} was begun by somebody else at the same moment",
                 hint="say it again: it goes on with that one, if it is the same",
             )
-        if pinned and find_snapshot(store, cut.app, pinned) is None:
+        kept = find_snapshot(store, cut.app, pinned) if pinned else None
+        if pinned and kept is None:
             target.delete(keys.cloning(info.name))
             raise Refused(
                 f"snapshot {pinned!r} of {cut.app} was removed before the clone was begun: an earlier one of that name "
@@ -145,7 +147,7 @@ def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, 
         with suppress(Forbidden):
             remove_pins_without_clone(store, origin.app, info.name, root)
         raise
-    return note
+    return note, kept
 
 
 def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:

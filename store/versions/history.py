@@ -101,9 +101,9 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
 def forget(store: ObjectStore, app: str) -> None:
     """Keep no manifest of an app that was removed: another one of its name may have other versions of these numbers."""
     with _lock:
-        recent = _recent.get(store, {})
-        for key in [key for key in recent if key.startswith(f"{app}/")]:
-            del recent[key]
+        if (recent := _recent.get(store)) is not None:
+            for key in [key for key in recent if key.startswith(f"{app}/")]:
+                del recent[key]
 
 
 def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
