@@ -15,8 +15,8 @@ from ..keep.maintain import protection
 from ..keep.maintain.refresh import refresh
 from ..keep.maintain.removal import Removal, Removed, remove_app
 from ..pipeline.kafka.channels import group_of
-from ..results import clones as shown
 from ..results import maintenance
+from ..results import snapshots as shown
 from ..results.formats import store_flag
 from ..results.shown import Result
 from ..store.versions.apps import find_app

@@ -194,7 +194,8 @@ def protect(
 ) -> None:
     """Have verbs that could lose something of an app ask for its name once more.
 
-    These are rewind, retire and app rm. A person types it when asked, a machine says --yes-really APP.
+    These are rewind, retire, app rm, clone rm and clone refresh. A person types it when asked, a machine says
+    --yes-really APP.
     """
     app = session.app(app_name)
     session.show(

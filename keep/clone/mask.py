@@ -26,7 +26,7 @@ _DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class ColumnMask:
     """How one column is hidden."""
 
     table: str
@@ -58,7 +58,7 @@ def _hashed(value: Any, kind: pa.DataType, how: str, salt: bytes) -> Any:
 class Masks:
     """All that a clone hides."""
 
-    each: tuple[Mask, ...] = ()
+    each: tuple[ColumnMask, ...] = ()
     salt: str = ""
 
     @classmethod
@@ -72,7 +72,7 @@ class Masks:
                     f"--mask {place}={how} does not say what to hide, and how; expected {_SHAPE}",
                     hint="for example --mask customers.email=hash --mask 'customers.name=customer {}'",
                 )
-            found.append(Mask(table, column, how))
+            found.append(ColumnMask(table, column, how))
         return cls(tuple(found), salt)
 
     def __bool__(self) -> bool:
@@ -133,7 +133,7 @@ def check_masks(cut: Cut, masks: Masks) -> None:
         _check_type(what, mask, visible[mask.column])
 
 
-def _check_type(what: str, mask: Mask, column: Column) -> None:
+def _check_type(what: str, mask: ColumnMask, column: Column) -> None:
     kind, types = to_arrow(column.type), pa.types
     text = types.is_string(kind)
     fits = mask.how == NULL or text or (mask.how == HASH and (types.is_integer(kind) or types.is_binary(kind)))

@@ -69,7 +69,7 @@ def test_the_documentation_has_a_section_with_an_example_for_every_verb(words: s
 
 @pytest.mark.parametrize("words", VERBS)
 def test_the_documentation_of_a_verb_names_its_own_options(words: str) -> None:
-    shared = {"--store", "--kafka", "--json", "--help"}
+    shared = {"--store", "--kafka", "--json", "--message", "--help"}
     own = {
         option
         for parameter in VERBS[words].params

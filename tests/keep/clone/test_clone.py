@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,8 @@ from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sin
 
 from tests.models.profiles import scaled
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -538,6 +542,28 @@ def test_a_clone_takes_the_same_requests_at_any_size_of_the_state() -> None:
     large, large_bytes = requests_of_a_clone(200_000)
     assert small == large
     assert large_bytes < small_bytes + 100  # longer numbers in the manifests; no byte of an SST
+
+
+def test_a_clone_asks_the_store_six_times_a_stage_at_most(app: FlightsApp) -> None:
+    """Beside what it asks once, and what is on the way, whose versions it reads."""
+    app.step_all()
+    app.store = counting = Recording(app.store)
+    make(app)
+    by_stage = {stage: [key for key in counting.keys if f"/stages/{stage}/" in key] for stage in STAGES}
+    assert max(map(len, by_stage.values())) <= 6
+    assert len(counting.keys) <= 30 + sum(map(len, by_stage.values()))
+
+
+class Recording(CountingStore):
+    """A store that remembers what was asked for."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.keys: list[str] = []
+
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        self.keys.append(key)
+        return super()._ask(method, key, request, sent)
 
 
 def test_a_clone_publishes_what_it_is_told_and_begins_it_anew(app: FlightsApp) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.fold.kinds import aggregate, join, update, upsert
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.clone.mask import Mask, Masks
+from slackwater.keep.clone.mask import ColumnMask, Masks
 from slackwater.keep.clone.plan import ClonePlan, Terms
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -225,7 +225,7 @@ def app_states(store: ObjectStore) -> Any:
 
 def test_a_hash_needs_the_salt() -> None:
     column = pa.chunked_array([["ada", None, "ada"]])
-    mask = Mask("people", "name", "hash")
+    mask = ColumnMask("people", "name", "hash")
     one, other = (mask.over(column, salt).to_pylist() for salt in (b"1" * 16, b"2" * 16))
     assert one[0] == one[2] != other[0]
     assert one[1] is None
