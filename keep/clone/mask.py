@@ -5,12 +5,14 @@ the clone is whole: the same value is the same everywhere in a clone, so joins s
 nobody can look one up by hashing all values that it might be. Null stays null.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import NotFound, Refused, Usage
 from ...fold.kinds.kind import kind_of
@@ -40,18 +42,31 @@ class ColumnMask:
             return pa.chunked_array([pa.nulls(len(values), values.type)])
         # Each value once: a hash that nobody can turn round is made one at a time.
         coded = values.combine_chunks().dictionary_encode()
-        made = [_hashed(each, values.type, self.how, salt) for each in coded.dictionary.to_pylist()]
-        return pa.chunked_array([pa.array(made, values.type).take(coded.indices)])
+        different, kind = coded.dictionary, values.type
+        data = different if pa.types.is_binary(kind) else different.cast(pa.string()).cast(pa.binary())
+        keyed, made = blake2b(digest_size=_DIGEST_BYTES, key=salt), []
+        for each in data.to_pylist():
+            one = keyed.copy()
+            one.update(each)
+            made.append(one.digest())
+        return pa.chunked_array([_shaped(made, kind, self.how).take(coded.indices)])
 
 
-def _hashed(value: Any, kind: pa.DataType, how: str, salt: bytes) -> Any:
-    data = value if isinstance(value, bytes) else str(value).encode()
-    digest = blake2b(data, digest_size=_DIGEST_BYTES, key=salt)
+def _shaped(digests: Sequence[bytes], kind: pa.DataType, how: str) -> pa.Array:
+    """Hashes as values of a column's type."""
     if pa.types.is_integer(kind):
-        return int.from_bytes(digest.digest(), "big") >> (8 * _DIGEST_BYTES - kind.bit_width + 1)
+        whole = np.frombuffer(b"".join(digests), ">u8") >> np.uint64(8 * _DIGEST_BYTES - kind.bit_width + 1)
+        return pa.array(whole.astype(kind.to_pandas_dtype()), kind)
     if pa.types.is_binary(kind):
-        return digest.digest()
-    return digest.hexdigest() if how == HASH else how.replace(PLACE, digest.hexdigest())
+        return pa.array(digests, kind)
+    digits = pa.array([each.hex() for each in digests], kind)
+    return digits if how == HASH else pc.binary_join_element_wise(*_around(how, digits), "")
+
+
+def _around(how: str, digits: pa.Array) -> list[Any]:
+    """The parts of a text with hashes in their places."""
+    first, *rest = how.split(PLACE)
+    return [pa.scalar(first), *(part for text in rest for part in (digits, pa.scalar(text)))]
 
 
 @dataclass(frozen=True, slots=True)
