@@ -187,6 +187,8 @@ class ChannelPlanner:
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
         """The attempts whose messages count in the upstream versions start + 1 to end."""
+        if end <= start:
+            return frozenset()  # there need be no such version: a clone has none from before its first
         newest = history.read(self.store, self.app, self.upstream, end)
         return frozenset(sent(self.channel, history.followed(self.store, newest, start)).attempts)
 
