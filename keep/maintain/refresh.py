@@ -80,9 +80,9 @@ def refresh(
         note = notes.add(store, key, Refreshing(info, by, now_ms))
     elif dry_run:
         raise Refused(f"clone {name!r} is being made anew, by {note.by}", hint="without --dry-run it goes on with that")
-    found = apps.find_app(store, name)
+    found, half = apps.find_app(store, name), apps.find_cloning(store, name)
     left: tuple[str, ...] = ()
-    if found is not None and found != note.before and has_run(store, found):
+    if half is None and found is not None and found != note.before and has_run(store, found):
         # It was made anew, and the note stayed behind: this is asked for once more.
         store.delete(key)
         return refresh(
@@ -95,7 +95,7 @@ def refresh(
             on_progress=on_progress,
             **removing,
         )
-    if found in (None, note.before) and apps.find_cloning(store, name) is None:
+    if half is None and found in (None, note.before):
         left = remove_app(store, name, by=by, now_ms=now_ms, **removing).removal.topics
     plan = made(note.before, left=left)
     record_once(store, name, "clone refresh", f"from {plan.source.ref}", by, since_ms=plan.info.created_ms)
