@@ -7,8 +7,8 @@ prints both and exits 1. Anything else that escapes is a bug.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadRecord", "CommitConflict", "Corruption", "Fenced", "Gone", "NotFound", "ObjectExists", "ObjectNotFound"]
-__all__ += ["Protected", "Refused", "SlackwaterError", "Unavailable", "Unstorable", "Usage"]
+__all__ = ["BadRecord", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "NotFound", "ObjectExists"]
+__all__ += ["ObjectNotFound", "Protected", "Refused", "SlackwaterError", "Unavailable", "Unstorable", "Usage"]
 
 
 class SlackwaterError(Exception):
@@ -68,6 +68,10 @@ class Refused(SlackwaterError):
 
 class Protected(Refused):
     """The app is protected: what could lose something of it wants its name once more."""
+
+
+class Forbidden(Refused):
+    """A server, or the file system, does not let this user do it."""
 
 
 class BadRecord(Refused):

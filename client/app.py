@@ -1,34 +1,29 @@
-"""An app as it is stored: its history, and what operators do to it, from clones and compaction to its removal."""
+"""An app as it is stored: its history, and what operators do to it, from a rewind and compaction to a migration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from .. import instants
 from ..durations import format_ms
-from ..errors import Refused, Unavailable, Usage
-from ..keep.clone.clone import ClonePlan
-from ..keep.clone.clone import clone as make_clone
-from ..keep.clone.first_versions import has_run
+from ..errors import Unavailable, Usage
 from ..keep.edit.edit import edit, newest
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.init.source import RowSource
 from ..keep.maintain import protection
 from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
-from ..keep.maintain.removal import Removal, remove_app
 from ..keep.maintain.stages import rescale, retire
 from ..keep.rejected import retries
 from ..keep.rewind.rewind import rewind
 from ..moments.cut.refs import parse
 from ..moments.status import lag
 from ..pipeline.kafka.channels import group_of
-from ..results import maintenance, rows, snapshots
-from ..results.formats import store_flag
+from ..results import maintenance, rows
 from ..results.shown import Result
-from .history import AppHistory
+from .clones import AppClones
 
 if TYPE_CHECKING:
     from ..keep.migrate.migrate import Migrated
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
     from .searches import Reports
 
 
-class StoredApp(AppHistory):
+class StoredApp(AppClones):
     """An app of a store, whether it runs or not.
 
     Whatever changes it raises `Unavailable` when the store or Kafka does not answer; the same call again finishes what
@@ -52,52 +47,6 @@ class StoredApp(AppHistory):
         for name in () if dry_run else waiting:
             retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
         return rows.retries(self.name, waiting, running, dry_run=dry_run)
-
-    def clone(
-        self,
-        to: str,
-        *,
-        at: str | datetime = "now",
-        topics: Mapping[str, str] | None = None,
-        sinks: Mapping[str, str] | None = None,
-        store: str | None = None,
-    ) -> Self:
-        """Make a new app from a moment of this one: same state, same offsets, topics between stages of its own.
-
-        No state is copied. A call that was interrupted is finished by the same call.
-
-        Args:
-            to: the new app's name.
-            at: the moment, as `at` takes it.
-            topics: topics that it reads instead, by the names that the app declares.
-            sinks: what it publishes: a topic of its own for each sink, by the name that the app declares; default
-                nothing.
-            store: the store root of the new app; default the same.
-
-        Returns:
-            The new app, which has not begun to run.
-
-        Raises:
-            Usage: the name or the moment is malformed, or nothing says where Kafka is.
-            NotFound: there is no such moment, topic or sink.
-            Refused: the name is taken, a topic does not hold the offsets, or records in flight are gone.
-        """
-        self._clone(self._ref(at), to, store, topics=topics or {}, sinks=sinks)
-        return type(self)(self._client.beside(store), to)
-
-    def cloned(self, source: str, to: str, store: str | None, *, dry_run: bool, **chosen: Mapping[str, str]) -> Result:
-        """What `clone` does, from a whole ref, with `topics` and `sinks`; tells what was done, or would be."""
-        client = self._client
-        made = self._clone(source, to, store, dry_run=dry_run, **chosen)
-        client.note_thinned(source, made.source.thinned)
-        runs = made.done and has_run(client.beside(store).store, made.info)
-        return snapshots.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
-
-    def _clone(self, source: str, to: str, store: str | None, **chosen: Any) -> ClonePlan:
-        client = self._client
-        channels = client.known_channels("in which a clone has topics of its own")
-        target = client.beside(store).store
-        return make_clone(client.store, source, to, channels=channels, target_store=target, by=client.by, **chosen)
 
     def rewind(
         self,
@@ -219,10 +168,6 @@ class StoredApp(AppHistory):
         was = protection.lift(client.store, self.name, by=client.by, typed=yes_really)
         return maintenance.unprotected(self.name, was=was)
 
-    def _check_protected(self, what: str, typed: str, *, dry_run: bool) -> None:
-        if not dry_run:
-            protection.check(self._client.store, self.name, what, typed)
-
     def retire(self, stage: str, *, yes_really: str = "", dry_run: bool = False) -> Result:
         """Let the app go on without a stage that is gone from its program; its consumer group goes, too.
 
@@ -283,54 +228,6 @@ class StoredApp(AppHistory):
             return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
         return maintenance.collected(done)
-
-    def remove(
-        self,
-        *,
-        topics: bool = False,
-        fence: bool = False,
-        force: bool = False,
-        yes_really: str = "",
-        dry_run: bool = False,
-    ) -> Result:
-        """Remove the app: its tables, its history, its snapshots. Nothing of it can be brought back.
-
-        With `topics` also its repartition topics and consumer groups in Kafka; with `fence` also when a runner holds
-        it, which stops; with `force` also when clones live from it, which are damaged then.
-
-        Raises:
-            Usage: nothing says where Kafka is, for `topics`.
-            NotFound: there is no such app.
-            Refused: a clone lives from it, or a runner holds it; or Kafka does not let topics be removed.
-        """
-        client = self._client
-        self._check_protected("to remove it", yes_really, dry_run=dry_run)
-        # Says what is missing before anything is done.
-        channels = client.known_channels("which have its topics") if topics else None
-
-        def groups(removal: Removal) -> tuple[str, ...]:
-            return tuple(group_of(removal.app, stage) for stage in removal.stages)
-
-        def outside(removal: Removal) -> None:
-            if channels is None:
-                return
-            if refused := channels.kafka.delete_topics(removal.topics):
-                why = f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}"
-                raise Refused(why, hint="remove them yourself, then say it again without --topics")
-            channels.kafka.delete_groups(groups(removal))
-
-        done = remove_app(
-            client.store,
-            self.name,
-            by=client.by,
-            now_ms=instants.now_ms(),
-            fence=fence,
-            force=force,
-            dry_run=dry_run,
-            outside=outside,
-            on_wait=client.note,
-        )
-        return maintenance.removed(done, groups(done.removal), topics=topics, dry_run=dry_run)
 
     def migrate(
         self,

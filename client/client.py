@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..keep.init.initialise import Initialised
     from ..keep.init.load import Loaded
     from ..pipeline.migrate.first_version import FirstVersion
+    from ..results.shown import Result
     from .app import StoredApp
     from .moment import Moment
 
@@ -61,6 +62,28 @@ class Client(Backends, Shown):
         from .moment import Moment
 
         return Moment.around(self, ref, done)
+
+    def clones(self, source: str = "") -> "Result":
+        """The clones under this root, and those of its apps under other roots; only those of the app `source`.
+
+        Of each: the moment that it is of, who has it and why, until when it is wanted, whether it has run, what it
+        shares with its source, and which of that only it keeps. Raises `NotFound` where there is no such app.
+        """
+        from .clones import listed
+
+        return listed(self, source)
+
+    def remove_expired(
+        self, source: str = "", *, topics: bool = False, fence: bool = False, dry_run: bool = False
+    ) -> "Result":
+        """Remove the clones under this root whose time to live is over, those of the app `source` or all.
+
+        One that a runner holds stays without `fence`, and so does one that is protected, or that others live from; the
+        result says so. With `topics` their topics and consumer groups go, too. Raises as `StoredApp.remove`.
+        """
+        from .clones import remove_expired
+
+        return remove_expired(self, source, topics=topics, fence=fence, dry_run=dry_run)
 
     def init(
         self,

@@ -17,7 +17,7 @@ from ..moments.query.log import LogEntry
 from ..results.document import Block, TableBlock, Title
 from ..results.history import changes_table, commits_table, table_diff
 from ..results.shown import Shown
-from ..results.snapshots import verified
+from ..results.status import verified
 from ..store.sst.arrow_types import python_rows
 
 if TYPE_CHECKING:

@@ -116,7 +116,7 @@ def protected(found: Protection, *, already: bool) -> Result:
     """An app that is protected."""
     why = f": {found.message}" if found.message else ""
     done = f"done already: {found.app} is protected by {found.by}, {instants.when(found.time_ms)}{why}"
-    new = f"{found.app} is protected{why}; rewind, edit, retire and app rm want its name once more"
+    new = f"{found.app} is protected{why}; rewind, edit, retire, app rm and clone refresh want its name once more"
     return Result({"app": found.app, "protected": found, "done_already": already}, done if already else new)
 
 

@@ -1,67 +1,23 @@
-"""Snapshots, clones and verified moments, as they are shown."""
+"""Snapshots and clones, as they are shown: what one is made of, those that there are, and what went."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from .. import instants
-from ..keep.clone.clone import ClonePlan
-from ..keep.verify.report import CHECKS
-from ..keep.verify.verify import Report
+from ..durations import format_ms, rounded
+from ..errors import SlackwaterError
+from ..keep.clone.listing import KnownClone
+from ..keep.clone.plan import ClonePlan
+from ..keep.maintain.removal import Removed
 from ..moments.cut.graph import Cut
 from ..moments.cut.in_flight import InFlight
 from ..moments.cut.stored import Request, Snapshot
 from ..moments.take.audit_log import Operation
+from ..store.versions.manifest import AppInfo
 from . import formats
 from .document import Block, Cell, TableBlock, Title
 from .formats import plural, size
 from .shown import Result, Words, fields, result
-
-
-def verification(report: Report) -> Result:
-    """Whether a moment is whole."""
-    ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
-    data = {"consistent": report.consistent, **asdict(report), "ledger": ledger}
-    return Result(data, *verified(report), failed=not report.consistent)
-
-
-def verified(report: Report) -> Iterator[Block]:
-    """The ledger of each channel, and what was checked."""
-    yield Title(report.ref)
-    # Most apps never lose a record: a column for it is there only where one did.
-    lossy = any(any(entry.lost) for entry in report.ledger)
-    if report.ledger:
-        counted = (">sent", ">consumed", *((">lost",) if lossy else ()), ">in flight", ">difference", "counted in")
-        yield TableBlock.of(("channel", "from", "to", "partition", *counted), _ledger(report, lossy=lossy))
-    yield ""
-    accepted = {"channels": "sent = consumed + lost + in flight"} if lossy else {}
-    rows = []
-    for each in report.checks:
-        noun, law = CHECKS[each.check]
-        law = accepted.get(each.check, law)
-        rows.append((each.check, plural(each.checked, noun), law, str(each.differences)))
-    yield TableBlock.of(("", ">checked", "", ">differences"), rows)
-    yield ""
-    yield from report.not_reread
-    if report.consistent:
-        yield f"consistent ({plural(report.requests, 'request')}, {size(report.bytes_read)} read)"
-        return
-    yield f"not consistent: {report.differences[0].message}"
-    if more := len(report.differences) - 1:
-        yield f"and {plural(more, 'more difference')}; --json has them all"
-
-
-def _ledger(report: Report, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
-    """One line for each channel, and one for each partition where it does not add up."""
-    for entry in report.ledger:
-        counted, where = entry.in_flight, entry.in_flight.where
-        where = f"{where} (not re-read)" if where and counted.not_reread else where or "not re-read"
-        ends = (f"{entry.sender}@v{entry.sender_version}", f"{entry.receiver}@v{entry.receiver_version}")
-        sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
-        lost = (sum(entry.lost),) if lossy else ()
-        yield (entry.channel, *ends, "all", sent, consumed, *lost, counted.rows, entry.difference, where)
-        for partition, (*passed, gone, rows, difference) in enumerate(entry.partitions):
-            if difference:
-                yield ("", "", "", str(partition), *passed, *((gone,) if lossy else ()), rows, difference, "")
 
 
 @result
@@ -141,45 +97,130 @@ def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: boo
     """A clone of `source`; `runs` says whether one that was there before has run on."""
     origin = plan.info.origin
     if plan.done:
-        since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
+        since = f"{origin.app}@{origin.snapshot}" if origin and origin.snapshot else plan.source.ref
         when = f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
         yield f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, {when}"
         if runs:
             yield "it has run on since; another clone of that moment needs another name"
     else:
-        yield from _cloned(plan, source, flags, dry_run)
+        done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
+        yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
+        yield from _made_of(plan, flags, dry_run)
+    return _data(plan, dry_run)
+
+
+@result
+def refreshed(plan: ClonePlan, flags: str, *, dry_run: bool) -> Words:
+    """A clone that was made anew, or would be."""
+    done = "would make" if dry_run else "made"
+    yield Title(f"{done} {plan.info.name} anew from {plan.source.app}, {instants.when(plan.source.time_ms)}")
+    if dry_run:
+        yield "what it has done since it was cloned would be gone"
+    yield from _made_of(plan, flags, dry_run)
+    return _data(plan, dry_run)
+
+
+def _data(plan: ClonePlan, dry_run: bool) -> dict[str, object]:
+    origin = plan.info.origin
     return {
         "app": plan.info,
         "store": plan.target_root,
         "source": fields(plan.source, "app", "versions", "time_ms") | {"thinned_out": plan.source.thinned},
         "topics": plan.topics,
         "sinks": origin.sinks if origin else {},
-        **fields(plan, "in_flight", "resumed"),
+        "bytes_copied": sum(plan.copies.values()),
+        "expires_ms": plan.info.expires_ms or None,
+        **fields(plan, "copies", "in_flight", "resumed"),
         "done_already": plan.done,
         "dry_run": dry_run,
     }
 
 
-def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator[Block]:
-    done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
-    yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
+def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
+    origin = plan.info.origin
     rows: list[tuple[Cell, ...]] = []
     for stage, version in plan.source.versions.items():
         at = plan.source.stages[stage]
-        shared = size(sum(sst.bytes for sst in at.ssts)) if at.table else "-"
+        shared = "-" if not at.table or stage in plan.copies else size(sum(sst.bytes for sst in at.ssts))
         topics = ((plan.topics[name], read.offsets) for name, read in at.inputs.items() if not read.upstream)
         rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
     yield TableBlock.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
+    masks = origin.masks if origin else {}
+    for table, num_bytes in plan.copies.items():
+        hidden = [f"{place.removeprefix(f'{table}.')} ({how})" for place, how in masks.items() if _is_of(place, table)]
+        what = f"{size(num_bytes)} to write" if dry_run else f"{size(num_bytes)} written"
+        yield f"{table} has SSTs of its own: {what}{', without ' + ', '.join(hidden) if hidden else ''}"
     if on_the_way := sum(flight.rows for flight in plan.in_flight):
         yield f"{plural(on_the_way, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
-    publishes = plan.info.origin.sinks if plan.info.origin else {}
+    publishes = origin.sinks if origin else {}
     silent = sorted({name for at in plan.source.stages.values() for name in at.sinks} - publishes.keys())
     if publishes:
         yield f"it publishes {', '.join(f'{name} to {topic}' for name, topic in publishes.items())}"
     if silent:
         yield f"it does not publish {', '.join(silent)}: --sink {silent[0]}=TOPIC would"
+    if plan.info.ttl_ms:
+        yield f"{_lease(plan.info)}; `slackwater clone rm --expired` removes it after that"
     if dry_run:
         return
-    if plan.info.origin:
-        yield f"{plan.source.app}@{plan.info.origin.snapshot} keeps the state that the clone shares"
+    if origin and origin.snapshot:
+        yield f"{plan.source.app}@{origin.snapshot} keeps the state that the clone shares"
+    elif origin:
+        yield f"nothing of it is in {plan.source.app}, which may go"
     yield f"run it: slackwater run FILE --app {plan.info.name}{flags}"
+
+
+def _is_of(place: str, table: str) -> bool:
+    return place.partition(".")[0] == table
+
+
+def _lease(info: AppInfo) -> str:
+    return f"wanted for {format_ms(info.ttl_ms)}, until {instants.iso(info.expires_ms)}"
+
+
+def listed(found: Sequence[KnownClone], source: str, now_ms: int, root: str) -> Result:
+    """The clones that there are, what each keeps, and who has it."""
+    headings = ("clone", "of", "owner", "made", "expires", "runs", ">shares", ">keeps alone", "reason")
+    rows: list[tuple[Cell, ...]] = []
+    for each in found:
+        name = each.name if each.root == root else f"{each.name} in {each.root}"
+        moment = f"@{each.snapshot}" if each.snapshot else ""
+        runs = each.state or {None: "?", False: "not yet", True: "has run"}[each.has_run]
+        kept = (size(each.shared_bytes), size(each.kept_bytes)) if each.snapshot else ("-", "-")
+        made = instants.age(each.created_ms, now_ms)
+        about = (name, f"{each.source}{moment}", each.owner or "-", made, _expiry(each, now_ms), runs)
+        rows.append((*about, *kept, each.reason or "-"))
+    of = f" of {source}" if source else ""
+    none = f"no clone{of} is known under {root}; `slackwater clone APP NAME` makes one"
+    data = [asdict(each) | {"expired": each.is_expired(now_ms)} for each in found]
+    notes = []
+    if any(each.is_expired(now_ms) for each in found):
+        notes.append("the time of some is over: slackwater clone rm --expired")
+    for each in found:
+        if each.state == "gone":
+            words = f"slackwater snapshot rm {each.source} {each.snapshot}"
+            notes.append(f"{each.source} keeps a snapshot for {each.name}, which is gone: {words}")
+    return Result({"clones": data}, TableBlock.of(headings, rows) if rows else none, notes=notes)
+
+
+def _expiry(each: KnownClone, now_ms: int) -> str:
+    if not each.expires_ms:
+        return "-"
+    if each.is_expired(now_ms):
+        return f"expired {instants.age(each.expires_ms, now_ms)}"
+    return f"in {rounded(each.expires_ms - now_ms)}"
+
+
+def expired(gone: Sequence[Removed], left: Mapping[str, SlackwaterError], *, dry_run: bool) -> Result:
+    """The clones that went because their time was over, and those that could not."""
+    verb = "would remove" if dry_run else "removed"
+    lines = [
+        f"{verb} {each.removal.app}: {plural(each.contents.objects, 'object')}, {size(each.contents.bytes)}"
+        for each in gone
+    ]
+    lines += [f"{name} stays: {error.message}" for name, error in left.items()]
+    data = {
+        "removed": [each.removal.app for each in gone],
+        "left": {name: error.message for name, error in left.items()},
+        "dry_run": dry_run,
+    }
+    return Result(data, *(lines or ["no clone's time is over"]), failed=bool(left))

@@ -1,9 +1,12 @@
-"""How far apps are, and what they cost: what `status` shows."""
+"""How far apps are, what they cost, and whether a moment is whole: what `status` and `verify` show."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 
 from .. import instants
+from ..keep.verify.report import CHECKS
+from ..keep.verify.verify import Report
 from ..moments.status.cost import AppCost
 from ..moments.status.lag import InputLag
 from ..moments.status.overview import AppOverview, StageOverview
@@ -29,7 +32,8 @@ def status(
 def _overview(each: AppOverview) -> Iterator[Block]:
     title = [f"{each.app}  created {instants.when(each.created_ms)}"]
     if each.origin:
-        title.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
+        moment = f"@{each.origin.snapshot}" if each.origin.snapshot else ", with everything of its own"
+        title.append(f"clone of {each.origin.app}{moment}")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)
@@ -141,3 +145,50 @@ def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
     means = f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
     yield means if costs else empty
     return costs
+
+
+def verification(report: Report) -> Result:
+    """Whether a moment is whole."""
+    ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
+    data = {"consistent": report.consistent, **asdict(report), "ledger": ledger}
+    return Result(data, *verified(report), failed=not report.consistent)
+
+
+def verified(report: Report) -> Iterator[Block]:
+    """The ledger of each channel, and what was checked."""
+    yield Title(report.ref)
+    # Most apps never lose a record: a column for it is there only where one did.
+    lossy = any(any(entry.lost) for entry in report.ledger)
+    if report.ledger:
+        counted = (">sent", ">consumed", *((">lost",) if lossy else ()), ">in flight", ">difference", "counted in")
+        yield TableBlock.of(("channel", "from", "to", "partition", *counted), _ledger(report, lossy=lossy))
+    yield ""
+    accepted = {"channels": "sent = consumed + lost + in flight"} if lossy else {}
+    rows = []
+    for each in report.checks:
+        noun, law = CHECKS[each.check]
+        law = accepted.get(each.check, law)
+        rows.append((each.check, plural(each.checked, noun), law, str(each.differences)))
+    yield TableBlock.of(("", ">checked", "", ">differences"), rows)
+    yield ""
+    yield from report.not_reread
+    if report.consistent:
+        yield f"consistent ({plural(report.requests, 'request')}, {size(report.bytes_read)} read)"
+        return
+    yield f"not consistent: {report.differences[0].message}"
+    if more := len(report.differences) - 1:
+        yield f"and {plural(more, 'more difference')}; --json has them all"
+
+
+def _ledger(report: Report, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
+    """One line for each channel, and one for each partition where it does not add up."""
+    for entry in report.ledger:
+        counted, where = entry.in_flight, entry.in_flight.where
+        where = f"{where} (not re-read)" if where and counted.not_reread else where or "not re-read"
+        ends = (f"{entry.sender}@v{entry.sender_version}", f"{entry.receiver}@v{entry.receiver_version}")
+        sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
+        lost = (sum(entry.lost),) if lossy else ()
+        yield (entry.channel, *ends, "all", sent, consumed, *lost, counted.rows, entry.difference, where)
+        for partition, (*passed, gone, rows, difference) in enumerate(entry.partitions):
+            if difference:
+                yield ("", "", "", str(partition), *passed, *((gone,) if lossy else ()), rows, difference, "")

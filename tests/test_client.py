@@ -436,6 +436,22 @@ def test_a_clone_may_lie_in_another_store(app: StoredApp, client: Client, tmp_pa
     assert there.at().query("FROM carriers").fetchall()
 
 
+def test_a_clone_has_an_owner_a_reason_and_an_end(app: StoredApp, client: Client, tmp_path: Path) -> None:
+    app.clone("staging", owner="ada", reason="a try", ttl="3d")
+    app.clone("copy", store=str(tmp_path / "elsewhere"), deep=True)
+    (found,) = client.clones("flights").data["clones"]
+    assert (found["name"], found["owner"], found["reason"]) == ("staging", "ada", "a try")
+    assert found["expires_ms"] - found["created_ms"] == 3 * 24 * 3_600_000
+    assert "staging" in repr(client.clones())
+    assert client.remove_expired().data == {"removed": [], "left": {}, "dry_run": False}
+    with pytest.raises(sw.errors.Usage, match="ttl 'soon' is not a span of time"):
+        app.clone("other", ttl="soon")
+    assert "would make staging anew" in repr(client.app("staging").refresh(dry_run=True, fence=True))
+    assert "would remove staging" in repr(client.app("staging").remove_clone(dry_run=True, fence=True))
+    with pytest.raises(sw.errors.Refused, match="'flights' is no clone"):
+        app.remove_clone()
+
+
 def test_a_clone_needs_to_know_where_kafka_is(history: FlightsApp, tmp_path: Path) -> None:
     with (
         client_of(history, tmp_path) as client,

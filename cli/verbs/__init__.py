@@ -16,7 +16,8 @@ VERBS = {
     "rejected": "rows",
     "watch": "watch",
     "trial": "trial",
-    **dict.fromkeys(("clone", "rewind", "edit"), "keep"),
+    "clone": "clone",
+    **dict.fromkeys(("rewind", "edit"), "keep"),
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
 }

@@ -1,4 +1,4 @@
-"""Verbs that change what is stored: clone, rescale, retire, compact, gc, app."""
+"""Verbs that change what is stored: rewind, rescale, retire, compact, gc, app."""
 
 import os
 from contextlib import suppress
@@ -6,46 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ...durations import HOUR_MS
-from ...errors import NotFound, Usage
+from ...errors import Usage
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, STAGE, YES_REALLY, Many, argument, flag, option, pairs, span
+from ..options import APP, DRY_RUN, STAGE, YES_REALLY, Many, argument, flag, option, span
 from ..session import Session, group, verb
-
-
-@verb(
-    "slackwater clone flights flights-staging",
-    "slackwater clone flights@before-deploy flights-staging --topic flights=flights-corrected",
-    "slackwater clone flights/carriers@v16 flights-staging --to s3://staging/slackwater --dry-run",
-    kafka=True,
-    changes=True,
-)
-def clone(
-    session: Session,
-    source: str = argument("SRC[@REF]", "The app to clone, and the moment. Default: now."),
-    name: str = argument("DST", "Name of the clone."),
-    topic: Many = option("NAME=OTHER", "Let the clone read topic OTHER where the app says NAME; may be repeated."),
-    sink: Many = option(
-        "NAME=TOPIC", "Let the clone publish its sink NAME to this topic; may be repeated. Default: nothing."
-    ),
-    to: str | None = option("ROOT", "Store root of the clone. Default: the source's."),
-    dry_run: bool = DRY_RUN,
-) -> None:
-    """Make a new app from a moment of another one.
-
-    The clone has the source's state, its offsets, and the records that were on the way between its stages. No
-    state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
-    keeps them. The clone has repartition topics of its own and never writes to the source's. It publishes
-    nothing unless --sink says where to. An interrupted clone is finished by the same command. --store is where the
-    source is, --to where the clone goes.
-    """
-    topics = pairs("--topic", topic, "NAME=OTHER", "flights=flights-corrected")
-    sinks = pairs("--sink", sink, "NAME=TOPIC", "alerts=staging-alerts")
-    try:
-        session.show(session.app(source).cloned(source, name, to, dry_run=dry_run, topics=topics, sinks=sinks))
-    except NotFound as error:
-        if error.what == "app" and session.store_option and not to:
-            error.hint += "; --store is where the source is, --to says where the clone goes"
-        raise
 
 
 @verb(
@@ -263,7 +227,8 @@ def protect(
 ) -> None:
     """Have verbs that could lose something of an app ask for its name once more.
 
-    These are rewind, retire and app rm. A person types it when asked, a machine says --yes-really APP.
+    These are rewind, retire, app rm, clone rm and clone refresh. A person types it when asked, a machine says
+    --yes-really APP.
     """
     app = session.app(app_name)
     session.show(session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect())

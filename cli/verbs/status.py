@@ -170,7 +170,7 @@ def verify(
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.
     """
-    from ...results.snapshots import verification
+    from ...results.status import verification
 
     last_s = time.monotonic()
     with session.progress() as progress:

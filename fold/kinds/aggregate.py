@@ -137,6 +137,11 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
     def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
         return merged(dict(self.made)[name].function, name, earlier, later)
 
+    def needed_in(self, column: str) -> str:
+        made = dict(self.made).get(column)
+        replaced = made is None or made.function in ("first", "last")
+        return "" if replaced else f"it is {made}, to which later records add"
+
     def is_neutral(self, name: str, default: object) -> bool:
         """What a mean, a first and a last begin with, is kept in internal columns."""
         function = dict(self.made)[name].function

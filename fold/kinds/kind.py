@@ -229,6 +229,13 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """
         raise NotImplementedError
 
+    def needed_in(self, _column: str) -> str:
+        """In words, what later records make of a stored value of this column, so that hiding it would falsify them.
+
+        Empty where they only replace it, and where a function of the program alone knows.
+        """
+        return f"it holds {self.waiting}" if self.waiting else ""
+
     def is_neutral(self, _name: str, _default: object) -> bool:
         """Whether a column that began with this default is as if it had begun with nothing; where `past` is `parts`."""
         return False

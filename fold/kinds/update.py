@@ -69,6 +69,9 @@ class Update(Kind, frozen=True, tag="update"):
         """Rows may fall due by another column from then on."""
         return self.tag == now.tag
 
+    def needed_in(self, column: str) -> str:
+        return "rows fall due by it" if column == self.due else ""
+
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """Fix the table's columns. Raises as well `NotFound` and `Usage` where `due` is no column, or no time."""
         values = self.code.state()

@@ -37,6 +37,9 @@ class Upsert(Kind, frozen=True, tag="upsert"):
     def renamed(self, names: Mapping[str, str]) -> "Upsert":
         return Upsert(names.get(self.by, self.by), self.delete_when)
 
+    def needed_in(self, column: str) -> str:
+        return "it says which of two rows is the later one" if column == self.by else ""
+
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         schema = only(rows, "upsert(...)")
         by = field_of(schema, self.by)

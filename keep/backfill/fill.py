@@ -29,21 +29,19 @@ from msgspec.structs import replace
 from ...errors import Refused
 from ...fold.kinds.kind import kind_of
 from ...moments.status.lag import beats, runner_of
+from ...store.compaction.rewrite import rewritten
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import digests, same_keys
 from ...store.sst.sorted_runs import overlapping
-from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, completed, sst_schema
-from ...store.sst.writer import ROW_GROUP_ROWS, SstWriter
+from ...store.sst.types import HASH, OP, PUT, SEQ
 from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Backfill, Manifest, Sst, Table
 from ..gc.inventory import do_all
 
-_SLICE_ROWS = ROW_GROUP_ROWS
-"""Rows filled at once: bounds memory."""
 _WORKERS = min(os.cpu_count() or 1, 4)
 """Each has the rows of an SST in memory, encoded."""
 
@@ -135,17 +133,14 @@ def fill_ssts(
         due = [fill for fill in fills if fill.parts or sst.seq_min < fill.since]
         if not due:
             return sst
-        table, schema = due[0].table, sst_schema(due[0].table)
-        writer = SstWriter(table)
-        for block in cache.open(store, sst, table).blocks:
-            # Those from before the table got a ttl lack a column.
-            stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
-            for start in range(0, block.stored.num_rows, _SLICE_ROWS):
-                count = min(_SLICE_ROWS, block.stored.num_rows - start)
-                rows = completed(pa.Table.from_batches([block.rows(stored, start, count)]), schema)
-                for fill in due:
-                    rows = fill.rows(rows)
-                writer.append(rows.cast(schema))
+        table = due[0].table
+
+        def filled(rows: pa.Table) -> pa.Table:
+            for fill in due:
+                rows = fill.rows(rows)
+            return rows
+
+        writer = rewritten(store, cache, sst, table, filled)
         made, data = writer.finish(app=names[0], stage=names[1], partition=sst.partition, level=sst.level)
         store.put(made.object, data)
         cache.add_encoded(made, table, data)

@@ -126,7 +126,7 @@ def _first_with(store: ObjectStore, at: Manifest, name: str) -> Manifest | None:
         last_so_called = history.find(store, at.app, former.stage, former.version)
         return _first_with(store, last_so_called, name) if last_so_called is not None else None
     info = apps.find_app(store, at.app) if first.kind == "clone" else None
-    if info is None or info.origin is None or info.origin.topics:
+    if info is None or info.origin is None or info.origin.topics or info.origin.deep:
         return None
     source = store.at(info.origin.root)
     origin = history.find(source, info.origin.app, at.stage, first.version)

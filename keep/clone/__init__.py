@@ -1,1 +1,1 @@
-"""A new app from a moment of another: first versions that share its SSTs, and channels of its own."""
+"""A new app from a moment of another: first versions that share its SSTs, or have copies, and channels of its own."""

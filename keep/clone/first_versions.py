@@ -1,4 +1,4 @@
-"""The first version of each stage of a clone: it shares the SSTs of the source, and has channels of its own.
+"""The first version of each stage of a clone: with the SSTs that `copies` gives it, and channels of its own.
 
 What is in flight at the cut is carried into these: the source's are never touched.
 """
@@ -14,18 +14,18 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ... import instants
-from ...errors import Refused
 from ...moments.cut.graph import Cut, channels, order
 from ...moments.cut.in_flight import InFlight, channel_state
 from ...moments.cut.moments import heads_of
-from ...moments.cut.stored import Snapshot, of_snapshot, read_snapshot
+from ...moments.cut.stored import Snapshot
 from ...moments.take.capture import read
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits, notes
 from ...store.versions.amend import begin
+from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
-from ...store.versions.manifest import AppInfo, Input, Manifest, Output, Sst
-from ...store.versions.side_tables import each_sst
+from ...store.versions.manifest import AppInfo, Input, Manifest, Output
+from .copies import Copies
 
 
 class Channels(Protocol):
@@ -73,7 +73,16 @@ def channel_topic(app: str, channel: str) -> str:
     return f"{app}-{channel}-repartition"
 
 
-def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot) -> dict[str, Carried]:
+def topics_of(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
+    """The topics that half a clone may have in Kafka, as far as its source still says so."""
+    origin = note.info.origin
+    assert origin is not None  # noqa: S101  every clone has one
+    source = store.at(note.root)
+    found = (history.find(source, origin.app, stage, version) for stage, version in origin.cut.items())
+    return tuple(channel_topic(note.info.name, name) for each in found if each is not None for name in each.outputs)
+
+
+def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot | None) -> dict[str, Carried]:
     """Copy every channel of the cut into topics of `app`, by channel: from `keeper` what that has, else from Kafka.
 
     May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
@@ -90,7 +99,7 @@ def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snap
         ends: tuple[int, ...] = ()
         for reader, following in zip_longest(readers, readers[1:]):
             state = channel_state(store, cut, reader, following.input if following else None)
-            captured = keeper.captured(state) if state.attempts else None
+            captured = keeper.captured(state) if state.attempts and keeper is not None else None
             records = read(store, captured, state) if captured else None
             ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, records)
             if state.attempts:
@@ -125,33 +134,43 @@ class _CarriedChannels(Struct, frozen=True):
 
 
 def finish_clone(
-    store: ObjectStore, target: ObjectStore, info: AppInfo, *, channels: Channels, by: str
-) -> tuple[str, ...]:
-    """Give every stage of a clone in `target` its first version, as far as it has none; returns those that got one.
+    store: ObjectStore,
+    target: ObjectStore,
+    info: AppInfo,
+    cut: Cut,
+    keeper: Snapshot | None,
+    copies: Copies,
+    channels: Channels,
+    *,
+    by: str,
+    is_new: bool,
+) -> None:
+    """Give every stage of a clone in `target` its first version, as far as it has none; none has where it `is_new`.
 
-    Raises `NotFound` where the source's snapshot, a manifest or a topic is gone, `Refused` where the app is no clone,
-    or records in flight are gone, and `Unavailable`.
+    `keeper` is a snapshot that may keep records in flight. Raises `NotFound` where a manifest or a topic is gone,
+    `Refused` where records in flight are, `Corruption` where an SST is that is to be copied, and `Unavailable`.
     """
-    missing = unfinished(target, info)
-    if info.origin is None:
-        raise Refused(f"app {info.name!r} is no clone: there is nothing to finish")
+    there = {} if is_new else _there(target, info.name, cut)
+    # Senders first, as their runners would have committed them.
+    missing = [stage for stage in order(cut.stages) if stage not in there]
     if missing:
-        pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
-        cut = of_snapshot(store, pinned)
-        key = keys.channels(info.name)
-        noted = notes.find(target, key, _CarriedChannels)
+        key, made = keys.channels(info.name), copies.made(missing)
+        noted = None if is_new else notes.find(target, key, _CarriedChannels)
         if noted is None:
             # Somebody may finish the same clone at the same time: the note that was first counts.
-            noted = notes.add(target, key, _CarriedChannels(_carry(store, cut, info.name, channels, pinned)))
-        # Senders first: nobody may see a receiver whose sender is not there.
-        for stage in order(cut.stages):
-            if stage in missing:
-                begin(target, replace(_first_version(store, target, cut, stage, info, noted.channels), by=by))
-    # Where the stages begin, for Kafka's own tools; those that run on already show it themselves.
-    for stage, head in heads_of(target, info.name, info.origin.cut).items():
-        if head.version == info.origin.cut[stage]:
-            channels.announce(info.name, stage, {read.topic: read.offsets for read in head.inputs.values()})
-    return missing
+            noted = notes.add(target, key, _CarriedChannels(_carry(store, cut, info.name, channels, keeper)))
+        for stage in missing:
+            there[stage] = replace(_first_version(made[stage], cut, info, noted.channels), by=by)
+            begin(target, there[stage])
+    # Where the stages begin, for Kafka's own tools.
+    for stage, first in there.items():
+        channels.announce(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
+
+
+def _there(store: ObjectStore, app: str, cut: Cut) -> dict[str, Manifest]:
+    """The first versions that an earlier call has committed."""
+    found = ((stage, history.find(store, app, stage, version)) for stage, version in cut.versions.items())
+    return {stage: manifest for stage, manifest in found if manifest is not None}
 
 
 def has_run(store: ObjectStore, info: AppInfo) -> bool:
@@ -161,37 +180,13 @@ def has_run(store: ObjectStore, info: AppInfo) -> bool:
     return any(head.version != cut.get(stage) for stage, head in heads.items())
 
 
-def unfinished(store: ObjectStore, info: AppInfo) -> tuple[str, ...]:
-    """The stages that a clone has yet to get from its source; empty unless it is an unfinished clone.
+def _first_version(source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, Carried]) -> Manifest:
+    """A stage's first manifest in the clone, under the source's version number: `_seq` goes on from it.
 
-    Such a stage must not be started before: it would begin without its state. One request for each stage.
+    `source` is the stage's version in the cut, with the SSTs that the clone has.
     """
-    stages = info.origin.cut if info.origin else {}
-    return tuple(stage for stage in stages if not history.first_version(store, info.name, stage))
-
-
-def check_finished(store: ObjectStore, info: AppInfo) -> None:
-    """Raise `Refused` for an unfinished clone. Requests as of `unfinished`."""
-    if missing := unfinished(store, info):
-        raise Refused(
-            f"app {info.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
-            hint="run the same `slackwater clone` again; it goes on where it stopped",
-        )
-
-
-def _first_version(
-    store: ObjectStore, target: ObjectStore, cut: Cut, stage: str, info: AppInfo, copied: Mapping[str, Carried]
-) -> Manifest:
-    """A stage's first manifest in the clone, under the source's version number: `_seq` goes on from it."""
-    source = cut.stages[stage]
-
-    def named(sst: Sst) -> Sst:
-        """As a manifest under the clone's root names it."""
-        held_by = sst.root or store.url
-        return replace(sst, root="" if held_by == target.url else held_by)
-
     # Snapshots under way are the source's.
-    whole = without_snapshots(carried(each_sst(source, named)))
+    whole = without_snapshots(carried(source))
     topics = info.origin.topics if info.origin else {}
     return replace(
         whole,
@@ -201,7 +196,7 @@ def _first_version(
         time_ms=max(instants.now_ms(), source.time_ms),
         kind="clone",
         inputs={
-            name: _carried_input(read, stage, name, info.name, cut, copied)
+            name: _carried_input(read, source.stage, name, info.name, cut, copied)
             if read.upstream
             else replace(read, topic=topics.get(name, name))
             for name, read in whole.inputs.items()

@@ -19,7 +19,6 @@ from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
 from ...store.versions.manifest import AppInfo, Manifest, Output
-from ..clone.first_versions import check_finished
 from .load import Loading, OnProgress, discard
 from .source import RowSource
 
@@ -112,9 +111,7 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
 
     Raises `Refused` where it has others, or the app is an unfinished clone.
     """
-    info = apps.find_app(store, app)
-    if info is not None:
-        check_finished(store, info)
+    history.list_stages(store, app)  # says so where it is half a clone
     head = history.head(store, app, stage)
     if head is not None and (head.version, head.kind) != (1, "init"):
         raise _taken(app, stage, f"up to v{head.version}, a {head.kind} by {head.by or head.writer}")

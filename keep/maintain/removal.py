@@ -8,23 +8,28 @@
    refused. Check once more: whoever pinned a cut before is seen now, and whoever pins one after it sees the note.
 4. Delete its identity, then everything else, the newest versions last, and the note after them. What is left says who
    removed it and when: the app's own log is gone with it.
+5. Of a clone, take away the snapshot that kept what it shared, in the app that it was made from.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec import Struct
 from ulid import ULID
 
-from ...errors import Refused
+from ...errors import NotFound, Refused
 from ...moments.cut.graph import order
 from ...moments.cut.moments import heads_of
+from ...moments.cut.stored import find_snapshot
 from ...moments.take.audit_log import Operation, why
 from ...moments.take.remove import check_unused
+from ...moments.take.remove import remove as remove_snapshot
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
+from ..clone.first_versions import topics_of
 from ..gc.inventory import do_all, storage_clock_ms
 from .stages import commit_retired
 
@@ -47,6 +52,10 @@ class Removal(Struct, frozen=True):
     """Its repartition topics, and the internal ones of its sinks."""
     message: limits.Line = ""
     """Why."""
+    source: limits.NameOrNone = ""
+    """Of a clone that shares something, the app that it was made from, which has a snapshot for it."""
+    source_root: limits.Line = ""
+    snapshot: limits.NameOrNone = ""
 
     @property
     def operation(self) -> Operation:
@@ -108,9 +117,11 @@ def remove_app(
             raise AssertionError("an app that came into being meanwhile")
         if not dry_run:
             outside(before)
+            _release(store, before)
         return Removed(before, Contents(0, 0, 0, 0, 0), True)
     whole = exists(store, keys.app_info(app))
-    heads = {} if begun else heads_of(store, app, history.list_stages(store, app))
+    cloning = apps.find_cloning(store, app) if begun is None else None
+    heads = {} if begun else heads_of(store, app, _stages(store, app, cloning))
     if whole or begun is None:
         if not force:
             check_unused(store, app)
@@ -120,9 +131,10 @@ def remove_app(
     if removal is None:
         topics = {output.topic for head in heads.values() for output in head.outputs.values()}
         topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
-        ulid = ULID()
+        topics |= {*topics_of(store, cloning)} if cloning is not None else set()
+        ulid, source = ULID(), _source(store, app, cloning)
         stages = {stage: heads[stage].version for stage in sorted(heads)}
-        removal = Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why())
+        removal = Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why(), *source)
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
@@ -165,12 +177,42 @@ def remove_app(
             do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
     notes.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
+    history.forget(store, app)
+    _release(store, removal)
     return Removed(removal, contents, False)
 
 
 def removal_of(store: ObjectStore, app: str) -> Removal | None:
     """The note of an app's removal, the newest of that name; None where there was none. One request."""
     return notes.find(store, keys.removed(app), Removal)
+
+
+def _stages(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple[str, ...]:
+    """Its stages, those also that half a clone has."""
+    if cloning is None:
+        return history.list_stages(store, app)
+    return tuple(name for name in store.list_folders(keys.stages(app)) if name != keys.CLONING)
+
+
+def _source(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple[str, str, str]:
+    """The app that this one was cloned from, its root, and the snapshot that it has for this one; else nothing."""
+    info = cloning.info if cloning is not None else apps.find_app(store, app)
+    if info is None or info.origin is None:
+        return "", "", ""
+    root, snapshot = (cloning.root, cloning.snapshot) if cloning else (info.origin.root, info.origin.snapshot)
+    return (info.origin.app, root, snapshot) if snapshot else ("", "", "")
+
+
+def _release(store: ObjectStore, removal: Removal) -> None:
+    """Take away the snapshot that kept what a clone shared, unless it keeps something for another one."""
+    if not removal.snapshot:
+        return
+    source = store.at(removal.source_root)
+    # Whoever may not, or comes too late, leaves it to its owner.
+    with suppress(NotFound, Refused):
+        found = find_snapshot(source, removal.source, removal.snapshot)
+        if found is not None and (found.kind, found.clone) == ("clone", removal.app):
+            remove_snapshot(source, removal.source, removal.snapshot)
 
 
 def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> None:
@@ -200,7 +242,7 @@ def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[Obje
 
     Snapshots before what they pin, and last the version of each stage that stops its runner.
     """
-    stay = {keys.removing(app), keys.removed(app)}
+    stay = {keys.removing(app), keys.removed(app), keys.refreshing(app)}
     left = [info for info in store.list(f"{app}/") if info.key not in stay]
     last = {
         max(found)

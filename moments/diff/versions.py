@@ -156,7 +156,7 @@ def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Itera
             part = StageVersions(part.store, part.app, former.stage, 0, former.version)
             continue
         yield replace(part, after=born)
-        if origin is None or not born:
+        if origin is None or not born or not origin.shares_rows:
             return
         source = part.store.at(origin.root)
         pinned = find_snapshot(source, origin.app, origin.snapshot)

@@ -47,19 +47,24 @@ def check_unused(store: ObjectStore, app: str) -> None:
 
 
 def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Whether the app for which a snapshot was pinned is there. Raises `Refused` where that cannot be told."""
+    """Whether the app for which a snapshot was pinned is there, or is being made.
+
+    Raises `Refused` where that cannot be told.
+    """
     elsewhere = snapshot.clone_root not in ("", store.url)
     target = store.at(snapshot.clone_root)
-    try:
-        info = apps.read_app(target, snapshot.clone)
-    except NotFound:
+    if (note := apps.find_cloning(target, snapshot.clone)) is not None:
+        origin = note.info.origin
+        return origin is not None and (origin.app, note.snapshot) == (snapshot.app, snapshot.name)
+    info = apps.find_app(target, snapshot.clone)
+    if info is None:
         # A disk that is not mounted, or another machine's, reads as a store without apps.
         if elsewhere and next(iter(target.list_folders("")), None) is None:
             raise Refused(
                 f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
                 f"under {snapshot.clone_root}, and from here nothing is to be seen there: it may live on",
                 hint=f"do this where {snapshot.clone_root} can be read, or say --force if the clone is gone",
-            ) from None
+            )
         return False
     origin = info.origin
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)

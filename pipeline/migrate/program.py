@@ -12,7 +12,6 @@ from ulid import ULID
 from ... import instants
 from ...errors import NotFound
 from ...fold.fits import Declared, DeclaredStage
-from ...keep.clone.first_versions import check_finished
 from ...keep.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from ...moments.take.audit_log import whoami
 from ...store.objects.open import open_store
@@ -79,7 +78,6 @@ def migrate_app(
     """The same for a program that is loaded, and a store that is open. Raises as `migrate_file`."""
     news = news or News()
     info = apps.read_app(store, program.name)
-    check_finished(store, info)
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
     found = find_plan(store, with_spark(program, options, news), renames, stages=stages)
     if dry_run or not found.changes:

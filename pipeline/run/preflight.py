@@ -13,7 +13,7 @@ from ... import instants
 from ...durations import parse_ms
 from ...errors import NotFound, Refused
 from ...fold.kinds.kind import key_of_table
-from ...keep.clone.first_versions import channel_topic, check_finished
+from ...keep.clone.first_versions import channel_topic
 from ...keep.init.initialise import waits_for_rows
 from ...keep.maintain.stages import absent
 from ...keep.migrate.migration import finish_newest
@@ -88,8 +88,9 @@ def preflight(app: App, options: Options, news: News) -> Start:
     if master:  # else it is known when Spark has started
         check_unflushed(limits, master)
     info, migration = apps.find_app(store, app.name), 0
-    if info is not None:
-        check_finished(store, info)
+    if info is None:
+        history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
+    else:
         if waits_for_rows(store, info):
             raise Refused(
                 f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",

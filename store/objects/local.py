@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
 
-from ...errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
+from ...errors import Forbidden, ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from .protocol import Leftover, ObjectInfo, ObjectStore, check_key, check_range
 from .wrapper import OtherRoots, Wrapper
 
@@ -199,7 +199,7 @@ class LocalStore(OtherRoots):
             if verb == "read" and error.errno in (*_ABSENT, errno.ENAMETOOLONG):
                 raise ObjectNotFound(key, self.url) from None
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise Refused(what, hint="give this user access to the folder, or name another store") from error
+                raise Forbidden(what, hint="give this user access to the folder, or name another store") from error
             if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
                 raise Refused(what, hint="in a folder, a key cannot go through another object") from error
             raise Unavailable(what, hint="see to the disk, then run this again") from error

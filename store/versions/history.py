@@ -98,6 +98,14 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
     return manifest
 
 
+def forget(store: ObjectStore, app: str) -> None:
+    """Keep no manifest of an app that was removed: another one of its name may have other versions of these numbers."""
+    with _lock:
+        if (recent := _recent.get(store)) is not None:
+            for key in [key for key in recent if key.startswith(f"{app}/")]:
+                del recent[key]
+
+
 def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
     """The versions that follow `version`, oldest first, up to the newest. One request each, and one that finds none."""
     while (manifest := find(store, app, stage, version + 1)) is not None:
@@ -201,10 +209,12 @@ def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """The app's stages, in order; none of an app that does not exist. Raises `Refused` where it is being removed."""
+    """The app's stages, in order; none of an app that does not exist.
+
+    Raises `Refused` where it is being removed, or is a clone that is not whole yet.
+    """
     found = tuple(store.list_folders(keys.stages(app)))
-    if keys.REMOVING in found:
-        raise apps.being_removed(app)
+    apps.check_whole(app, found)
     return found
 
 

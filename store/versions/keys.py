@@ -23,6 +23,8 @@ _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
 
 REMOVING = "_removing"
 """The folder among an app's stages that says that it is being removed: no stage can have this name."""
+CLONING = "_cloning"
+"""The folder among an app's stages that says that it is a clone, and not whole yet."""
 
 
 def check_name(what: str, name: str) -> str:
@@ -60,12 +62,16 @@ app_info = _in_app("app.json")
 """Who the app is; its presence is the app's existence."""
 channels = _in_app("channels.json")
 """Where a clone's copied records lie in its own topics."""
+cloning = _in_app(f"stages/{CLONING}/app.json")
+"""The note that the app is being made as a clone. It lies among the stages, so that whoever lists them sees it."""
 collection = _in_app("gc.json")
 """What a collection writes first, to learn the time of storage's clock."""
 notice = _in_app("notice.json")
 """Written over whenever something is asked of the app's runners, who read it often."""
 protected = _in_app("protected.json")
 """The note that the app is protected."""
+refreshing = _in_app("refreshing.json")
+"""The note that a clone is being made anew. It outlives the removal of what the clone was."""
 removed = _in_app("removed.json")
 """The note that there was an app of this name, and who removed it."""
 removing = _in_app(f"stages/{REMOVING}/app.json")

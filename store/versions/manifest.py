@@ -484,15 +484,28 @@ class Origin(Struct, frozen=True):
     """What a clone was made from."""
 
     root: limits.Line
+    """The source's store root; empty of a clone that has everything for itself, for which there need be no source."""
     app: limits.Name
-    snapshot: limits.Name
-    """Name of the pinned snapshot in the source app."""
+    snapshot: limits.NameOrNone
+    """Name of the pinned snapshot in the source app; empty where nothing is shared with that."""
     cut: dict[limits.Name, limits.Version]
     """Source version of each stage."""
     topics: dict[limits.Topic, limits.Topic] = {}
     """User topics read under another name: source name to this app's name."""
     sinks: dict[limits.Topic, limits.Topic] = {}
     """The sinks that the clone publishes, by their names as declared, and the topic of each. It writes no others."""
+    masks: dict[limits.Line, limits.Line] = {}
+    """What is hidden, `table.column` to how: its rows have other values there than the source's."""
+
+    @property
+    def deep(self) -> bool:
+        """Whether it has everything for itself."""
+        return not self.root
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether the first versions have the very rows of the source's, by their `_seq`, and the source is known."""
+        return not self.deep and not self.masks
 
 
 class AppInfo(Struct, frozen=True):
@@ -505,3 +518,14 @@ class AppInfo(Struct, frozen=True):
     """Where its stages begin to read users' topics, by declared name: those for which `init` overrides the program."""
     initialised: limits.NameOrNone = ""
     """The stage whose table began with rows from elsewhere, if the app did: it runs once that has a version."""
+    owner: limits.Line = ""
+    """Of a clone, who has it, user@host or whatever was said."""
+    reason: limits.Text = ""
+    """Of a clone, what it is for."""
+    ttl_ms: limits.TtlMs = 0
+    """Of a clone, how long it is wanted; 0 for as long as nobody removes it."""
+
+    @property
+    def expires_ms(self) -> int:
+        """When the time is over for which it is wanted, milliseconds since 1970 UTC; 0 for never."""
+        return self.created_ms + self.ttl_ms if self.ttl_ms else 0

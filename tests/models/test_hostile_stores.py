@@ -40,6 +40,7 @@ READING: tuple[tuple[str, ...], ...] = (
     ("snapshot", "list", "flights"),
     ("snapshot", "show", "flights", "before-deploy"),
     ("snapshot", "show", "flights", "clone-staging"),
+    ("clone", "list"),
     ("bisect", "flights", "--where", "SELECT carrier, delay FROM carriers WHERE delay > 1000"),
     ("gc", "flights", "--dry-run", "--all", "1h"),
     ("compact", "flights", "--dry-run"),

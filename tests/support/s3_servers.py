@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,16 +36,24 @@ def moto(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def versitygw(folder: Path, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> Iterator[str]:
+def versitygw(
+    folder: Path, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY, users: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """The endpoint of a running versitygw that keeps its objects in the folder, its log beside them.
 
-    Skips the test where there is no Go to build it.
+    `users` are others whom it knows, by their keys; they may do what a bucket's policy says. Skips the test where there
+    is no Go to build it.
     """
     port, objects = ports.choose(), folder / "objects"
     objects.mkdir()
     listen = ("--port", f"{ports.HOST}:{port}", "--access", access_key, "--secret", secret_key, "--keep-alive")
-    command = [str(_built()), *listen, "posix", *_metadata(folder, objects), str(objects)]
+    accounts = ("--iam-dir", str(folder)) if users else ()
+    command = [str(_built()), *listen, *accounts, "posix", *_metadata(folder, objects), str(objects)]
     with _running(command, folder, port) as endpoint:
+        admin = [str(_built()), "admin", "--access", access_key, "--secret", secret_key, "--endpoint-url", endpoint]
+        for user, secret in (users or {}).items():
+            words = [*admin, "create-user", "--access", user, "--secret", secret, "--role", "user"]
+            subprocess.run(words, check=True, capture_output=True)
         yield endpoint
 
 

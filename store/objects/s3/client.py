@@ -22,7 +22,7 @@ from botocore.session import Session as Core
 from cachetools import LRUCache
 from urllib3.exceptions import HTTPError
 
-from ....errors import NotFound, Refused, Usage
+from ....errors import Forbidden, NotFound, Refused, Usage
 from ..retry import RetryBudget, TransientError
 from .settings import S3Access, S3Place, S3Settings, aws_variables
 
@@ -263,7 +263,8 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
     Raises:
         TransientError: no answer, or one that asks to come again.
         NotFound: there is no such bucket.
-        Refused: credentials, permissions, region, or anything else that will not pass by itself.
+        Forbidden: credentials or permissions.
+        Refused: the region, or anything else that will not pass by itself.
     """
     where = f"{endpoint}, bucket {bucket!r}"
     try:
@@ -288,7 +289,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
                 f"{where} belongs to another region: {message}", hint="set AWS_REGION to the bucket's"
             ) from None
         if status in (401, 403) or code == _UNKNOWN_ACCESS_KEY:
-            raise Refused(
+            raise Forbidden(
                 f"{where} refused the credentials or the request ({code}): {message}",
                 hint=f"{_CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
             ) from None

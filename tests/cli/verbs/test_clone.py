@@ -1,6 +1,8 @@
 """`slackwater clone` as it is typed."""
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from slackwater.moments.cut.stored import list_snapshots
@@ -68,3 +70,108 @@ def test_a_topic_that_is_not_a_pair_is_a_usage_error(pair: str) -> None:
     result = slackwater("clone", "flights", "other", "--topic", pair, "--kafka", "nowhere:1")
     assert result.exit_code == 2
     assert "NAME=OTHER" in result.stderr
+
+
+def _at(patch: pytest.MonkeyPatch, days: float) -> None:
+    """So many days from now."""
+    present = time.time_ns
+    patch.setattr(time, "time_ns", lambda: present() + round(days * 86_400 * 10**9))
+
+
+@pytest.mark.usefixtures("kafka")
+def test_list_says_whose_a_clone_is_why_and_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no clone is known under" in done("clone", "list")
+    made = done("clone", "flights", "flights-staging", "--ttl", "3d", "--owner", "ada", "--reason", "try it")
+    assert "wanted for 3d, until " in made
+    assert "it has its own" not in made
+    listed = done("clone", "list")
+    for word in ("flights-staging", "flights@clone-flights-staging", "ada", "in 2 d", "not yet", "try it"):
+        assert word in listed
+    (found,) = from_json("clone", "list", "flights")["clones"]
+    assert (found["owner"], found["reason"], found["expired"], found["kept_bytes"]) == ("ada", "try it", False, 0)
+    assert found["shared_bytes"] > 0
+    _at(monkeypatch, 4)
+    assert "expired 1 d ago" in done("clone", "list")
+    assert from_json("clone", "list")["clones"][0]["expired"]
+
+
+@pytest.mark.usefixtures("kafka")
+def test_rm_removes_clones_whose_time_is_over_and_nothing_else(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done("clone", "flights", "short", "--ttl", "1h")
+    done("clone", "flights", "long", "--ttl", "30d")
+    done("clone", "flights", "for-ever")
+    done("clone", "flights", "kept", "--ttl", "1h")
+    done("protect", "kept", "--message", "shown to the board")
+    assert "no clone's time is over" in done("clone", "rm", "--expired")
+    _at(monkeypatch, 2)
+    result = slackwater("clone", "rm", "--expired", "--dry-run")
+    assert "would remove short: " in result.stdout
+    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    result = slackwater("clone", "rm", "--expired")
+    assert result.exit_code == 1
+    assert "removed short: " in result.stdout
+    assert "kept stays: app 'kept' is protected" in result.stdout
+    assert [app["app"] for app in from_json("status")] == ["flights", "for-ever", "kept", "long"]
+    assert {pinned.clone for pinned in list_snapshots(store, "flights")} == {"for-ever", "kept", "long"}
+
+
+@pytest.mark.usefixtures("kafka")
+def test_rm_takes_no_app_for_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    done("clone", "flights", "staging")
+    refused = slackwater("clone", "rm", "flights")
+    assert refused.exit_code == 1
+    assert "app 'flights' is no clone: nothing was removed" in refused.stderr
+    for words in (("clone", "rm"), ("clone", "rm", "staging", "--expired")):
+        wrong = slackwater(*words)
+        assert wrong.exit_code == 2
+        assert "takes the name of a clone, or --expired" in wrong.stderr
+    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    assert "removed staging: 3 stages" in done("clone", "rm", "staging", "--fence")
+    assert "was removed" in done("clone", "rm", "staging")
+    assert "no clone is known" in done("clone", "list")
+
+
+def test_refresh_brings_the_newest_state_under_the_same_name(
+    app: FlightsApp, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    monkeypatch.setattr(Kafka, "kafka", SimpleNamespace(delete_groups=lambda groups: None), raising=False)
+    done("clone", "flights/carriers@v5", "staging", "--topic", "flights=flights-corrected", "--owner", "ada")
+    kafka.topics["flights-corrected"] = kafka.topics["flights"]
+    assert done("clone", "refresh", "staging", "--dry-run").startswith("would make staging anew from flights")
+    sql = "SELECT sum(flights) AS flights FROM carriers"
+    before = rows_of("staging", sql)
+    made = from_json("clone", "refresh", "staging")
+    assert made["topics"] == {"flights": "flights-corrected"}
+    assert made["app"]["owner"] == "ada"
+    assert rows_of("staging", sql) == rows_of("flights", sql) != before
+    refused = slackwater("clone", "refresh", "flights")
+    assert "app 'flights' is no clone" in refused.stderr
+
+
+@pytest.mark.usefixtures("kafka")
+def test_a_deep_clone_needs_a_root_of_its_own_and_a_mask_a_column(tmp_path: Path) -> None:
+    wrong = slackwater("clone", "flights", "staging", "--deep")
+    assert (wrong.exit_code, "--deep --to ROOT" in wrong.stderr) == (2, True)
+    planned = done("clone", "flights", "staging", "--deep", "--to", str(tmp_path / "other"), "--dry-run")
+    assert "aircraft has SSTs of its own: " in planned
+    assert " to write" in planned
+    wrong = slackwater("clone", "flights", "staging", "--mask", "aircraft=hash")
+    assert (wrong.exit_code, "does not say what to hide" in wrong.stderr) == (2, True)
+    refused = slackwater("clone", "flights", "staging", "--mask", "aircraft.tail=hash")
+    assert (refused.exit_code, "aircraft.tail is part of the key" in refused.stderr) == (1, True)
+
+
+def test_a_masked_clone_says_what_is_hidden(app: FlightsApp, kafka: Kafka) -> None:
+    app.step_all()  # nothing is on the way
+    made = done("clone", "flights", "staging", "--mask", "carriers.delay=null")
+    assert "carriers has SSTs of its own: " in made
+    assert "without delay (null)" in made
+    assert rows_of("staging", "SELECT DISTINCT delay FROM carriers") == [{"delay": None}]
+    assert rows_of("staging", "SELECT sum(flights) AS n FROM carriers") == rows_of(
+        "flights", "SELECT sum(flights) AS n FROM carriers"
+    )
+    # Rows that differ, under one `_seq`.
+    assert slackwater("diff", "flights", "staging").exit_code == 1

@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -6,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
 from slackwater.keep.clone.clone import ClonePlan, clone
-from slackwater.keep.clone.first_versions import finish_clone, unfinished
 from slackwater.moments.cut.graph import violations
 from slackwater.moments.cut.in_flight import in_flight
 from slackwater.moments.cut.lineage import trace
@@ -25,6 +26,8 @@ from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sin
 
 from tests.models.profiles import scaled
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -385,7 +388,7 @@ def finished_after(app: FlightsApp, crash: object) -> FlightsApp:
     finally:
         app.store, app.kafka = source, topics
     make(app)
-    assert unfinished(source, apps.read_app(source, "staging")) == ()
+    assert is_whole(source)
     staging = started(app)
     for each in (app, staging):
         each.step_all()
@@ -406,6 +409,10 @@ def test_a_clone_that_crashed_while_copying_is_finished_by_the_same_call(app: Fl
     assert staging.state == app.state
 
 
+def is_whole(store: ObjectStore, name: str = "staging") -> bool:
+    return apps.find_app(store, name) is not None and apps.find_cloning(store, name) is None
+
+
 def begun(app: FlightsApp, source: str = "flights", **more: object) -> None:
     """A clone that crashed before its last stage."""
     store = app.store
@@ -413,7 +420,9 @@ def begun(app: FlightsApp, source: str = "flights", **more: object) -> None:
     with pytest.raises(Crash):
         make(app, source, **more)
     app.store = store
-    assert unfinished(store, apps.read_app(store, "staging")) != ()
+    with pytest.raises(Refused, match="'staging' is a clone that was not finished"):
+        apps.read_app(store, "staging")
+    assert apps.list_apps(store) == ("flights",)
 
 
 def test_an_unfinished_clone_keeps_its_moment_though_now_has_moved_on(app: FlightsApp) -> None:
@@ -452,7 +461,7 @@ def test_an_unfinished_clone_is_not_finished_as_something_else(app: FlightsApp) 
     app.kafka.topics["corrected"] = app.kafka.topics["flights"]
     begun(app)
     for source, more in (("flights@other", {}), ("flights", {"topics": {"flights": "corrected"}})):
-        with pytest.raises(Refused, match=r"unfinished clone of flights@clone-staging .*; carriers are missing"):
+        with pytest.raises(Refused, match=r"unfinished clone of flights@clone-staging .*, and this call is for"):
             make(app, source, **more)
     assert make(app).resumed
 
@@ -470,13 +479,6 @@ def test_a_pin_left_by_a_clone_that_never_was_is_not_taken_over(app: FlightsApp)
     assert apps.read_app(store, "staging").origin.snapshot == "clone-staging-2"
 
 
-def test_an_app_that_is_no_clone_has_nothing_to_finish(app: FlightsApp) -> None:
-    info = apps.read_app(app.store, "flights")
-    assert unfinished(app.store, info) == ()
-    with pytest.raises(Refused, match="no clone"):
-        finish_clone(app.store, app.store, info, channels=app.kafka, by="ada")
-
-
 @scaled(17, in_ci=150)
 @given(seed=st.integers(0, 2**32))
 def test_a_clone_through_a_store_with_faults_is_whole_in_the_end(seed: int) -> None:
@@ -490,7 +492,7 @@ def test_a_clone_through_a_store_with_faults_is_whole_in_the_end(seed: int) -> N
         except Refused:
             pass  # it was finished, only the last answer was lost
         break
-    assert unfinished(app.store, apps.read_app(app.store, "staging")) == ()
+    assert is_whole(app.store)
     staging = started(app)
     for each in (app, staging):
         each.step_all()
@@ -540,6 +542,28 @@ def test_a_clone_takes_the_same_requests_at_any_size_of_the_state() -> None:
     large, large_bytes = requests_of_a_clone(200_000)
     assert small == large
     assert large_bytes < small_bytes + 100  # longer numbers in the manifests; no byte of an SST
+
+
+def test_a_clone_asks_the_store_six_times_a_stage_at_most(app: FlightsApp) -> None:
+    """Beside what it asks once, and what is on the way, whose versions it reads."""
+    app.step_all()
+    app.store = counting = Recording(app.store)
+    make(app)
+    by_stage = {stage: [key for key in counting.keys if f"/stages/{stage}/" in key] for stage in STAGES}
+    assert max(map(len, by_stage.values())) <= 6
+    assert len(counting.keys) <= 30 + sum(map(len, by_stage.values()))
+
+
+class Recording(CountingStore):
+    """A store that remembers what was asked for."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.keys: list[str] = []
+
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        self.keys.append(key)
+        return super()._ask(method, key, request, sent)
 
 
 def test_a_clone_publishes_what_it_is_told_and_begins_it_anew(app: FlightsApp) -> None:

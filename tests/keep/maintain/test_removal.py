@@ -218,7 +218,9 @@ def test_a_pin_whose_clones_state_another_pin_keeps_too_may_go() -> None:
     cloned(app, "flights", "staging")
     cloned(app, "flights", "other")
     gone(app, "staging")
-    remove(app.store, "flights", "clone-staging")
+    assert [each.name for each in list_snapshots(app.store, "flights")] == ["clone-other"], (
+        "the clone's pin went with it"
+    )
     with pytest.raises(Refused, match="'other' is a clone that lives from"):
         remove(app.store, "flights", "clone-other")
 

@@ -18,7 +18,7 @@ from slackwater.pipeline.kafka.protocol import Kafka, Record
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.versions.apps import create_app, ensure_app
+from slackwater.store.versions.apps import Cloning, begin_clone, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
 pytestmark = pytest.mark.usefixtures("no_spark")
@@ -171,5 +171,5 @@ def test_offsets_that_are_gone_are_told_without_spark(shop: Shop) -> None:
 
 def test_a_clone_that_is_not_finished_is_refused_without_spark(shop: Shop) -> None:
     origin = Origin("/elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
-    create_app(shop.store, AppInfo(shop.name, 1, origin))
-    shop.refused(shop.program(), Refused, "a clone that was not finished: accounts, entries")
+    begin_clone(shop.store, Cloning(AppInfo(shop.name, 1, origin), "/elsewhere", "good"))
+    shop.refused(shop.program(), Refused, "is a clone that was not finished")

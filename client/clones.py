@@ -1,0 +1,243 @@
+"""Clones of an app: made, made anew, and removed; and the removal of any app."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from .. import instants
+from ..durations import parse_ms
+from ..errors import Refused, SlackwaterError
+from ..keep.clone.clone import clone as make_clone
+from ..keep.clone.first_versions import has_run
+from ..keep.clone.listing import clones
+from ..keep.clone.plan import ClonePlan, Terms
+from ..keep.maintain import protection
+from ..keep.maintain.refresh import refresh
+from ..keep.maintain.removal import Removal, Removed, remove_app
+from ..pipeline.kafka.channels import group_of
+from ..results import maintenance
+from ..results import snapshots as shown
+from ..results.formats import store_flag
+from ..results.shown import Result
+from ..store.versions.apps import find_app
+from .backends import Backends
+from .history import AppHistory
+
+if TYPE_CHECKING:
+    from ..pipeline.kafka.channels import KafkaChannels
+
+Progress = Callable[[int, int], None]
+"""Told how many SSTs are copied, and of how many."""
+
+
+class AppClones(AppHistory):
+    """What makes an app of another one, and what removes one."""
+
+    def clone(
+        self,
+        to: str,
+        *,
+        at: str | datetime = "now",
+        topics: Mapping[str, str] | None = None,
+        sinks: Mapping[str, str] | None = None,
+        store: str | None = None,
+        masks: Mapping[str, str] | None = None,
+        deep: bool = False,
+        owner: str = "",
+        reason: str = "",
+        ttl: str = "",
+    ) -> Self:
+        """Make a new app from a moment of this one: same state, same offsets, topics between stages of its own.
+
+        No state is copied, unless `deep` or `masks` say so. A call that was interrupted is finished by the same call.
+
+        Args:
+            to: the new app's name.
+            at: the moment, as `at` takes it.
+            topics: topics that it reads instead, by the names that the app declares.
+            sinks: what it publishes: a topic of its own for each sink, by the name that the app declares; default
+                nothing.
+            store: the store root of the new app; default the same.
+            masks: what it hides, `"table.column"` to `"hash"`, `"null"` or a text with `{}` where the hash is to stand.
+            deep: copy everything into the other root, so that this app may vanish.
+            owner: who has it; default who calls.
+            reason: what it is for.
+            ttl: how long it is wanted, as `"3d"`; default for as long as nobody removes it. `remove_expired` of the
+                client then removes it.
+
+        Returns:
+            The new app, which has not begun to run.
+
+        Raises:
+            Usage: the name, the moment, a mask or the span is malformed, or nothing says where Kafka is.
+            NotFound: there is no such moment, topic, sink or column.
+            Refused: the name is taken, a topic does not hold the offsets, records in flight are gone, or a column
+                cannot be hidden.
+            Forbidden: this user may not pin the moment in the source.
+        """
+        ttl_ms = parse_ms("ttl", ttl) if ttl else 0
+        said = {"topics": topics, "sinks": sinks, "masks": masks, "deep": deep, "reason": reason, "ttl_ms": ttl_ms}
+        self._clone(self._ref(at), to, store, said, owner=owner)
+        return type(self)(self._client.beside(store), to)
+
+    def cloned(
+        self, source: str, to: str, store: str | None, said: Mapping[str, Any], *, dry_run: bool = False, **more: Any
+    ) -> Result:
+        """What `clone` does, from a whole ref; `said` are fields of `Terms`. Tells what was done, or would be.
+
+        `more` are `owner` and `on_progress`, which is told how many SSTs are written, and of how many.
+        """
+        client = self._client
+        made = self._clone(source, to, store, said, dry_run=dry_run, **more)
+        client.note_thinned(source, made.source.thinned)
+        runs = made.done and has_run(client.beside(store).store, made.info)
+        return shown.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
+
+    def _clone(
+        self,
+        source: str,
+        to: str,
+        store: str | None,
+        said: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
+        on_progress: Progress = lambda _done, _all: None,
+        owner: str = "",
+    ) -> ClonePlan:
+        client = self._client
+        return make_clone(
+            client.store,
+            source,
+            to,
+            terms=Terms(owner=owner or client.by, **{name: value for name, value in said.items() if value}),
+            channels=client.known_channels("in which a clone has topics of its own"),
+            target_store=client.beside(store).store,
+            cache=client.cache,
+            by=client.by,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
+
+    def refresh(
+        self,
+        *,
+        fence: bool = False,
+        yes_really: str = "",
+        dry_run: bool = False,
+        on_progress: Progress = lambda _done, _all: None,
+    ) -> Result:
+        """Make this clone anew from its source's newest moment: same name, topics, sinks, masks, owner, time to live.
+
+        What it has done since is gone. With `fence` also when a runner holds it, which stops.
+
+        Raises:
+            NotFound: there is no such app.
+            Refused: it is no clone, has everything of its own, others live from it, or it could not be made anew.
+        """
+        client = self._client
+        self._check_protected("to make it anew", yes_really, dry_run=dry_run)
+        channels = client.known_channels("in which a clone has topics of its own")
+        done = refresh(
+            client.store,
+            self.name,
+            channels=channels,
+            cache=client.cache,
+            by=client.by,
+            now_ms=instants.now_ms(),
+            dry_run=dry_run,
+            on_progress=on_progress,
+            fence=fence,
+            # Where its sinks were, is no place in what they will be. Its topics become those of the new one.
+            outside=lambda removal: channels.kafka.delete_groups(_groups(removal)),
+            on_wait=client.note,
+        )
+        return shown.refreshed(done, client.flags, dry_run=dry_run)
+
+    def remove(
+        self,
+        *,
+        topics: bool = False,
+        fence: bool = False,
+        force: bool = False,
+        yes_really: str = "",
+        dry_run: bool = False,
+    ) -> Result:
+        """Remove the app: its tables, its history, its snapshots. Nothing of it can be brought back.
+
+        With `topics` also its repartition topics and consumer groups in Kafka; with `fence` also when a runner holds
+        it, which stops; with `force` also when clones live from it, which are damaged then. Of a clone, the snapshot
+        that kept what it shared goes with it.
+
+        Raises:
+            Usage: nothing says where Kafka is, for `topics`.
+            NotFound: there is no such app.
+            Refused: a clone lives from it, or a runner holds it; or Kafka does not let topics be removed.
+        """
+        self._check_protected("to remove it", yes_really, dry_run=dry_run)
+        done = _removed(self._client, self.name, topics=topics, fence=fence, force=force, dry_run=dry_run)
+        return maintenance.removed(done, _groups(done.removal), topics=topics, dry_run=dry_run)
+
+    def remove_clone(
+        self, *, topics: bool = False, fence: bool = False, yes_really: str = "", dry_run: bool = False
+    ) -> Result:
+        """`remove`, of a clone alone, half a one too. Raises as that, and `Refused` where it is no clone."""
+        store = self._client.store
+        if (info := find_app(store, self.name)) is not None and info.origin is None:
+            raise Refused(
+                f"app {self.name!r} is no clone: nothing was removed",
+                hint=f"`slackwater clone list` shows the clones; `slackwater app rm {self.name}` removes any app",
+            )
+        return self.remove(topics=topics, fence=fence, yes_really=yes_really, dry_run=dry_run)
+
+    def _check_protected(self, what: str, typed: str, *, dry_run: bool) -> None:
+        if not dry_run:
+            protection.check(self._client.store, self.name, what, typed)
+
+
+def listed(client: Backends, source: str) -> Result:
+    """The clones that the store knows of; see `Client.clones`."""
+    return shown.listed(clones(client.store, source), source, instants.now_ms(), client.root)
+
+
+def remove_expired(client: Backends, source: str, *, topics: bool, fence: bool, dry_run: bool) -> Result:
+    """Remove the clones whose time is over; see `Client.remove_expired`."""
+    now_ms = instants.now_ms()
+    due = [each for each in clones(client.store, source) if each.root == client.root and each.is_expired(now_ms)]
+    gone: list[Removed] = []
+    left: dict[str, SlackwaterError] = {}
+    for each in due:
+        try:
+            protection.check(client.store, each.name, "to remove it", "")
+            gone.append(_removed(client, each.name, topics=topics, fence=fence, force=False, dry_run=dry_run))
+        except Refused as error:  # the others all the same
+            left[each.name] = error
+    return shown.expired(gone, left, dry_run=dry_run)
+
+
+def _removed(client: Backends, name: str, *, topics: bool, fence: bool, force: bool, dry_run: bool) -> Removed:
+    # Says what is missing before anything is done.
+    channels = client.known_channels("which have its topics") if topics else None
+    return remove_app(
+        client.store,
+        name,
+        by=client.by,
+        now_ms=instants.now_ms(),
+        fence=fence,
+        force=force,
+        dry_run=dry_run,
+        outside=lambda removal: _remove_topics(channels, removal),
+        on_wait=client.note,
+    )
+
+
+def _remove_topics(channels: "KafkaChannels | None", removal: Removal) -> None:
+    if channels is None:
+        return
+    if refused := channels.kafka.delete_topics(removal.topics):
+        why = f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}"
+        raise Refused(why, hint="remove them yourself, then say it again without --topics")
+    channels.kafka.delete_groups(_groups(removal))
+
+
+def _groups(removal: Removal) -> tuple[str, ...]:
+    return tuple(group_of(removal.app, stage) for stage in removal.stages)

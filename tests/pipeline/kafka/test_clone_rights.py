@@ -1,0 +1,66 @@
+"""A clone cannot write to production: with the rights of staging the broker refuses all else, and the clone is made."""
+
+from collections.abc import Callable, Iterator
+from uuid import uuid4
+
+import pytest
+from slackwater.errors import Refused
+from slackwater.keep.clone.clone import clone
+from slackwater.pipeline.kafka.channels import KafkaChannels, group_of
+from slackwater.pipeline.kafka.messages import send
+from slackwater.store.objects.memory import MemoryStore
+
+from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka
+from tests.support.histories import KAFKA_PARTITIONS, STAGES, FlightsApp, Kafka, flights
+from tests.support.running import eventually
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    with SecuredKafka(tmp_path_factory.mktemp("secured")) as broker:
+        yield broker
+
+
+def is_refused(attempt: Callable[[], object]) -> bool:
+    try:
+        attempt()
+    except Refused:
+        return True
+    return False
+
+
+def test_a_clone_is_made_with_rights_that_let_it_write_to_no_topic_of_production(secured: SecuredKafka) -> None:
+    name = uuid4().hex[:8]
+    production, staging = f"prod-{name}", f"staging-{name}"
+    app = FlightsApp(MemoryStore(), Kafka(), production)
+    app.run(flights(20))
+    admin, user = secured.client(ADMIN), secured.client(USER)
+    # The same topics in the real broker, with as much in them.
+    topics = {"flights", *(each.topic for head in app.heads.values() for each in head.outputs.values())}
+    admin.create_topics(dict.fromkeys(topics, KAFKA_PARTITIONS))
+    for topic in topics:
+        ends = app.kafka.ends(topic)
+        assert ends is not None
+        full = [(partition, b"x") for partition, end in enumerate(ends) for _ in range(end)]
+        send(admin, topic, full, b"h", patience_s=30)
+    before = {topic: admin.offsets(topic) for topic in topics}
+    for topic in ("flights", f"{production}-"):
+        secured.allow("Read", "topic", topic, prefixed=topic.endswith("-"))
+    for right in ("Create", "Read", "Write"):
+        secured.allow(right, "topic", f"{staging}-", prefixed=True)
+    secured.allow("Read", "group", f"slackwater-{staging}-", prefixed=True)
+    eventually(lambda: not any(is_refused(lambda topic=topic: user.offsets(topic)) for topic in topics), "to read", 60)
+    probe = {f"{staging}-by-aircraft-repartition": KAFKA_PARTITIONS}
+    eventually(lambda: not is_refused(lambda: user.create_topics(probe, only_ask=True)), "the rights", 60)
+
+    made = clone(app.store, production, staging, channels=KafkaChannels(user), by="ada@host", now_ms=app.clock.now_ms)
+    assert made.source.versions.keys() == {*STAGES}
+    assert not is_refused(lambda: send(user, f"{staging}-by-aircraft-repartition", [(0, b"x")], b"h", patience_s=20))
+    for topic in topics:
+        with pytest.raises(Refused, match=f"the right Write on topic '{topic}' is missing"):
+            send(user, topic, [(0, b"x")], b"h", patience_s=20)
+        assert user.delete_topics([topic]) == (topic,)
+    user.commit_offsets(group_of(production, "legs"), {"flights": (0,) * KAFKA_PARTITIONS})
+    assert {topic: admin.offsets(topic) for topic in topics} == before
