@@ -143,7 +143,7 @@ def check(
     with _opened(client, app, code) as program:
         from ..pipeline.check.check import check as check_versions
         from ..pipeline.spark.session import has_own_workers
-        from ..results.checked import checked
+        from ..results.programs import checked
 
         chosen: list[Manifest] = []
         for stage in program.app.select(stages):

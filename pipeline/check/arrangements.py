@@ -53,8 +53,11 @@ def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple
         ends = np.sort(random.integers(0, last - first + 1, count - 1))
         number[name][first:last] = np.searchsorted(ends, np.arange(last - first), side="right")
     if spans and len({*np.concatenate([*number.values()]).tolist()}) < 2:
-        name, first, last = max(spans, key=lambda span: span[2] - span[1])
-        number[name][first:last] = np.arange(last - first) * 2 // (last - first)
+        # All came together: then the last stretch is by itself, or its second half.
+        for mine in number.values():
+            mine[:] = 0
+        name, first, last = spans[-1]
+        number[name][first if len(spans) > 1 else (first + last) // 2 : last] = 1
     found = ({name: np.flatnonzero(mine == at) for name, mine in number.items()} for at in range(count))
     return tuple(batch for batch in found if any(map(len, batch.values())))
 

@@ -24,7 +24,7 @@ from ..spark.expressions import Impurities
 from .arrangements import Arrangement, as_read, in_another_order, in_batches
 from .differences import Differences, differences
 from .function_rows import FunctionRows, came
-from .outcomes import Outcome, committed, outcome
+from .outcomes import RunOutcome, committed, outcome
 
 Reason = Literal["random", "clock", "order", "batches", "partitions", "outside"]
 """What a program most likely depends on beside its input; the last is anything that has changed since it ran."""
@@ -34,7 +34,7 @@ FIRST, COMMITTED = "as it was", "as committed"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Dependence:
     """Two runs of a version that differ."""
 
     stage: str
@@ -56,7 +56,7 @@ class CheckedVersion:
     records: int
     runs: tuple[str, ...]
     """In which ways, beside the first."""
-    found: tuple[Found, ...]
+    found: tuple[Dependence, ...]
 
     @property
     def ref(self) -> str:
@@ -143,7 +143,7 @@ class _Version:
         return Arrangement((as_read(came(self.replay)),), table.partitions if table is not None else 1)
 
     @cached_property
-    def _first(self) -> Outcome:
+    def _first(self) -> RunOutcome:
         return self._outcome(self._as_read, self.at_ms)
 
     @cached_property
@@ -153,17 +153,17 @@ class _Version:
         names = [one.name for one in replay.stage.writes] if replay.shape.rows and replay.shape.bound is None else [""]
         return {name: FunctionRows(replay.of_output(name), times_ms) for name in names}
 
-    def _outcome(self, arrangement: Arrangement, at_ms: int) -> Outcome:
+    def _outcome(self, arrangement: Arrangement, at_ms: int) -> RunOutcome:
         made = {name: each.of(arrangement, at_ms) for name, each in self._functions.items()}
         return outcome(self.replay, made, arrangement.partitions, at_ms)
 
-    def _different(self, first: Outcome, arrangement: Arrangement, at_ms: int) -> Differences:
+    def _different(self, first: RunOutcome, arrangement: Arrangement, at_ms: int) -> Differences:
         try:
             return differences(self.replay, first, self._outcome(arrangement, at_ms))
         except Refused as error:
             return Differences(failed=error.message)
 
-    def _found(self, reason: Reason, runs: tuple[str, str], different: Differences) -> Found:
+    def _found(self, reason: Reason, runs: tuple[str, str], different: Differences) -> Dependence:
         each = [one.impurities for one in self._functions.values()]
         plan = Impurities(
             *(
@@ -171,4 +171,4 @@ class _Version:
                 for kind in ("random", "clocks", "python")
             )
         )
-        return Found(self.replay.after.stage, self.replay.after.version, reason, runs, different, plan)
+        return Dependence(self.replay.after.stage, self.replay.after.version, reason, runs, different, plan)

@@ -19,11 +19,11 @@ from ...store.versions.manifest import is_internal
 from ..api.topic import Repartition
 from ..replay.stage_replay import StageReplay
 from .near import Flags, in_order, unlike
-from .outcomes import Outcome
+from .outcomes import RunOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentDifference:
     """Rows of one output that differ."""
 
     first: pa.Table
@@ -37,7 +37,7 @@ class Differences:
 
     keys: KeyChanges | None = None
     """The keys whose rows differ, with their rows after the first run and after the second; None where none do."""
-    sent: dict[str, Sent] = field(default_factory=dict)
+    sent: dict[str, SentDifference] = field(default_factory=dict)
     """By output, where rows differ."""
     failed: str = ""
     """Why the second run failed, where it did."""
@@ -46,7 +46,7 @@ class Differences:
         return bool(self.keys or self.sent or self.failed)
 
 
-def differences(replay: StageReplay, first: Outcome, second: Outcome) -> Differences:
+def differences(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
     """What differs of what is known of both, where nothing that is promised does.
 
     Floats are compared as `near.unlike` says. Where the second run has several batches, what the stage emits is
@@ -66,7 +66,7 @@ def differences(replay: StageReplay, first: Outcome, second: Outcome) -> Differe
     return Differences(keys or None, dict(sorted(sent.items())))
 
 
-def _keys(replay: StageReplay, first: Outcome, second: Outcome, largest: float) -> KeyChanges | None:
+def _keys(replay: StageReplay, first: RunOutcome, second: RunOutcome, largest: float) -> KeyChanges | None:
     every = pa.concat_tables([one.keys for one in (first, second) if one.keys is not None])
     order, repeats = sort_keys(every[HASH].to_numpy(), every.drop_columns([HASH]))
     every = every.take(pa.array(order[~repeats]))
@@ -95,10 +95,11 @@ def _names(keys: pa.Table, values: pa.Table) -> list[str]:
 
 def _sent(
     replay: StageReplay, name: str, first: Sequence[pa.Table], second: Sequence[pa.Table], largest: float
-) -> Sent:
-    ours, *batches = pa.concat_tables(first), *(_as(pa.concat_tables(first).schema, each) for each in second)
+) -> SentDifference:
+    ours = pa.concat_tables(first)
+    batches = [_as(ours.schema, each) for each in second]
     theirs, state = pa.concat_tables(batches), replay.stage.state
-    nothing = Sent(ours.slice(0, 0), ours.slice(0, 0))
+    nothing = SentDifference(ours.slice(0, 0), ours.slice(0, 0))
     late = replay.stage.late
     is_by_batch = state is not None and len(batches) > 1 and (late is None or late.name != name)
     if state is not None and is_by_batch and state.emission == "table":
@@ -113,7 +114,7 @@ def _sent(
         key = next((names for names in candidates if {*names} <= {*ours.column_names}), [])
         theirs = _of_last_batches(batches, key)
         mine, others = _of_no_key(ours, theirs, key), unlike(ours, theirs, largest)[1]
-    return Sent(ours.filter(pa.array(mine)), theirs.filter(pa.array(others)))
+    return SentDifference(ours.filter(pa.array(mine)), theirs.filter(pa.array(others)))
 
 
 def _as(schema: pa.Schema, rows: pa.Table) -> pa.Table:

@@ -7,8 +7,8 @@ once, and each arrangement's rows are picked out of what it made. Else it is one
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ...errors import SlackwaterError
 from ...fold.failing import RECORD
 from ..batch.rerun import Rerun, records_of
 from ..batch.transform import over
@@ -24,13 +25,12 @@ from ..spark.clock import stopped
 from ..spark.expressions import Impurities, at_time, impurities, workers_at
 from ..spark.plans import hidden, plan_of
 from ..spark.session import with_settings
-from ..spark.user_errors import as_user_error
-from .arrangements import Arrangement, Batch, Came, as_read
+from ..spark.user_errors import translate
+from .arrangements import Arrangement, Batch, Came, Rows, as_read
 
-_TOGETHER = {"spark.sql.shuffle.partitions": "2"}
-_APART = {"spark.sql.shuffle.partitions": "5", "spark.sql.execution.arrow.maxRecordsPerBatch": "7"}
-_FEW = 7
-"""Records of a task, where Spark has them apart."""
+_SHUFFLE, _ARROW = "spark.sql.shuffle.partitions", "spark.sql.execution.arrow.maxRecordsPerBatch"
+_FEW, _MOST_PARTS = 7, 100
+"""Where Spark has records apart, how many are together at least, and in how many parts they are at most."""
 
 
 def came(replay: StageReplay) -> dict[str, Came]:
@@ -67,7 +67,7 @@ class FunctionRows:
         return self._looked_at[0]
 
     @cached_property
-    def _numbers(self) -> dict[str, np.ndarray]:
+    def _numbers(self) -> dict[str, Rows]:
         """By input, the number of each of its records: in the order in which they were read."""
         counts = [records.rows.num_rows for records in self.replay.records.values()]
         ends = np.cumsum([0, *counts])
@@ -102,18 +102,21 @@ class FunctionRows:
 
     def _made(self, batch: Batch, at_ms: int, *, apart: bool) -> pa.Table:
         spark, found = self.replay.program.spark, self.impurities
-        with self._rerun(batch, at_ms, apart=apart) as rerun, ExitStack() as until_done:
+        few = max(_FEW, -(-max(map(len, batch.values())) // _MOST_PARTS))
+        with self._rerun(batch, at_ms, few if apart else None) as rerun, ExitStack() as until_done:
             frame = rerun.needed(rerun.rows)
             until_done.enter_context(self._calling())
-            until_done.enter_context(with_settings(spark, _APART if apart else _TOGETHER))
+            settings = {_SHUFFLE: "5", _ARROW: str(few)} if apart else {_SHUFFLE: "2"}
+            until_done.enter_context(with_settings(spark, settings))
             if found.python:
                 feeds = [plan_of(each) for each in rerun.inputs]
                 until_done.enter_context(workers_at(frame, feeds, at_ms))
             return (at_time(frame, at_ms) if found.clocks else frame).toArrow()
 
     @contextmanager
-    def _rerun(self, batch: Batch, at_ms: int, *, apart: bool = False) -> Iterator[Rerun]:
-        replay, size = self.replay, {"batch_rows": _FEW} if apart else {}
+    def _rerun(self, batch: Batch, at_ms: int, few: int | None = None) -> Iterator[Rerun]:
+        """The function over a batch's records; with `few`, no more than so many are together."""
+        replay, size = self.replay, {"batch_rows": few} if few is not None else {}
         with tempfile.TemporaryDirectory(prefix="slackwater-check-") as folder:
             inputs = [
                 records_of(
@@ -129,5 +132,11 @@ class FunctionRows:
                 made = Rerun(replay.stage, replay.shape, inputs, replay.output)
             yield made
 
-    def _calling(self) -> AbstractContextManager[None]:
-        return as_user_error(f"stage {self.replay.after.stage!r}", self.replay.stage.transform)
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        try:
+            yield
+        except SlackwaterError:
+            raise
+        except Exception as error:
+            raise translate(self.replay.after.stage, str(error)) from error

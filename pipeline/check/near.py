@@ -24,16 +24,13 @@ def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flag
     """
     both = pa.concat_tables([ours, theirs])
     count = ours.num_rows
-    alike = np.arange(both.num_rows) < 0
-    left = (~alike[:count], ~alike[count:])
+    left = np.ones(count, bool), np.ones(theirs.num_rows, bool)
     # Of two numbers that are near, one may lie beyond an edge of the grid that they are rounded to: then not of the
     # other grid's, which is half a step off.
     for offset in (0.5, 0.0) if any(_has_floats(kind) for kind in both.schema.types) else (0.5,):
-        columns = [_rounded(column.combine_chunks(), largest, offset) for column in both.columns]
-        values = _digests(columns, both)
-        mine, other = (values[:count], values[count:])
-        more, fewer = _more_often(mine[left[0]], other[left[1]]), _more_often(other[left[1]], mine[left[0]])
-        left = _within(left[0], more), _within(left[1], fewer)
+        values = _digests(both, largest, offset)
+        mine, other = values[:count][left[0]], values[count:][left[1]]
+        left = _within(left[0], _more_often(mine, other)), _within(left[1], _more_often(other, mine))
     return left
 
 
@@ -50,9 +47,10 @@ def in_order(table: pa.Table) -> pa.Table:
     return pa.table(columns, schema=table.schema)
 
 
-def _digests(columns: list[pa.Array], both: pa.Table) -> npt.NDArray[np.uint64]:
+def _digests(rows: pa.Table, largest: float, offset: float) -> npt.NDArray[np.uint64]:
+    columns = [_rounded(column.combine_chunks(), largest, offset) for column in rows.columns]
     if not columns:
-        return np.zeros(both.num_rows, np.uint64)
+        return np.zeros(rows.num_rows, np.uint64)
     return digests(pa.StructArray.from_arrays(columns, names=[str(at) for at in range(len(columns))]))
 
 

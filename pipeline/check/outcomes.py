@@ -30,7 +30,7 @@ from ..spark.user_errors import as_user_error
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What a run gave."""
 
     sent: Mapping[str, tuple[pa.Table, ...]]
@@ -65,14 +65,14 @@ class _Called(Bound):
             return self.state.merge(rows, groups, keys, old)
 
 
-def outcome(replay: StageReplay, made: Mapping[str, Sequence[pa.Table]], partitions: int, at_ms: int) -> Outcome:
+def outcome(replay: StageReplay, made: Mapping[str, Sequence[pa.Table]], partitions: int, at_ms: int) -> RunOutcome:
     """What a run gives with these rows of the stage's function, of each batch.
 
     They are those of each output (of a stage without state), or under "" of all. Raises `Refused` where the state's
     function fails, and as looking up state does.
     """
     if replay.shape.bound is None:
-        return Outcome(
+        return RunOutcome(
             {one.name: tuple(map(_plain, made.get(one.name, made.get("", ())))) for one in replay.stage.writes}
         )
     with as_user_error(f"the state of stage {replay.after.stage!r}"):
@@ -88,7 +88,7 @@ class _Run:
     keys: list[pa.Table] = field(default_factory=list)
     sent: dict[str, list[pa.Table]] = field(default_factory=dict)
 
-    def of(self, batches: Sequence[pa.Table]) -> Outcome:
+    def of(self, batches: Sequence[pa.Table]) -> RunOutcome:
         replay, step = self.replay, self.replay.step
         self.ssts = replay.before.ssts
         for number, rows in enumerate(batches):
@@ -98,7 +98,7 @@ class _Run:
             self._batch(rows, dataclasses.replace(step, seq=step.seq + number, due=due))
         sent = {name: tuple(each) for name, each in self.sent.items()}
         keys = pa.concat_tables([_keys(replay).empty_table(), *self.keys])
-        return Outcome(sent, keys, self.ssts, largest(batches))
+        return RunOutcome(sent, keys, self.ssts, largest(batches))
 
     def _batch(self, rows: pa.Table, step: Step) -> None:
         replay, program = self.replay, self.replay.program
@@ -137,13 +137,13 @@ class _Run:
             self.sent.setdefault(output.name, []).append(rows)
 
 
-def committed(replay: StageReplay, sent: Mapping[str, SentRows]) -> Outcome:
+def committed(replay: StageReplay, sent: Mapping[str, SentRows]) -> RunOutcome:
     """What the version gave."""
     known = {name: (each.rows,) for name, each in sent.items() if each.rows is not None}
     if replay.shape.bound is None:
-        return Outcome(known)
+        return RunOutcome(known)
     schema = _keys(replay)
-    return Outcome(known, replay.written().select(schema.names).cast(schema), replay.after.ssts)
+    return RunOutcome(known, replay.written().select(schema.names).cast(schema), replay.after.ssts)
 
 
 def largest(tables: Sequence[pa.Table]) -> float:

@@ -16,7 +16,8 @@ from .user_errors import is_of_user
 
 STOPPED_AT = "SLACKWATER_CLOCK_STOPPED_AT_MS"
 """The variable that tells a daemon of Spark's Python workers at which time their clocks stand."""
-_DATE, _DATETIME = datetime.date, datetime.datetime
+_DATE = datetime.date
+_DATETIME = datetime.datetime
 
 
 class _InPlace(type):
