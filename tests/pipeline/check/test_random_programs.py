@@ -6,7 +6,7 @@ import pytest
 from slackwater.pipeline.check.check import CheckedVersion, check
 from slackwater.store.objects.local import LocalStore
 
-from tests.support.random_programs import random_program, versions_of
+from tests.models.random_programs import random_program, versions_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 IN_GATE = 10
