@@ -64,6 +64,8 @@ class Plant:
     """What an update makes of `x`, a row a key: values."""
     kind: str = ""
     """The one kind of state in which it is; empty for any that looks at `x`."""
+    or_else: Reason | None = None
+    """What it is told by as well, where it does not show by the first in every batch."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,10 @@ PLANTS = (
     Plant("uuid()", "random", _x(lambda: F.xxhash64(F.uuid()) % 1_000_000)),
     Plant(
         "keys of the batch",
-        "batches",
+        "partitions",
         update=lambda _rows, state: pa.array(np.full(state.num_rows, state.num_rows)),
         kind="update",
+        or_else="batches",
     ),
     Plant("random in an update", "random", update=_same_for_all(lambda: random.randrange(1 << 40)), kind="update"),
     Plant("equal times of last()", "batches", kind="aggregate by tie"),
