@@ -1,7 +1,7 @@
 """What an app has been: its moments and snapshots, what changed between them, and what made something wrong."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ..search.verdict import Evaluation, Verdict
 from ..store.versions.apps import read_app
 from .backends import Backends
 from .moment import Bisection, Moment
-from .replays import record_behind
+from .replays import VERSIONS, check, record_behind
 from .results import Difference, KeyHistory, Log
 from .status import waiting_for
 
@@ -286,6 +286,43 @@ class AppHistory(Shown):
     def flips(self, predicate: Predicate, good: str | None, bad: str | None) -> Flips:
         """What `scan` does, with any predicate, and whole refs for the ends."""
         return scan(self._client.store, self._client.cache, self.name, predicate, good=good, bad=bad)
+
+    def check(
+        self,
+        code: str | Path,
+        *,
+        stages: Sequence[str] = (),
+        versions: int = VERSIONS,
+        show_values: bool = False,
+        on_progress: Callable[[str], None] = lambda _doing: None,
+    ) -> Result:
+        """Whether a program is a function of its input: past versions are run again, on a Spark of this machine.
+
+        Each in several ways: again, at another time, its records in another order and in more batches, on other
+        partitions. What differs is named, with its keys and the most likely reason; `failed` says whether anything
+        does. Nothing of the app is touched. Versions whose records Kafka does not have any more are passed over.
+
+        Args:
+            code: the file of the program.
+            stages: the stages to check; default all.
+            versions: how many of each stage, the newest that read records.
+            show_values: show the keys and rows that differ; else their types and lengths.
+            on_progress: told in words what goes on.
+
+        Raises:
+            Usage: nothing says where Kafka is; or the program declares something that cannot be.
+            NotFound: there is no such file, stage or app.
+            Refused: the program does not run, or there is nothing to run again.
+        """
+        return check(
+            self._client,
+            code,
+            self.name,
+            stages=stages,
+            versions=versions,
+            show_values=show_values,
+            progress=on_progress,
+        )
 
     def note_input_gone(self) -> None:
         """Tell of which versions Kafka does not hold the input any more, where it is known where Kafka is."""

@@ -1,14 +1,19 @@
 """Batches of history that are run again: with which program, and the record behind a commit or a change."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SlackwaterError, Usage
+from ..errors import Refused, SlackwaterError, Usage
 from ..moments.diff.key_history import RowChange, RowHistory
 from ..moments.query.columns import parse_key
+from ..results.shown import Result
 from ..search.verdict import Guilty, Hop, Verdict
+from ..store.versions import history
+from ..store.versions.apps import read_app
+from ..store.versions.manifest import Manifest
 from .backends import Backends, names_of_stage
 from .moment import Moment
 
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
     Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
 
 STARTING = "starting Spark for the replay"
+VERSIONS = 3
+"""Of each stage, those that `check` runs again."""
 
 
 def record_behind(
@@ -119,8 +126,56 @@ def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
         yield opened
 
 
-def _opened(client: Backends, app: str, code: str | Path) -> "AbstractContextManager[LoadedProgram]":
-    """The program of a file as this app, with Spark to replay it. Raises as `load_app` and `open_program`."""
+def check(
+    client: Backends,
+    code: str | Path,
+    app: str | None,
+    *,
+    stages: Sequence[str] = (),
+    versions: int = VERSIONS,
+    show_values: bool = False,
+    progress: Callable[[str], None] = lambda _doing: None,
+) -> Result:
+    """What `StoredApp.check` does, for an app of this name; None for that which the program declares."""
+    if versions < 1:
+        raise Usage(f"check: versions is {versions}; expected 1 or more")
+    progress(STARTING)
+    with _opened(client, app, code) as program:
+        from ..pipeline.check.check import check as check_versions
+        from ..pipeline.spark.session import has_own_workers
+        from ..results.programs import checked
+
+        chosen: list[Manifest] = []
+        for stage in program.app.select(stages):
+            head = history.head(client.store, program.app.name, stage.name)
+            chosen += islice(filter(_has_records, history.backwards(client.store, head)) if head else (), versions)
+        if not chosen:
+            read_app(client.store, program.app.name)  # says so when the app is what is missing
+            raise Refused(
+                f"no version of {program.app.name} has read anything, so there is nothing to run again",
+                hint=f"let it run first: slackwater run {code} --app {program.app.name}",
+            )
+
+        def on_version(manifest: Manifest) -> None:
+            progress(f"running {manifest.stage} v{manifest.version} again")
+
+        found = tuple(check_versions(program, chosen, on_version))
+        if not has_own_workers(program.spark):
+            client.note(
+                "note: this Spark session was not started here: in its Python workers the clock is the machine's"
+            )
+        return checked(str(code), program.app.name, found, show_values=show_values)
+
+
+def _has_records(manifest: Manifest) -> bool:
+    return manifest.kind == "batch" and any(read.rows for read in manifest.inputs.values())
+
+
+def _opened(client: Backends, app: str | None, code: str | Path) -> "AbstractContextManager[LoadedProgram]":
+    """The program of a file as this app (None: as its own), with Spark to replay it.
+
+    Raises as `load_app` and `open_program`.
+    """
     kafka = client.known_channels("which have the records to replay").kafka
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.program import open_program

@@ -12,7 +12,7 @@ VERBS = {
     **dict.fromkeys(("query", "sql", "export", "get"), "rows"),
     **dict.fromkeys(("diff", "history"), "status"),
     "bisect": "bisect",
-    "replay": "replay",
+    **dict.fromkeys(("replay", "check"), "replay"),
     "rejected": "rows",
     "watch": "watch",
     "trial": "trial",

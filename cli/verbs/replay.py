@@ -1,4 +1,4 @@
-"""`slackwater replay`: run one batch of history again, here, and compare."""
+"""Verbs that run batches of history again, here, and compare: replay, check."""
 
 from bdb import BdbQuit
 from contextlib import ExitStack
@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ...errors import Refused, Usage
-from ..options import argument, flag, key_values, option, program
+from ..options import Many, argument, flag, key_values, option, program
 from ..session import Session, verb
 
 _ZIP = ".zip"
@@ -85,3 +85,37 @@ def replay(
         program = None if given is not None and code is None else batch.program.app.file
         write_test(pytest, written or Path(ref), program, found)
     session.show(replayed(found, written, pytest))
+
+
+@verb(
+    "slackwater check flights.py",
+    "slackwater check flights.py --app flights-staging --stage carriers --versions 10",
+    kafka=True,
+)
+def check(
+    session: Session,
+    file: Path = argument("PROGRAM", "Python file that declares the app."),
+    app_name: str | None = option("NAME", "The app whose past it is. Default: as the program says.", name="--app"),
+    stage: Many = option("NAME", "Check only this stage; may be repeated. Default: all of them."),
+    versions: int = option("N", "Of each stage, so many of the newest versions that read records.", 3, min=1),
+    show_values: bool = flag("--show-values", "Show the keys and rows that differ, not only their types and lengths."),
+) -> None:
+    """Is the program a function of its input? Run past versions again in other ways, and name what differs.
+
+    Each version is run again as it was, at another time, with its records in another order where none is promised, in
+    more batches, and on other partitions, on a Spark of this machine; nothing of the app is touched. A program that
+    differs by any of these makes noise of every diff and trial. Exits with 1 when one does.
+    """
+    from ...client.replays import check as check_program
+
+    with session.progress() as progress:
+        found = check_program(
+            session.client,
+            file,
+            app_name,
+            stages=stage or (),
+            versions=versions,
+            show_values=show_values,
+            progress=progress,
+        )
+    session.show(found)

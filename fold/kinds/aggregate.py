@@ -112,6 +112,7 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
 
     made: tuple[tuple[str, Aggregate], ...]
     past: ClassVar[Literal["parts"]] = "parts"
+    emission: ClassVar[Literal["table"]] = "table"
 
     def __str__(self) -> str:
         return f"aggregate({', '.join(f'{name}={made}' for name, made in self.made)})"

@@ -6,7 +6,7 @@ Around `update` (`due="deadline"`) the user's function is; around `aggregate` an
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ class Final(Kind, frozen=True, tag="final"):
 
     state: Any
     once: ClassVar[bool] = True
+    emission: ClassVar[Literal["rows"]] = "rows"
 
     def __post_init__(self) -> None:
         force_setattr(self, "state", as_kind(self.state))

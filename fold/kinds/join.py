@@ -80,6 +80,8 @@ class Join(Kind, frozen=True, tag="join"):
     how: How
     migrates: ClassVar[bool] = False
     waiting: ClassVar[str] = "rows that wait for a join"
+    emission: ClassVar[Literal["rows"]] = "rows"
+    in_any_order: ClassVar[bool] = True
     no_late_table: ClassVar[str] = "a join of one stream"
     no_ttl: ClassVar[tuple[str, str]] = (
         "keeps what waits for a join, which would be gone too soon",

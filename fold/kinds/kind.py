@@ -122,6 +122,11 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     """Whether one column of the stage's key is among the table's values: that of sessions, which grow."""
     waiting: ClassVar[str] = ""
     """In words, what its rows hold that waits for others, in lists; empty for nothing."""
+    emission: ClassVar[Literal["table", "rows", "function"]] = "function"
+    """What it emits: with each batch the rows of its table that this changed (`table`); rows that are the same in how
+    many batches ever the input comes (`rows`); or what only a function of the program knows."""
+    in_any_order: ClassVar[bool] = False
+    """Whether lists in its rows have no order that means anything."""
     past: ClassVar[Literal["", "rows", "parts", "function"]] = ""
     """How a column that a migration added gets the values of the past: each row is of one record that has them
     (`rows`), or of many, and what is kept of the earlier joins with what is kept of the later ones (`parts`); only a

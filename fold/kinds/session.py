@@ -7,7 +7,7 @@ a list of the open sessions. When the watermark has passed the end of one, it is
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ class Sessions(Kind, frozen=True, tag="sessions"):
     migrates: ClassVar[bool] = False
     key_column: ClassVar[bool] = True
     waiting: ClassVar[str] = "sessions that are open"
+    emission: ClassVar[Literal["rows"]] = "rows"
 
     def __post_init__(self) -> None:
         force_setattr(self, "state", as_kind(self.state))

@@ -33,6 +33,7 @@ class Upsert(Kind, frozen=True, tag="upsert"):
     by: str
     delete_when: str | None = None
     past: ClassVar[Literal["rows"]] = "rows"
+    emission: ClassVar[Literal["table"]] = "table"
 
     def renamed(self, names: Mapping[str, str]) -> "Upsert":
         return Upsert(names.get(self.by, self.by), self.delete_when)

@@ -103,12 +103,17 @@ class Rerun:
         return frame_of(rebuilt(plan_of(rows), self.spark, replace), self.spark)
 
 
-def records_of(spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path) -> DataFrame:
-    """Records of an input with their numbers, which Spark reads from a file with as many tasks as it has cores."""
+def records_of(
+    spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path, batch_rows: int = _BATCH_ROWS
+) -> DataFrame:
+    """Records of an input with their numbers, which Spark reads from a file with as many tasks as it has cores.
+
+    There are no more tasks than batches of so many rows.
+    """
     rows = rows.append_column(RECORD, pa.array(numbers, pa.int64()))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
-    tasks = max(1, min(spark.sparkContext.defaultParallelism, -(-rows.num_rows // _BATCH_ROWS)))
+    tasks = max(1, min(spark.sparkContext.defaultParallelism, -(-rows.num_rows // batch_rows)))
     schema = from_arrow_schema(rows.schema)
     schema.fields[-1] = StructField(RECORD, LongType(), nullable=False)
     shown = str(path)
@@ -119,6 +124,6 @@ def records_of(spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path
             with pa.memory_map(shown) as mapped:
                 every = pa.ipc.open_file(mapped).read_all()
             for first in batch["id"].to_pylist():
-                yield from every.slice(first, _BATCH_ROWS).to_batches()
+                yield from every.slice(first, batch_rows).to_batches()
 
-    return spark.range(0, rows.num_rows, _BATCH_ROWS, tasks).mapInArrow(read, schema)
+    return spark.range(0, rows.num_rows, batch_rows, tasks).mapInArrow(read, schema)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +102,7 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
     if every is None:
         outputs = [
             # Where each output has rows of its own, they are those of a job of its own.
-            (one, (replace(replay, output=one.name, read=replay.records) if replay.shape.rows else replay).rows())
+            (one, (replay.of_output(one.name) if replay.shape.rows else replay).rows())
             for one in replay.stage.writes
         ]
         channels = tuple(_channel(one.name, sent[one.name], rows) for one, rows in outputs)

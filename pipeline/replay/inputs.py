@@ -65,6 +65,11 @@ class Records:
         return np.asarray(self.place[_TIME].to_numpy(), np.int64)
 
     @property
+    def partitions(self) -> npt.NDArray[np.int64]:
+        """Their Kafka partitions."""
+        return np.asarray(self.place[ADDRESS[0]].to_numpy(), np.int64)
+
+    @property
     def versions(self) -> npt.NDArray[np.int64]:
         """The upstream versions that sent them."""
         return np.asarray(self.place[_VERSION].to_numpy(), np.int64)

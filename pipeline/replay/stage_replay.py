@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,6 +102,10 @@ class StageReplay:
     def schemas(self) -> dict[str, pa.Schema]:
         """The columns that the stage's function gets, by the input's declared name."""
         return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
+
+    def of_output(self, name: str) -> StageReplay:
+        """The same, asked about a channel; empty for the table. It has what was read already."""
+        return dataclasses.replace(self, output=name, read=self.records)
 
     @cached_property
     def records(self) -> dict[str, Records]:

@@ -7,6 +7,7 @@ process of a run (`configure_worker`): Spark ends them by closing the daemon's s
 """
 
 import gc
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pyspark import daemon
 
 from ..batch import state_task, task  # noqa: F401
 from ..source import readers  # noqa: F401
+from ..spark.clock import STOPPED_AT, stop_for_good
 
 _AT_ONCE = getattr(socket, "TCP_QUICKACK", None)
 """Linux has it."""
@@ -40,6 +42,8 @@ def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
 
 if __name__ == "__main__":
     daemon.worker = hung_up(daemon.worker)
+    if (at_ms := os.environ.get(STOPPED_AT)) is not None:
+        stop_for_good(int(at_ms))
     # Blocked, for pyspark sets a handler of its own here, and in each worker before each task.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Collections leave alone what all workers have, so that its memory stays shared (`configure_worker`).

@@ -23,6 +23,7 @@ from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
 _STOP_S = 10.0
 _POLL_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_DAEMON, _OUR_DAEMON = "spark.python.daemon.module", "slackwater.pipeline.run.worker_daemon"
 _START_SOONER = (
     # Spark fills the metaspace that a JVM begins with some ten times while it starts, and collects each time.
     "-XX:MetaspaceSize=256m "
@@ -79,7 +80,7 @@ def spark_session(
         settings["spark.master"] = master
     if here := master is not None and _is_local(master):
         # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
-        settings["spark.python.daemon.module"] = "slackwater.pipeline.run.worker_daemon"
+        settings[_DAEMON] = _OUR_DAEMON
     chosen = conf or {}
     if options := chosen.get(_JAVA_OPTIONS):
         # Of an option that is given twice, the JVM takes the last.
@@ -129,6 +130,11 @@ def spark_session(
 def running_session() -> SparkSession | None:
     """The session that runs in this process, whichever thread made it: Spark's own answer is the thread's alone."""
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
+
+
+def has_own_workers(spark: SparkSession) -> bool:
+    """Whether Python workers of a session come of slackwater's own daemon."""
+    return spark.sparkContext.getConf().get(_DAEMON, "") == _OUR_DAEMON
 
 
 @contextmanager

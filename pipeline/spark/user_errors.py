@@ -10,8 +10,9 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
 from pyspark.errors import AnalysisException
 
@@ -82,6 +83,15 @@ def _place(error: Exception) -> tuple[Path, int] | None:
     return [at for at in own if at[0].is_relative_to(folder)][-1]
 
 
+def is_of_user(module: ModuleType) -> bool:
+    """Whether a module is neither slackwater's nor Python's nor of an installed library."""
+    name, file = module.__name__, getattr(module, "__file__", None)
+    if file is None:
+        return name == "__main__"
+    return name.partition(".")[0] != _OURS and not _is_installed(Path(file))
+
+
+@cache
 def _is_installed(file: Path) -> bool:
     stdlib = sysconfig.get_path("stdlib")
     return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or file.is_relative_to(stdlib)

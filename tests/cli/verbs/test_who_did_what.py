@@ -95,6 +95,7 @@ CHANGES = {
     "snapshot rm": Change(typed("snapshot", "rm", "flights", "good")),
 }
 LOOKS = {
+    "clone list": ("flights",),
     "status": ("flights",),
     "log": ("flights",),
     "snapshot list": ("flights",),
@@ -111,6 +112,7 @@ LOOKS = {
 ELSEWHERE = {
     "run": "each version says who made it",
     "watch": "its tag is a snapshot that says who moved it",
+    "check": "runs in a Spark of its own, and writes nothing",
     "trial": "makes a clone that goes again, and looks at the app",
     "replay": "runs in a Spark of its own, and writes nothing",
     **dict.fromkeys(("dev up", "dev down", "dev status"), "servers of this machine, no app"),

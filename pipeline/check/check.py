@@ -1,0 +1,175 @@
+"""Is the program a function of its input? Each version is run again in several ways, and what differs is named.
+
+All runs but one are at one time, so that a clock makes no difference between them, and each is compared with the first.
+The first way that differs says what the program most likely depends on: it differs though nothing was another; only by
+the clock; only by order; only by where batches end; or only by partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from ...errors import Corruption, Gone, NotFound, Refused
+from ...store.versions.manifest import Manifest
+from ..claim.claim import program_of
+from ..replay.compare import sent_rows
+from ..replay.program import LoadedProgram
+from ..replay.stage_replay import StageReplay
+from ..spark.expressions import Impurities
+from .arrangements import Arrangement, as_read, in_another_order, in_batches
+from .differences import Differences, differences
+from .function_rows import FunctionRows, came
+from .outcomes import RunOutcome, committed, outcome
+
+Reason = Literal["random", "clock", "order", "batches", "partitions", "outside"]
+"""What a program most likely depends on beside its input; the last is anything that has changed since it ran."""
+_LATER_MS = (397 * 24 * 60 + 13 * 60 + 17) * 60_000 + 23_456
+"""How much later the other time is: another year, month, day of the week, hour, minute and second."""
+FIRST, COMMITTED = "as it was", "as committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """Two runs of a version that differ."""
+
+    stage: str
+    version: int
+    reason: Reason
+    runs: tuple[str, str]
+    different: Differences
+    plan: Impurities
+    """What the plan of the stage's function has that may be behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedVersion:
+    """One version that was run again."""
+
+    app: str
+    stage: str
+    version: int
+    records: int
+    runs: tuple[str, ...]
+    """In which ways, beside the first."""
+    found: tuple[Dependence, ...]
+
+    @property
+    def ref(self) -> str:
+        """A ref to the version."""
+        return f"{self.app}/{self.stage}@v{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """One version that could not be run again, and why not."""
+
+    ref: str
+    why: str
+
+
+def check(
+    program: LoadedProgram, versions: Sequence[Manifest], on_version: Callable[[Manifest], None] = lambda _version: None
+) -> Iterator[CheckedVersion | PassedOver]:
+    """What was found out about each of these versions, which are those of batches; `on_version` is told before it.
+
+    Raises `Unavailable` where the store or Kafka did not answer.
+    """
+    at_ms = max((each.time_ms for each in versions), default=0)
+    now = program_of(program.app)
+    for after in versions:
+        on_version(after)
+        is_other = now is not None and after.program is not None and now.checksum != after.program.checksum
+        try:
+            replay = StageReplay.of(program, after)
+            yield _Version(replay, at_ms, compare_committed=not is_other).checked()
+        except (Corruption, Gone, NotFound, Refused) as error:
+            yield PassedOver(f"{after.app}/{after.stage}@v{after.version}", error.message)
+
+
+@dataclass
+class _Version:
+    replay: StageReplay
+    at_ms: int
+    compare_committed: bool
+
+    def checked(self) -> CheckedVersion:
+        """Raises what keeps it from being run at all."""
+        after, first = self.replay.after, self._first
+        found: list[Dependence] = []
+        ran: list[str] = []
+        for reason, title, arrangement, at_ms in self._runs():
+            # What depends on chance or order shows in the later ways, too.
+            if found and found[-1].reason != "clock":
+                break
+            ran.append(title)
+            different = self._different(first, arrangement, at_ms)
+            if different:
+                found.append(self._found(reason, (FIRST, title), different))
+        if self.compare_committed and not found:
+            ran.append(COMMITTED)
+            then = committed(self.replay, sent_rows(self.replay))
+            if different := differences(self.replay, then, first):
+                found.append(self._found("outside", (COMMITTED, "now"), different))
+        return CheckedVersion(after.app, after.stage, after.version, self.replay.count, tuple(ran), tuple(found))
+
+    def _runs(self) -> Iterator[tuple[Reason, str, Arrangement, int]]:
+        """The ways in which it is run again, which are other ones."""
+        replay, first = self.replay, self._as_read
+        yield "random", "again", first, self.at_ms
+        yield "clock", "at another time", first, self.at_ms + _LATER_MS
+        every, inputs = first.batches[0], came(replay)
+        other = in_another_order(inputs)
+        if any(not np.array_equal(rows, every[name]) for name, rows in other.items()):
+            yield "order", "in another order", Arrangement((other,), first.partitions), self.at_ms
+        batches = in_batches(inputs, np.random.default_rng(replay.after.version))
+        if len(batches) > 1 and not self._late_meet:
+            yield "batches", f"in {len(batches)} batches", Arrangement(batches, first.partitions), self.at_ms
+        partitions = 1 if first.partitions > 1 else 4
+        yield "partitions", "on other partitions", Arrangement(first.batches, partitions, apart=True), self.at_ms
+
+    @property
+    def _late_meet(self) -> bool:
+        """Whether rows that come late meet what was forgotten, or not, by where a batch ended: as the program says."""
+        state = self.replay.stage.state
+        return state is not None and state.in_any_order and self.replay.step.lateness is None
+
+    @cached_property
+    def _as_read(self) -> Arrangement:
+        table = self.replay.before.table
+        return Arrangement((as_read(came(self.replay)),), table.partitions if table is not None else 1)
+
+    @cached_property
+    def _first(self) -> RunOutcome:
+        return self._outcome(self._as_read, self.at_ms)
+
+    @cached_property
+    def _functions(self) -> dict[str, FunctionRows]:
+        """By output, where each has rows of its own; else that of all, under ""."""
+        replay, times_ms = self.replay, (self.at_ms, self.at_ms + _LATER_MS)
+        names = [one.name for one in replay.stage.writes] if replay.shape.rows and replay.shape.bound is None else [""]
+        return {name: FunctionRows(replay.of_output(name), times_ms) for name in names}
+
+    def _outcome(self, arrangement: Arrangement, at_ms: int) -> RunOutcome:
+        made = {name: each.of(arrangement, at_ms) for name, each in self._functions.items()}
+        return outcome(self.replay, made, arrangement.partitions, at_ms)
+
+    def _different(self, first: RunOutcome, arrangement: Arrangement, at_ms: int) -> Differences:
+        try:
+            return differences(self.replay, first, self._outcome(arrangement, at_ms))
+        except Refused as error:
+            return Differences(failed=error.message)
+
+    def _found(self, reason: Reason, runs: tuple[str, str], different: Differences) -> Dependence:
+        each = [one.impurities for one in self._functions.values()]
+        plan = Impurities(
+            *(
+                tuple(dict.fromkeys(name for one in each for name in getattr(one, kind)))
+                for kind in ("random", "clocks", "python")
+            )
+        )
+        return Dependence(self.replay.after.stage, self.replay.after.version, reason, runs, different, plan)
