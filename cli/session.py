@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from ..results.formats import store_flag
 from . import options
-from .terminal import Printer
+from .terminal import Printer, is_terminal
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
@@ -73,7 +73,7 @@ class Session(Printer):
         try:
             return act(typed)
         except Protected as error:
-            if typed or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            if typed or not (sys.stdin.isatty() and is_terminal(stderr=True)):
                 raise
             self.note(error.message)
             return act(str(typer.prompt("the app's name, to do it all the same", err=True)).strip())

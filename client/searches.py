@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from .. import instants
 from ..errors import NotFound, Refused, Usage
-from ..results import html, markdown
 from ..results import verdict as shown
 from ..results.document import Page
+from ..results.render import html, markdown
 from ..results.report import Case, Mask, document
 from ..results.shown import Result
 from ..search import session as kept

@@ -34,7 +34,7 @@ class Shown:
         return "".join(map(plain, self._blocks())).removesuffix("\n")
 
     def _repr_html_(self) -> str:
-        from .html import notebook
+        from .render.html import notebook
 
         return notebook(self._blocks())
 

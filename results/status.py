@@ -3,16 +3,19 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from .. import instants
 from ..keep.verify.report import CHECKS
-from ..keep.verify.verify import Report
 from ..moments.status.cost import AppCost
 from ..moments.status.lag import InputLag
 from ..moments.status.overview import AppOverview, StageOverview
 from .document import Block, Cell, TableBlock, Title
 from .formats import count, plural, size
 from .shown import Result, Words, result
+
+if TYPE_CHECKING:
+    from ..keep.verify.verify import Report
 
 
 def status(
@@ -147,14 +150,14 @@ def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
     return costs
 
 
-def verification(report: Report) -> Result:
+def verification(report: "Report") -> Result:
     """Whether a moment is whole."""
     ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
     data = {"consistent": report.consistent, **asdict(report), "ledger": ledger}
     return Result(data, *verified(report), failed=not report.consistent)
 
 
-def verified(report: Report) -> Iterator[Block]:
+def verified(report: "Report") -> Iterator[Block]:
     """The ledger of each channel, and what was checked."""
     yield Title(report.ref)
     # Most apps never lose a record: a column for it is there only where one did.
@@ -180,7 +183,7 @@ def verified(report: Report) -> Iterator[Block]:
         yield f"and {plural(more, 'more difference')}; --json has them all"
 
 
-def _ledger(report: Report, *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
+def _ledger(report: "Report", *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
     """One line for each channel, and one for each partition where it does not add up."""
     for entry in report.ledger:
         counted, where = entry.in_flight, entry.in_flight.where

@@ -19,9 +19,11 @@ from time import monotonic
 from xxhash import xxh3_64_hexdigest
 
 from ... import instants
+from ...durations import DAY_MS
 from ...errors import Refused, Usage
 from ...keep.backfill.fill import discard
 from ...keep.clone.clone import clone
+from ...keep.clone.plan import Terms
 from ...keep.migrate.migrate import lines
 from ...moments.cut.graph import Cut
 from ...moments.cut.in_flight import in_flight
@@ -215,7 +217,9 @@ class _Run:
         self._drop()
         try:
             channels = KafkaChannels(open_kafka(self.options.kafka), patience_s=self.options.patience_s)
-            clone(self.store, self.start.ref, self.name, topics={}, channels=channels, by=self.by)
+            # Whatever kills a trial, `clone rm --expired` finds what it left.
+            terms = Terms(owner=self.by, reason=f"a trial of {code}", ttl_ms=0 if self.keeps else DAY_MS)
+            clone(self.store, self.start.ref, self.name, terms=terms, channels=channels, by=self.by)
             program = load_app(code, name=self.name)
             if new:
                 done = migrate_app(

@@ -4,6 +4,7 @@ nothing."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import slackwater as sw
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from slackwater.errors import Usage
 from slackwater.keep.init.initialise import initialise
 from slackwater.keep.init.source import RowSource
+from slackwater.keep.maintain.refresh import refresh
 from slackwater.keep.maintain.removal import remove_app
 from slackwater.keep.migrate.migrate import find_plan, migrate
 from slackwater.moments.take.audit_log import Operation, list_operations, record, whoami
@@ -47,6 +49,8 @@ class Change:
     makes: tuple[str, ...] = ()
     """The stages of which it makes a version."""
     app: str = "flights"
+    noted: str = ""
+    """What the log calls it; empty for the verb's own name."""
 
 
 def typed(*words: str) -> Callable[[FlightsApp], object]:
@@ -68,18 +72,35 @@ def began(app: FlightsApp) -> None:
         initialise(app.store, first, rows)
 
 
-def removed(app: FlightsApp) -> None:
+def removed(app: FlightsApp, name: str = "flights") -> None:
     """The verb would wait for the store's clock, which stands."""
+    with sw.because(WHY):
+        remove_app(app.store, name, by=whoami(), now_ms=app.clock.now_ms, fence=True, pause=pause_of(app))
 
+
+def pause_of(app: FlightsApp) -> Callable[[float], None]:
     def pause(seconds: float) -> None:
         store_of(app).clock_ms += round(seconds * 1_000)
 
+    return pause
+
+
+def clone_removed(app: FlightsApp) -> None:
+    done("clone", "flights@good", "staging")
+    removed(app, "staging")
+
+
+def clone_made_anew(app: FlightsApp) -> None:
+    done("clone", "flights@good", "staging")
+    how: Any = {"channels": app.kafka, "cache": None, "fence": True, "pause": pause_of(app)}
     with sw.because(WHY):
-        remove_app(app.store, "flights", by=whoami(), now_ms=app.clock.now_ms, fence=True, pause=pause)
+        refresh(app.store, "staging", by=whoami(), now_ms=app.clock.now_ms, **how)
 
 
 CHANGES = {
     "clone": Change(typed("clone", "flights@good", "staging"), STAGES, "staging"),
+    "clone rm": Change(clone_removed, app="staging", noted="app rm"),
+    "clone refresh": Change(clone_made_anew, app="staging"),
     "rewind": Change(typed("rewind", "flights@good"), STAGES),
     "edit": Change(typed("edit", "flights/carriers", "--sql", "DELETE FROM carriers"), ("carriers",)),
     "rescale": Change(typed("rescale", "flights/carriers", "--partitions", "3"), ("carriers",)),
@@ -136,8 +157,8 @@ def test_a_verb_that_changes_something_is_recorded_with_who_and_why(verb: str, l
     change = CHANGES[verb]
     before = {stage: late.heads[stage].version for stage in STAGES}
     change.call(late)
-    noted = from_json("log", change.app, "--operations", "--verb", verb, "--by", whoami())[0]
-    assert (noted["verb"].split()[0], noted["message"]) == (verb.split()[0], WHY)
+    noted = from_json("log", change.app, "--operations", "--verb", change.noted or verb, "--by", whoami())[0]
+    assert (noted["verb"].split()[0], noted["message"]) == ((change.noted or verb).split()[0], WHY)
     assert WHY in done("log", change.app, "--operations")
     assert set(noted["after"]) == set(change.makes)
     for stage in change.makes:

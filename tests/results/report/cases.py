@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.diff.key_changes import KeyChanges
 from slackwater.moments.take.snapshots import pin
-from slackwater.results import html, markdown
+from slackwater.results.render import html, markdown
 from slackwater.results.report import Case, Mask, document
 from slackwater.search.evidence import collect
 from slackwater.search.predicate import Where

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from ..printable import printable
-from . import document
-from .document import Block, Cell, Page, Span, TableBlock, spans, words
-from .picture import Timeline
+from ...printable import printable
+from .. import document
+from ..document import Block, Cell, Page, Span, TableBlock, spans, words
+from ..picture import Timeline
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
 """ASCII's punctuation: any of it may begin markup somewhere."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from string import Template
 
-from ..printable import printable
-from . import document
-from .document import Block, Cell, Page, Span, TableBlock, spans, words
-from .picture import Timeline, draw
+from ...printable import printable
+from .. import document
+from ..document import Block, Cell, Page, Span, TableBlock, spans, words
+from ..picture import Timeline, draw
 
 _NUMBER = ("", ' class="number"')
 
