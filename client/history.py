@@ -45,8 +45,11 @@ class AppHistory(Shown):
     store or Kafka does not answer.
     """
 
-    def __init__(self, client: Backends, name: str) -> None:
+    def __init__(self, client: Backends, name: str, called: str = "") -> None:
         self.name = name
+        """Of its folder: its own name, until another app was promoted over it."""
+        self.called = called or name
+        """As it was asked for."""
         self._client = client
 
     @property
@@ -312,8 +315,10 @@ class AppHistory(Shown):
     def _ref(self, moment: str | datetime, stage: str = "") -> str:
         text = moment.isoformat() if isinstance(moment, datetime) else moment
         if "@" in text or "/" in text:
-            if text.partition("@")[0].partition("/")[0] != self.name:
-                raise Usage(f"{text} is a moment of another app; expected one of {self.name!r}")
+            of = text.partition("@")[0].partition("/")[0]
+            if of not in (self.name, self.called):
+                raise Usage(f"{text} is a moment of another app; expected one of {self.called!r}")
+            text = self.name + text[len(of) :]
             if stage:
                 raise Usage(f"{text} is a whole ref, and stage {stage!r} beside it says something else; leave one out")
             return text

@@ -30,6 +30,8 @@ def _overview(each: AppOverview) -> Iterator[Block]:
     title = [f"{each.app}  created {instants.when(each.created_ms)}"]
     if each.origin:
         title.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
+    if each.names and each.names != (each.app,):
+        title.append(f"called {', '.join(each.names)} since a promotion")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)

@@ -15,7 +15,7 @@ VERBS = {
     "replay": "replay",
     "rejected": "rows",
     "watch": "watch",
-    **dict.fromkeys(("clone", "rewind", "edit"), "keep"),
+    **dict.fromkeys(("clone", "promote", "rewind", "edit"), "keep"),
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
 }
