@@ -192,9 +192,10 @@ class StoredApp(AppHistory):
 
         if bool(staging) == back:
             raise Usage("the name goes to an app, or back to the one that had it; expected one of the two")
-        name = self.called.partition("~")[0]
-        client, staging = self._client, staging or f"{name}~1"
-        self._check_protected(f"to promote {staging} over it", yes_really, dry_run=dry_run)
+        client, name = self._client, self.called
+        if "~" in name:
+            raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
+        self._check_protected(f"to promote {staging or 'another app'} over it", yes_really, dry_run=dry_run)
         channels = client.known_channels("which has the topics that both apps read")
         done = promote(
             client.store,

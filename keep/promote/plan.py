@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from ...errors import NotFound, Refused
+from ...errors import NotFound, Refused, Usage
 from ...moments.cut.moments import heads_of, stages_of
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
@@ -48,6 +48,9 @@ class PromotionPlan:
     before: Mapping[str, str] | None = None
     """What the new app published until now, likewise."""
 
+    back: bool = False
+    """Whether it gives the name back."""
+
     @property
     def done(self) -> bool:
         """Whether the name has gone over already."""
@@ -57,21 +60,32 @@ class PromotionPlan:
         """The switch at these offsets."""
         topics, before = (dict(each) if each is not None else None for each in (self.topics, self.before))
         promote = Promotion(self.name, number, self.to, dict(at), topics, before)
-        return Switch(promote, Promotion(self.name, number, self.to, dict(at), {}, topics), self.over, by)
+        return Switch(promote, Promotion(self.name, number, self.to, dict(at), {}, topics), self.over, by, self.back)
 
 
 def plan(store: ObjectStore, name: str, staging: str, kafka: Promotable) -> tuple[PromotionPlan, Heads, Heads]:
     """What promoting an app over a name means, with the newest versions of the old app and of the new one.
 
+    Without `staging`, back to the app that had the name before the newest promotion, if that was none back.
+
     Raises `NotFound` where there is no such app, stage or topic, and `Refused` where they can never stand at the same
     offsets, are no clones of each other, or a sink has no counterpart; nothing was changed.
     """
-    name, to, over = name.partition("~")[0], apps.folder_of(store, staging), apps.folder_of(store, name)
+    back, over = not staging, apps.folder_of(store, name)
+    if back:
+        done = apps.promotions(store, name)
+        if not done:
+            raise NotFound("app", f"{name}~1", found=f"no app was promoted over {name}")
+        staging = name if done[-1].back else f"{name}~1"
+    elif "~" in staging:
+        # Typed again once it is done, it would name the other one.
+        raise Usage(f"{staging} is a name that moves with each promotion", hint="--back gives the name back to it")
+    to = apps.folder_of(store, staging)
     old, new = (heads_of(store, each, stages_of(store, each)) for each in (over, to))
     last = apps.NAMES.newest(store, name)
     number = last.number if last is not None else 0
     if to == over:
-        if not number:
+        if not number or (staging == name and not back):
             raise Refused(f"{staging} has the name {name} already", hint="name the app that is to have it: a clone")
         return PromotionPlan(name, staging, to, over, number), old, new
     _check_names(store, name, (over, to), (old, new))
@@ -84,12 +98,17 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Promotable) -> tupl
         if not heads:
             raise Refused(f"{each} never ran, so it stands nowhere", hint=f"slackwater run FILE --app {each}")
     _check_topics(name, staging, old, new, kafka)
-    publish = [
-        apps.publishes(store, apps.read_app(store, each), newest_of(heads.values()))
-        for each, heads in ((over, old), (to, new))
-    ]
+    publish = [_until_now(store, folder, heads) for folder, heads in ((over, old), (to, new))]
     sinks = _sinks(name, staging, old, new, publish[0], kafka)
-    return PromotionPlan(name, staging, to, over, number + 1, sinks, *publish), old, new
+    return PromotionPlan(name, staging, to, over, number + 1, sinks, *publish, back), old, new
+
+
+def _until_now(store: ObjectStore, app: str, heads: Heads) -> Mapping[str, str] | None:
+    """What an app publishes, as `Origin.sinks`; a promotion that is not decided yet has changed nothing of that."""
+    promotion = newest_of(heads.values())
+    if promotion is not None and not apps.outcome(store, promotion):
+        return promotion.before
+    return apps.publishes(store, apps.read_app(store, app), promotion)
 
 
 def _check_names(store: ObjectStore, name: str, folders: tuple[str, str], heads: tuple[Heads, Heads]) -> None:

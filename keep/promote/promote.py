@@ -75,7 +75,8 @@ def promote(
     """Give an app the name of another one, its sinks, and the right to write to them; the other is `NAME~1` then.
 
     Both have to stand at the same offsets of their topics, with all that follows from them done: it waits until the new
-    app has read what the old one had, holds both, and goes on once they do. `on_wait` is told how far they are, `pause`
+    app has read what the old one had, holds both, and goes on once they do. Without `staging` the name goes back to the
+    app that had it before. `on_wait` is told how far they are, `pause`
     is called between two looks, `clock` gives seconds. With a `cache`, tables are compared. A call that was interrupted
     is finished by the same call.
 

@@ -46,6 +46,8 @@ class Switch:
     over: str
     """The old app's folder."""
     by: str
+    back: bool = False
+    """Whether it gives the name back."""
     made: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     """By app and stage, the version before and the one that it made."""
 
@@ -73,7 +75,7 @@ class Switch:
     def decide(self, store: ObjectStore, now_ms: int) -> None:
         """Say that the name went over. Raises `MovedOn` where the promotion was withdrawn, or another one decided."""
         mark = self.promote
-        wanted = apps.Named(mark.name, mark.number, self.to, self.over, self.by, now_ms)
+        wanted = apps.Named(mark.name, mark.number, self.to, self.over, self.by, now_ms, self.back)
         found = apps.NAMES.add(store, wanted)
         if found.folder != self.to:
             what = "withdrawn" if found.withdrawn else f"overtaken by that of {found.folder}"

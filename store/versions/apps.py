@@ -28,6 +28,8 @@ class Named(Struct, frozen=True):
     """Of the app that had it until then: the same where the promotion was withdrawn."""
     by: limits.Line
     time_ms: limits.TimeMs
+    back: bool = False
+    """Whether it gave the name back to the app that had it before: asked for once more, that is done already."""
 
     @property
     def withdrawn(self) -> bool:
@@ -65,10 +67,14 @@ def promoted(store: ObjectStore, name: str) -> tuple[str, ...]:
 
     A promotion that leads back makes it that of an earlier app once more.
     """
+    return (*(each.folder for each in reversed(promotions(store, name))), name)
+
+
+def promotions(store: ObjectStore, name: str) -> tuple[Named, ...]:
+    """The promotions of a name that were decided, oldest first. Requests as `folder_of`."""
     if NAMES.find(store, 1, name) is None:
-        return (name,)
-    done = [each for each in NAMES.all(store, name) if not each.withdrawn]
-    return (*(each.folder for each in reversed(done)), name)
+        return ()
+    return tuple(each for each in NAMES.all(store, name) if not each.withdrawn)
 
 
 def in_folder(store: ObjectStore, text: str) -> str:

@@ -71,7 +71,7 @@ class Pair:
                 self.await_running(folder)
 
     def promote(self, staging: str) -> "subprocess.Popen[str]":
-        words = ["promote", staging, "--over", self.name, "--json", "--timeout", "120"]
+        words = ["promote", staging or "--back", "--over", self.name, "--json", "--timeout", "120"]
         where = ["--store", str(self.store), "--kafka", self.broker.bootstrap]
         env = {**os.environ, "SLACKWATER_CACHE": str(self.store.parent / "cache")}
         pipe = subprocess.PIPE
@@ -161,7 +161,7 @@ def test_fifty_promotions_back_and_forth_with_kills_of_either_side_and_of_the_ve
     with pair.fed():
         for time_ in range(times):
             new = pair.folders[1 - time_ % 2]
-            staging = new if new == pair.folders[1] else f"{pair.name}~1"
+            staging = new if new == pair.folders[1] else ""
             process, victim = pair.promote(staging), chance.choice((*pair.folders, "verb"))
             time.sleep(1.5 + 3 * chance.random())
             process.kill() if victim == "verb" else pair.kill(victim)
