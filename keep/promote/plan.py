@@ -98,9 +98,9 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Promotable) -> tupl
         if not heads:
             raise Refused(f"{each} never ran, so it stands nowhere", hint=f"slackwater run FILE --app {each}")
     _check_topics(name, staging, old, new, kafka)
-    publish = [_until_now(store, folder, heads) for folder, heads in ((over, old), (to, new))]
-    sinks = _sinks(name, staging, old, new, publish[0], kafka)
-    return PromotionPlan(name, staging, to, over, number + 1, sinks, *publish, back), old, new
+    topics, before = _until_now(store, over, old), _until_now(store, to, new)
+    sinks = _sinks(name, staging, old, new, topics, kafka)
+    return PromotionPlan(name, staging, to, over, number + 1, sinks, topics, before, back), old, new
 
 
 def _until_now(store: ObjectStore, app: str, heads: Heads) -> Mapping[str, str] | None:

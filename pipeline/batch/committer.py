@@ -269,8 +269,8 @@ class Committer:
         Raises `PromotedMeanwhile` where the batch did anything: it is to give these what is theirs.
         """
         manifest = change.manifest
-        did = change.added or any(each.rows for each in (*manifest.inputs.values(), *manifest.outputs.values()))
-        if did and manifest.kind != "edit":  # which sends nothing on
+        read, sent = (each.rows for each in manifest.inputs.values()), (each.rows for each in manifest.outputs.values())
+        if (change.added or any(read) or any(sent)) and manifest.kind != "edit":  # which sends nothing on
             raise PromotedMeanwhile(
                 f"stage {head.app}/{head.stage} was promoted at v{head.version} while a batch of it was under way",
                 version=head.version,

@@ -93,6 +93,7 @@ def _that_can_be(value: Manifest) -> Manifest:
         called=value.called if value.kind == "retire" else "",
         formerly=_formerly(value),
         backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
+        rewinds=(),
     )
 
 
