@@ -30,7 +30,7 @@ from ..search.programs import Function, Python
 from ..search.search import Edge, bisect
 from ..search.session import Asked
 from ..search.verdict import Evaluation, Verdict
-from ..store.versions.apps import read_app
+from ..store.versions.apps import in_folder, read_app
 from .backends import Backends
 from .moment import Bisection, Moment
 from .replays import record_behind
@@ -181,7 +181,9 @@ class AppHistory(Shown):
         """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         client, now_ms = self._client, instants.now_ms()
         reader = client.channels() if deep else None
-        found = verify(client.store, ref, now_ms=now_ms, deep=deep, reader=reader, on_progress=on_progress)
+        found = verify(
+            client.store, in_folder(client.store, ref), now_ms=now_ms, deep=deep, reader=reader, on_progress=on_progress
+        )
         client.note_thinned(ref, found.thinned_out)
         return found
 
