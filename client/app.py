@@ -26,7 +26,7 @@ from ..keep.rewind.rewind import rewind
 from ..moments.cut.refs import parse
 from ..moments.status import lag
 from ..pipeline.kafka.channels import group_of
-from ..results import maintenance, promotion, rows, snapshots
+from ..results import maintenance, rows, snapshots
 from ..results.formats import store_flag
 from ..results.shown import Result
 from ..store.versions.apps import in_folder
@@ -208,7 +208,7 @@ class StoredApp(AppHistory):
             dry_run=dry_run,
             on_wait=on_wait,
         )
-        return promotion.promoted(done, client.flags, with_values=show_values, dry_run=dry_run)
+        return snapshots.promoted(done, client.flags, with_values=show_values, dry_run=dry_run)
 
     def edit(
         self,

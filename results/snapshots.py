@@ -1,19 +1,22 @@
-"""Snapshots, clones and verified moments, as they are shown."""
+"""Snapshots, clones and what became of them, and verified moments, as they are shown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from .. import instants
 from ..keep.clone.clone import ClonePlan
+from ..keep.promote.promote import Promoted
 from ..keep.verify.report import CHECKS
 from ..keep.verify.verify import Report
 from ..moments.cut.graph import Cut
 from ..moments.cut.in_flight import InFlight
 from ..moments.cut.stored import Request, Snapshot
+from ..moments.diff.key_changes import KeyChange
 from ..moments.take.audit_log import Operation
-from . import formats
+from . import formats, values
 from .document import Block, Cell, TableBlock, Title
 from .formats import plural, size
+from .history import table_diff
 from .shown import Result, Words, fields, result
 
 
@@ -183,3 +186,58 @@ def _cloned(plan: ClonePlan, source: str, flags: str, dry_run: bool) -> Iterator
     if plan.info.origin:
         yield f"{plan.source.app}@{plan.info.origin.snapshot} keeps the state that the clone shares"
     yield f"run it: slackwater run FILE --app {plan.info.name}{flags}"
+
+
+@result
+def promoted(done: Promoted, flags: str, *, with_values: bool, dry_run: bool) -> Words:
+    """An app that was promoted over another one, or would be."""
+    plan = done.plan
+    if plan.done:
+        yield f"done already: {plan.to} has the name {plan.name}, and {plan.name}~1 is the app that had it before"
+    else:
+        yield Title(f"{'would promote' if dry_run else 'promoted'} {plan.staging} over {plan.name}")
+        if dry_run:
+            lag = f"is {plural(done.behind, 'record')} behind it" if done.behind else "has read as much"
+            yield f"{plan.name} stands at {formats.offsets(done.at.items())}; {plan.staging} {lag}"
+        else:
+            yield f"both stood at {formats.offsets(done.at.items())}; {plan.name} was held for {done.held_s:.1f} s"
+        rows = (
+            (each.stage, each.sink, each.topic or "a function", "begins" if each.new else "goes over")
+            for each in plan.sinks
+        )
+        if plan.sinks:
+            yield TableBlock.of(("stage", "sink", "publishes to", ""), rows)
+        else:
+            yield f"{plan.name} has no sinks"
+        for table in done.changes:
+            yield ""
+            yield from table_diff(table, with_rows=with_values, with_values=with_values)
+        yield ""
+        if dry_run:
+            yield "nothing was changed (--dry-run)"
+        else:
+            yield f"{plan.name} is {plan.to} from here on, and {plan.name}~1 is {plan.over}, whose runner stops"
+            yield f"start it from now on as: slackwater run FILE --app {plan.name}{flags}"
+            yield f"back: slackwater promote --back --over {plan.name}{flags}, once {plan.name}~1 runs again, silent"
+    names = ("table", "added", "removed", "changed")
+    return {
+        "name": plan.name,
+        "app": plan.to,
+        "over": plan.over,
+        "number": plan.number,
+        "at": done.at,
+        "behind": done.behind if dry_run else None,
+        "held_s": None if dry_run or plan.done else round(done.held_s, 3),
+        "sinks": plan.sinks,
+        "changes": [
+            fields(each, *names) | {"rows": values.stream(map(_row, each.changes)) if with_values else None}
+            for each in done.changes
+        ],
+        "versions": done.versions,
+        "done_already": plan.done,
+        "dry_run": dry_run,
+    }
+
+
+def _row(change: KeyChange) -> dict[str, object]:
+    return {"key": change.key, "change": change.kind, **fields(change, "before", "after")}

@@ -17,7 +17,7 @@ Heads = Mapping[str, Manifest]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PromotedSink:
     """A sink that goes over."""
 
     stage: str
@@ -42,7 +42,7 @@ class PromotionPlan:
     """The folder of the app that has the name now."""
     number: int
     """Of the name's promotions; that of the one which is there already, when `to` has the name."""
-    sinks: tuple[Given, ...] = ()
+    sinks: tuple[PromotedSink, ...] = ()
     topics: Mapping[str, str] | None = None
     """What the old app publishes, as `Origin.sinks`."""
     before: Mapping[str, str] | None = None
@@ -154,7 +154,7 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Promot
 
 def _sinks(
     name: str, staging: str, old: Heads, new: Heads, topics: Mapping[str, str] | None, kafka: Promotable
-) -> tuple[Given, ...]:
+) -> tuple[PromotedSink, ...]:
     """What goes over. Raises `Refused` where a sink of the old app has no counterpart, or another kind."""
     had = {sink: one.kind for head in old.values() if not head.retired for sink, one in head.sinks.items()}
     has = {
@@ -182,5 +182,5 @@ def _sinks(
                 raise NotFound(
                     "Kafka topic", topic, (), hint=f"the sink {sink!r} of {staging} publishes there: make it"
                 )
-            found.append(Given(stage, sink, topic, sink not in had))
+            found.append(PromotedSink(stage, sink, topic, sink not in had))
     return tuple(found)

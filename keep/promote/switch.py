@@ -75,7 +75,7 @@ class Switch:
     def decide(self, store: ObjectStore, now_ms: int) -> None:
         """Say that the name went over. Raises `MovedOn` where the promotion was withdrawn, or another one decided."""
         mark = self.promote
-        wanted = apps.Named(mark.name, mark.number, self.to, self.over, self.by, now_ms, self.back)
+        wanted = apps.NameNote(mark.name, mark.number, self.to, self.over, self.by, now_ms, self.back)
         found = apps.NAMES.add(store, wanted)
         if found.folder != self.to:
             what = "withdrawn" if found.withdrawn else f"overtaken by that of {found.folder}"
@@ -130,7 +130,7 @@ def declared(head: Manifest) -> dict[str, SinkKind]:
 
 def withdraw(store: ObjectStore, promotion: Promotion, over: str, *, by: str, now_ms: int) -> bool:
     """Say that nothing comes of a promotion over the app of this folder. False where it was decided before."""
-    wanted = apps.Named(promotion.name, promotion.number, over, over, by, now_ms)
+    wanted = apps.NameNote(promotion.name, promotion.number, over, over, by, now_ms)
     return apps.NAMES.add(store, wanted).folder != promotion.to
 
 

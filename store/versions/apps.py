@@ -16,7 +16,7 @@ from .manifest import AppInfo, Promotion
 from .notes import Notes
 
 
-class Named(Struct, frozen=True):
+class NameNote(Struct, frozen=True):
     """What became of a promotion: it was decided, or withdrawn. Whoever says it first, has said it for good."""
 
     name: limits.Name
@@ -37,7 +37,7 @@ class Named(Struct, frozen=True):
         return self.folder == self.over
 
 
-NAMES = Notes(Named, keys.names, lambda each: each.number, app=lambda each: each.name)
+NAMES = Notes(NameNote, keys.names, lambda each: each.number, app=lambda each: each.name)
 """Of a name, by number."""
 _EARLIER = re.compile(rf"({keys.NAME})(?:~([0-9]{{1,6}}))?")
 
@@ -70,7 +70,7 @@ def promoted(store: ObjectStore, name: str) -> tuple[str, ...]:
     return (*(each.folder for each in reversed(promotions(store, name))), name)
 
 
-def promotions(store: ObjectStore, name: str) -> tuple[Named, ...]:
+def promotions(store: ObjectStore, name: str) -> tuple[NameNote, ...]:
     """The promotions of a name that were decided, oldest first. Requests as `folder_of`."""
     if NAMES.find(store, 1, name) is None:
         return ()

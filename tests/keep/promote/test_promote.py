@@ -25,9 +25,9 @@ from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo
 
+from tests.keep.promote.runners import Runner, program, started, until_idle
 from tests.models.profiles import scaled
 from tests.pipeline.publish.reader import committed
-from tests.support.runners import Runner, program, started, until_idle
 
 T = TypeVar("T")
 TOPIC, OUT = "in", "out"
