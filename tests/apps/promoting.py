@@ -1,7 +1,7 @@
 """A runner without Spark, in a process of its own, for tests that promote an app over another one and kill either.
 
-`python promoting.py STORE BROKERS NAME TOPIC OUT` runs the app of that name until it is ended. Claims and batches are as
-`tests.keep.promote.runners` has them; publishers are a runner's.
+`python promoting.py STORE BROKERS NAME TOPIC OUT` runs the app of that name until it is ended. Claims and batches are
+as `tests.keep.promote.runners` has them; publishers are a runner's.
 """
 
 import dataclasses

@@ -142,7 +142,7 @@ def finish(pair: Pair, staging: str) -> dict[str, object]:
 
 
 def test_production_is_promoted_over_at_five_thousand_records_a_second(pair: Pair) -> None:
-    old, new = pair.folders
+    _, new = pair.folders
     with pair.fed():
         time.sleep(1)  # records come
         done = finish(pair, new)
