@@ -21,6 +21,9 @@ from .standing import behind, furthest, short_of
 from .switch import MovedOn, Promotable, Switch, withdraw
 
 _LOOK_S = 0.1
+_ROUNDS = 5
+_NEAR_S = 1.0
+"""The new app is near when it has caught up within this time, or so often."""
 _HELD_S = 20.0
 """How long the old app may be held: what the new one then lacks it reads while the old one goes on."""
 
@@ -181,11 +184,13 @@ def _together(
     """Bring both to the same offsets, and switch; and for how long the old app was held."""
     number = found.number
     while True:
-        old, _ = watch.look()
-        near = furthest(old.values())
-        # All that the old app has read by now: then only what comes meanwhile is to be read while it is held.
-        while left := behind(watch.look()[1].values(), near):
-            patience.wait(f"{found.staging} has {left:,} records to read up to where {found.name} was", found)
+        # What comes while the new app catches up is to be read while the old one is held: let that be little.
+        for _ in range(_ROUNDS):
+            began, near = patience.clock(), furthest(watch.look()[0].values())
+            while left := behind(watch.look()[1].values(), near):
+                patience.wait(f"{found.staging} has {left:,} records to read up to where {found.name} was", found)
+            if patience.clock() - began < _NEAR_S:
+                break
         began, until, renewed = patience.clock(), dict[str, tuple[int, ...]](), 0
         with _holding(store, found) as write:
             due = began

@@ -164,7 +164,7 @@ def test_fifty_promotions_back_and_forth_with_kills_of_either_side_and_of_the_ve
             new = pair.folders[1 - time_ % 2]
             staging = new if new == pair.folders[1] else ""
             process, victim = pair.promote(staging), chance.choice((*pair.folders, "verb"))
-            time.sleep(1.5 + 3 * chance.random())
+            time.sleep(0.5 + 3 * chance.random())
             process.kill() if victim == "verb" else pair.kill(victim)
             while process.poll() is None:
                 pair.keep_up()
