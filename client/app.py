@@ -367,6 +367,11 @@ class StoredApp(AppHistory):
             Refused: a clone lives from it, or a runner holds it; or Kafka does not let topics be removed.
         """
         client = self._client
+        if self.called != self.name and "~" not in self.called:
+            raise Refused(
+                f"{self.called} is what {self.name} is called since it was promoted over another app",
+                hint=f"give the name back first (promote --back --over {self.called}), or name it {self.name}",
+            )
         self._check_protected("to remove it", yes_really, dry_run=dry_run)
         # Says what is missing before anything is done.
         channels = client.known_channels("which have its topics") if topics else None

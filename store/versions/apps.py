@@ -178,6 +178,11 @@ def _create(store: ObjectStore, info: AppInfo) -> AppInfo:
     key = keys.app_info(keys.check_name("app", info.name))
     if keys.REMOVING in store.list_folders(keys.stages(info.name)):
         raise being_removed(info.name)
+    if promotions(store, info.name):
+        raise Refused(
+            f"the name {info.name!r} went over to app {folder_of(store, info.name)!r}, and no new app gets it",
+            hint="choose another name",
+        )
     found = notes.add(store, key, info, under=lambda found: keys.app_info(found.name))
     if found != info:
         return found
