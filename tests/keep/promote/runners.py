@@ -82,7 +82,8 @@ class Runner:
         """Take the app over, in parts: between two of them anything may happen."""
         store, name = self.store, self.declared.name
         self.folder = apps.folder_of(store, name)
-        app = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0].name)
+        declared = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0].name)
+        app = dataclasses.replace(declared, file=self.declared.file)
         info = apps.ensure_app(store, AppInfo(self.folder, 1))
         heads = heads_of(store, self.folder, history.list_stages(store, self.folder)).values()
         promotion = settled(store, heads, by="runner", now_ms=1) if heads else None

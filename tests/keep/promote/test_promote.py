@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -19,7 +20,11 @@ from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.publish.prepare import InternalTopics
+from slackwater.pipeline.run.news import News
+from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.preflight import Start, preflight
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.versions import apps
@@ -54,10 +59,12 @@ class Interrupted(Wrapper):
 class World:
     """Production `p`, its clone `s`, the topic that both read, and what happens to them."""
 
-    def __init__(self, chance: Random) -> None:
+    def __init__(self, chance: Random, store: ObjectStore | None = None, files: dict[str, Path] | None = None) -> None:
         self.chance = chance
-        self.store: ObjectStore = MemoryStore()
-        self.kafka = MemoryKafka(f"memory://{uuid4().hex}")
+        self.store: ObjectStore = store or MemoryStore()
+        self.files = files or {}
+        """The program of each app, where it is one in a file."""
+        self.kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
         self.kafka.create_topics({TOPIC: 2, OUT: 1})
         self.now_s = 0.0
         self.sent = 0
@@ -76,7 +83,7 @@ class World:
 
     def runner(self, folder: str) -> Runner:
         called = next(name for name in (folder, f"{folder}~1") if apps.folder_of(self.store, name) == folder)
-        declared = replace(program(folder, TOPIC, OUT), name=called)
+        declared = replace(program(folder, TOPIC, OUT), name=called, file=self.files.get(folder))
         return Runner(self.store, self.kafka, declared, self.chance, lambda: self.now_s)
 
     def start(self, folder: str) -> None:
@@ -312,6 +319,26 @@ def test_what_can_never_be_promoted_is_a_sentence(world: World) -> None:
     refused("s", "topic in ends before the offsets that were read: it was deleted and made again")
     with pytest.raises(Usage, match="not usable"):
         apps.create_app(world.store, AppInfo("p~1", 1))
+
+
+def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_app_over(tmp_path: Path) -> None:
+    files = {folder: tmp_path / f"{folder}.py" for folder in "ps"}
+    for folder, file in files.items():
+        file.write_text(f"# the program of {folder}")
+    world = World(Random(1), open_store(str(tmp_path / "store")), files)
+    world.start("s")
+    world.promote("p", "s", calm=True)
+    world.close()
+    options = Options(store=str(tmp_path / "store"), kafka=world.kafka.properties)
+
+    def start(called: str, file: Path) -> Start:
+        return preflight(replace(program("p", TOPIC, OUT), name=called, file=file), options, News())
+
+    with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it"):
+        start("p", files["p"])
+    new, old = start("p", files["s"]), start("p~1", files["p"])
+    assert (new.claimer.app.name, new.claimer.publishes, new.clone) == ("s", None, False)
+    assert (old.claimer.app.name, old.claimer.publishes, old.clone) == ("p", {}, True)
 
 
 def tick(world: World, *runners: Runner) -> None:
