@@ -52,9 +52,7 @@ class Session(Printer):
 
     def app(self, ref: str) -> "StoredApp":
         """The app of that name, or of a ref. Whether there is one, its methods find out."""
-        from ..client.app import StoredApp
-
-        return StoredApp(self.client, ref.partition("@")[0].partition("/")[0])
+        return self.client.called(ref.partition("@")[0].partition("/")[0])
 
     def stage(self, text: str) -> "tuple[StoredApp, str]":
         """The app and the name of a stage, written as `APP/STAGE`. Raises `Usage`."""

@@ -16,12 +16,13 @@ from ..keep.init.source import RowSource
 from ..keep.maintain import protection
 from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.stages import rescale, retire
+from ..keep.promote.promote import promote
 from ..keep.rejected import retries
 from ..keep.rewind.rewind import rewind
 from ..moments.cut.refs import parse
 from ..moments.status import lag
 from ..pipeline.kafka.channels import group_of
-from ..results import maintenance, rows
+from ..results import maintenance, promotion, rows
 from ..results.shown import Result
 from .clones import AppClones
 
@@ -95,6 +96,60 @@ class StoredApp(AppClones):
         )
         client.note_thinned(done.plan.ref, done.plan.to.thinned)
         return maintenance.rewound(done, client.flags, dry_run=dry_run)
+
+    def promote(
+        self,
+        staging: str = "",
+        *,
+        back: bool = False,
+        timeout_s: float = 600,
+        show_values: bool = False,
+        yes_really: str = "",
+        dry_run: bool = False,
+        on_wait: Callable[[str], None] = lambda _what: None,
+    ) -> Result:
+        """Give another app this one's name, its sinks, and the right to write to them: blue and green.
+
+        Waits until both stand at the same offsets of their topics, and holds both there for the moment that it takes.
+        A `read_committed` reader of a sink sees each row once. This app is `NAME~1` from then on. A call that was
+        interrupted is finished by the same call.
+
+        Args:
+            staging: the app that gets the name: a clone of this one, or what this one was cloned from.
+            back: instead, the app that had the name before.
+            timeout_s: how long to wait until both stand at the same offsets.
+            show_values: tell the rows that differ between the two with their values.
+            yes_really: the app's name once more, where it is protected.
+            dry_run: only look: how far they are apart, how their tables differ, which sinks go over.
+            on_wait: told how far they are.
+
+        Raises:
+            Usage: there is not just one app that is to get the name, or nothing says where Kafka is.
+            NotFound: there is no such app.
+            Refused: the other app is no clone, or a sink has no counterpart in it; another promotion is under way; or
+                they did not come to stand at the same offsets in time. Nothing has gone over then.
+        """
+        from ..pipeline.publish.prepare import InternalTopics
+
+        if bool(staging) == back:
+            raise Usage("the name goes to an app, or back to the one that had it; expected one of the two")
+        client, name = self._client, self.called
+        if "~" in name:
+            raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
+        self._check_protected(f"to promote {staging or 'another app'} over it", yes_really, dry_run=dry_run)
+        channels = client.known_channels("which has the topics that both apps read")
+        done = promote(
+            client.store,
+            InternalTopics(channels.kafka),
+            name,
+            staging,
+            by=client.by,
+            cache=client.cache,
+            timeout_s=timeout_s,
+            dry_run=dry_run,
+            on_wait=on_wait,
+        )
+        return promotion.promoted(done, client.flags, with_values=show_values, dry_run=dry_run)
 
     def edit(
         self,
@@ -219,7 +274,7 @@ class StoredApp(AppClones):
         for the app or the object.
         """
         client = self._client
-        retention = client.settings.retention_of(self.name, **rules)
+        retention = client.settings.retention_of(self.called, **rules)
         if margin_ms < MARGIN_MS:
             why = "what a merge writes may be half an hour old before a version names it"
             hint = "leave --margin away; what nothing names goes after an hour"

@@ -10,7 +10,7 @@ import msgspec
 from ..results.document import Block, Title
 from ..results.shown import Shown
 from ..settings import load
-from ..store.versions.apps import list_apps, read_app
+from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
 from .backends import Backends, names_of_stage
 
 if TYPE_CHECKING:
@@ -51,17 +51,24 @@ class Client(Backends, Shown):
 
     def app(self, name: str) -> "StoredApp":
         """An app of the store. Raises `NotFound` for one that is not there, with the nearest, and `Usage`."""
+        read_app(self.store, folder_of(self.store, name))
+        return self.called(name)
+
+    def called(self, name: str) -> "StoredApp":
+        """The app that has a name, which went over to it from another one, perhaps; whether there is one, is not asked.
+
+        Raises `Usage`, and `NotFound` for a name that did not go over so often.
+        """
         # It knows Arrow and DuckDB, which whoever only opens a store shall not wait for.
         from .app import StoredApp
 
-        read_app(self.store, name)
-        return StoredApp(self, name)
+        return StoredApp(self, folder_of(self.store, name), name)
 
     def moment(self, ref: str, done: str) -> "Moment":
         """The moment of a ref, for reading; `done` is what happens to a stage that alone can be read."""
         from .moment import Moment
 
-        return Moment.around(self, ref, done)
+        return Moment.around(self, in_folder(self.store, ref), done)
 
     def clones(self, source: str = "") -> "Result":
         """The clones under this root, and those of its apps under other roots; only those of the app `source`.

@@ -19,7 +19,7 @@ from ..results import maintenance
 from ..results import snapshots as shown
 from ..results.formats import store_flag
 from ..results.shown import Result
-from ..store.versions.apps import find_app
+from ..store.versions.apps import find_app, in_folder
 from .backends import Backends
 from .history import AppHistory
 
@@ -107,7 +107,7 @@ class AppClones(AppHistory):
         client = self._client
         return make_clone(
             client.store,
-            source,
+            in_folder(client.store, source),
             to,
             terms=Terms(owner=owner or client.by, **{name: value for name, value in said.items() if value}),
             channels=client.known_channels("in which a clone has topics of its own"),
@@ -173,6 +173,11 @@ class AppClones(AppHistory):
             NotFound: there is no such app.
             Refused: a clone lives from it, or a runner holds it; or Kafka does not let topics be removed.
         """
+        if self.called != self.name and "~" not in self.called:
+            raise Refused(
+                f"{self.called} is what {self.name} is called since it was promoted over another app",
+                hint=f"give the name back first (promote --back --over {self.called}), or name it {self.name}",
+            )
         self._check_protected("to remove it", yes_really, dry_run=dry_run)
         done = _removed(self._client, self.name, topics=topics, fence=fence, force=force, dry_run=dry_run)
         return maintenance.removed(done, _groups(done.removal), topics=topics, dry_run=dry_run)

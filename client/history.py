@@ -31,7 +31,7 @@ from ..search.programs import Function, Python
 from ..search.search import Edge, bisect
 from ..search.session import Asked
 from ..search.verdict import Evaluation, Verdict
-from ..store.versions.apps import read_app
+from ..store.versions.apps import in_folder, read_app
 from .backends import Backends
 from .moment import Bisection, Moment
 from .replays import VERSIONS, check, record_behind
@@ -46,8 +46,11 @@ class AppHistory(Shown):
     store or Kafka does not answer.
     """
 
-    def __init__(self, client: Backends, name: str) -> None:
+    def __init__(self, client: Backends, name: str, called: str = "") -> None:
         self.name = name
+        """Of its folder: its own name, until another app was promoted over it."""
+        self.called = called or name
+        """As it was asked for."""
         self._client = client
 
     @property
@@ -185,7 +188,9 @@ class AppHistory(Shown):
         """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         client, now_ms = self._client, instants.now_ms()
         reader = client.channels() if deep else None
-        found = verify(client.store, ref, now_ms=now_ms, deep=deep, reader=reader, on_progress=on_progress)
+        found = verify(
+            client.store, in_folder(client.store, ref), now_ms=now_ms, deep=deep, reader=reader, on_progress=on_progress
+        )
         client.note_thinned(ref, found.thinned_out)
         return found
 
@@ -356,8 +361,10 @@ class AppHistory(Shown):
     def _ref(self, moment: str | datetime, stage: str = "") -> str:
         text = moment.isoformat() if isinstance(moment, datetime) else moment
         if "@" in text or "/" in text:
-            if text.partition("@")[0].partition("/")[0] != self.name:
-                raise Usage(f"{text} is a moment of another app; expected one of {self.name!r}")
+            of = text.partition("@")[0].partition("/")[0]
+            if of not in (self.name, self.called):
+                raise Usage(f"{text} is a moment of another app; expected one of {self.called!r}")
+            text = self.name + text[len(of) :]
             if stage:
                 raise Usage(f"{text} is a whole ref, and stage {stage!r} beside it says something else; leave one out")
             return text

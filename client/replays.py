@@ -12,7 +12,7 @@ from ..moments.query.columns import parse_key
 from ..results.shown import Result
 from ..search.verdict import Guilty, Hop, Verdict
 from ..store.versions import history
-from ..store.versions.apps import read_app
+from ..store.versions.apps import in_folder, read_app
 from ..store.versions.manifest import Manifest
 from .backends import Backends, names_of_stage
 from .moment import Moment
@@ -98,13 +98,13 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
             asked for a key. Others as `StoredApp.at` and `StageReplay.of`.
     """
     app, stage = names_of_stage(ref.partition("@")[0])
-    after = Moment.around(client, ref, "replayed").cut.stages[stage]
+    after = Moment.around(client, in_folder(client.store, ref), "replayed").cut.stages[stage]
     if key and after.table is None:
         raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
     only = parse_key(stage, after.table, key) if key and after.table is not None else None
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")
-    with _opened(client, app, file) as program:
+    with _opened(client, after.app, file) as program:
         from ..pipeline.claim.claim import program_of
         from ..pipeline.replay.compare import sent_rows
         from ..pipeline.replay.stage_replay import StageReplay

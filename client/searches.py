@@ -22,7 +22,7 @@ from ..search.evidence import collect
 from ..search.predicate import Wanted
 from ..search.session import BEGINNING, Asked, KeptSearch, KnownAnswer
 from ..search.verdict import Answer, Evaluation, Guilty, Verdict
-from ..store.versions.apps import free_name
+from ..store.versions.apps import folder_of, free_name, in_folder
 from ..whole_file import check_folder, whole_file
 from .backends import Backends
 from .history import AppHistory
@@ -30,6 +30,12 @@ from .history import AppHistory
 _FOLDER = Path(".slackwater")
 """Where they are kept, beside what `dev` keeps."""
 _HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
+
+
+def in_folders(client: Backends, asked: Asked) -> Asked:
+    """The same with the folder of the app in the place of its name."""
+    good, bad = (in_folder(client.store, ref) if ref else "" for ref in (asked.good, asked.bad))
+    return replace(asked, app=folder_of(client.store, asked.app), good=good, bad=bad)
 
 
 def begun(client: Backends, asked: Asked) -> KeptSearch:
@@ -57,7 +63,8 @@ def answered(client: Backends, app: str, answer: Answer, refs: list[str]) -> Kep
     Raises `NotFound` for the search or a moment, and `Refused` where it is one of another store, or none is to be
     looked at.
     """
-    search = of_app(client, app)
+    search, refs = of_app(client, app), [in_folder(client.store, ref) for ref in refs]
+    app = search.asked.app
     if not refs and search.wanted is None:
         why, hint = search.found or "the search was interrupted", f"slackwater bisect {answer} {app} REF"
         raise Refused(f"no moment of {app} is to be looked at: {why}", hint=f"name the moment: {hint}")
@@ -73,7 +80,7 @@ def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> l
 
 def of_app(client: Backends, app: str) -> KeptSearch:
     """The app's search. Raises `NotFound`, and `Refused` when it is one of another store."""
-    search = kept.read(_FOLDER, app)
+    search = kept.read(_FOLDER, folder_of(client.store, app))
     if search.store != client.root:
         hint = f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`"
         raise Refused(f"the search of {app} is one in {search.store}, not in {client.root}", hint=hint)

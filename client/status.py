@@ -10,7 +10,7 @@ from ..moments.status.cost import cost_of
 from ..moments.status.overview import overviews
 from ..results import status as shown
 from ..results.shown import Result
-from ..store.versions.apps import list_apps
+from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
 
 _ANSWERED_MS = 10_000
@@ -22,7 +22,7 @@ def status(client: Backends, app: str | None) -> Result:
     """How far every stage of all apps is, or of one with all details; the ends of topics need Kafka."""
     from ..pipeline.kafka.open import EndOffsets
 
-    settings = client.settings
+    settings, app = client.settings, folder_of(client.store, app) if app else None
     ends = EndOffsets(settings.open_kafka(), timeout_s=_KAFKA_TIMEOUT_S) if settings.brokers else None
     found, damaged = overviews(client.store, app, ends or (lambda _topic: None))
     notes = [
@@ -39,7 +39,9 @@ def status(client: Backends, app: str | None) -> Result:
 def cost(client: Backends, app: str | None, since_ms: int) -> Result:
     """What the store is asked and keeps for all apps, or one, by the versions of the last `since_ms`; and its price."""
     store, prices, began_ms = client.store, client.settings.prices, instants.now_ms() - since_ms
-    costs = tuple(cost_of(store, name, began_ms, prices) for name in ((app,) if app else list_apps(store)))
+    costs = tuple(
+        cost_of(store, name, began_ms, prices) for name in ((folder_of(store, app),) if app else list_apps(store))
+    )
     return shown.cost(costs, format_ms(since_ms), _empty(client))
 
 

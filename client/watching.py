@@ -10,6 +10,7 @@ from ..moments.take.audit_log import record
 from ..search.predicate import Where
 from ..search.verdict import Evaluation, Verdict
 from ..search.watcher import Findings, Invariant, Watcher, call
+from ..store.versions.apps import folder_of
 from .backends import Backends
 from .history import AppHistory
 from .searches import Reports
@@ -23,6 +24,7 @@ class WatchedApp(Watcher):
         if not invariants:
             hint = 'write [invariants.NAME] into slackwater.toml, with where = "SELECT …" or check = "…"'
             raise Usage(f"nothing says what must hold of {app}", hint=hint)
+        app = folder_of(client.store, app)
         invariants = [each.of(client.store, app) for each in invariants]
         reader = client.channels() if any(names_channels(each.where) for each in invariants) else None
         super().__init__(client.store, client.cache, app, invariants, by=client.by, reader=reader)

@@ -17,7 +17,10 @@ from .shown import Result, fields
 from .values import value_lines, word
 from .verdict import record_data
 
-_IDLE = ("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit")
+_IDLE = (
+    *("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit"),
+    *("promote", "demote"),
+)
 """Kinds of versions that read no rows."""
 
 

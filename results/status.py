@@ -37,6 +37,8 @@ def _overview(each: AppOverview) -> Iterator[Block]:
     if each.origin:
         moment = f"@{each.origin.snapshot}" if each.origin.snapshot else ", with everything of its own"
         title.append(f"clone of {each.origin.app}{moment}")
+    if each.names and each.names != (each.app,):
+        title.append(f"called {', '.join(each.names)} since a promotion")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)

@@ -61,7 +61,7 @@ def bisect(
     Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until the input record
     is found that turned it bad.
     """
-    from ...client.searches import Reports, begun
+    from ...client.searches import Reports, begun, in_folders
     from ...results import values, verdict
     from ...search.session import Asked
 
@@ -80,7 +80,7 @@ def bisect(
     if asked.by_hand:
         hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
         raise Usage("nothing says what is wrong", hint=hint)
-    app = session.app(app_name)
+    app, asked = session.app(app_name), in_folders(session.client, asked)
     if scan:
         predicate = asked.predicate(session.client.store)
         session.show(verdict.scan(app.flips(predicate, asked.good or None, asked.bad or None)))
@@ -101,10 +101,11 @@ def start(
 
     Each answer, `bisect good`, `bad` or `skip`, is followed by the next moment to look at, until one commit is left.
     """
-    from ...client.searches import begun
+    from ...client.searches import begun, in_folders
     from ...search.session import Asked
 
-    _go_on(session, begun(session.client, Asked(app_name, good=good, bad=bad)))
+    asked = in_folders(session.client, Asked(app_name, good=good, bad=bad))
+    _go_on(session, begun(session.client, asked))
 
 
 @verb("slackwater bisect good flights", of=words)

@@ -40,6 +40,41 @@ def rewind(
 
 
 @verb(
+    "slackwater promote flights-staging --over flights --dry-run",
+    "slackwater promote flights-staging --over flights --message 'delays by carrier'",
+    "slackwater promote --back --over flights",
+    kafka=True,
+    changes=True,
+)
+def promote(
+    session: Session,
+    staging: str = argument("[STAGING]", "The app that gets the name: a clone that runs beside.", ""),
+    over: str = option("APP", "The app over which it is promoted.", ...),
+    back: bool = flag("--back", "Instead, give the name back to the app that had it before."),
+    timeout: int = span(
+        "How long to wait until both stand at the same offsets. Default: 10m.", 600_000, bare_seconds=True
+    ),
+    show_values: bool = flag("--show-values", "Show the rows that differ between the two."),
+    yes_really: str = YES_REALLY,
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Let a clone take over an app's name and its sinks: blue and green.
+
+    Waits until both stand at the same offsets of their topics, and holds them there for a moment. What comes after goes
+    to the sinks from the clone: a read_committed reader sees each row once. The app that had the name stays, as
+    APP~1, and stops. An interrupted promotion is finished by the same command.
+    """
+    app = session.app(over)
+
+    def act(typed: str) -> Result:
+        with session.progress() as progress:
+            how: dict[str, Any] = {"back": back, "dry_run": dry_run, "show_values": show_values, "on_wait": progress}
+            return app.promote(staging, yes_really=typed, timeout_s=timeout / 1_000, **how)
+
+    session.show(session.confirmed(act, yes_really))
+
+
+@verb(
     "slackwater edit flights/carriers --sql \"UPDATE carriers SET delay = 0 WHERE carrier = 'UA'\" --dry-run",
     "slackwater edit flights/carriers --sql \"DELETE FROM carriers WHERE n < 0\" --message 'a count is never negative'",
     "slackwater edit flights/carriers --rows corrected.parquet",

@@ -208,6 +208,8 @@ def _first_version(source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[st
         },
         # What the source has not published yet, it publishes itself.
         sinks={},
+        silent=source.silent | {name: sink.kind for name, sink in source.sinks.items()},
+        promotion=None,
         # Rows that the source's version wrote are told by it.
         seq=source.seq,
         # What it took is the source's, and so are its migrations, which have numbers of their own, and where its

@@ -153,7 +153,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
     draft = commit.without_snapshots(replace(draft, migration=number, rewinds=(*draft.rewinds, mark)))
     if was is None:
         empty = Manifest(draft.app, draft.stage, draft.version, draft.epoch, draft.writer, draft.time_ms, draft.kind)
-        kept = ("by", "migration", "rewinds", "totals", "formerly")
+        kept = ("by", "migration", "rewinds", "totals", "formerly", "promotion")
         return replace(empty, **{name: getattr(draft, name) for name in kept})
     was = commit.carried(was)
     changed = replace(draft, table=was.table, ssts=was.ssts, backfills=was.backfills)

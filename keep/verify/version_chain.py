@@ -105,7 +105,8 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
         for name in sorted(later.lost):
             yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
     yield from _by_name(at, "channel", earlier.outputs, later.outputs, _output_differences, may_go=restarted)
-    yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=restarted)
+    may_go = restarted or later.kind == "promote"
+    yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=may_go)
     for name, had in sorted(earlier.side_tables.items()):
         if (has := later.side_tables.get(name)) is None:
             yield f"{at} has no table of {name} records; the one before had"

@@ -79,10 +79,12 @@ class StageLag:
 
 
 def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkLag, ...]:
-    """The lag of each sink of `head`, by where its publisher is; None for one that has not begun."""
+    """The lag of each sink of `head`, by where its publisher is: None for one that has not begun."""
     found = []
     for name, sink in head.sinks.items():
-        place = places.get(name)
+        if name not in places:
+            continue  # nobody publishes it
+        place = places[name]
         rows = published.behind(sink, place)
         at = place.version if place is not None else None
         found.append(SinkLag(name, sink.topic, at, rows, head.version - (at or sink.since) if rows else 0))

@@ -100,6 +100,8 @@ class AppOverview:
     """Upstream first."""
     requested: tuple[str, ...]
     """Snapshots that were asked for and are not complete yet."""
+    names: tuple[str, ...] = ()
+    """What it is called by promotions: the name that went over to it, or `NAME~1` where one was promoted over it."""
     damaged: tuple[str, ...] = ()
     """A sentence for each stage that is left out because its newest manifest cannot be read."""
 
@@ -154,7 +156,14 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
 
     stages = tuple(stage_overview(heads[stage]) for stage in order(heads))
     requested = tuple(request.name for request in open_requests(store, app))
-    return AppOverview(app, info.created_ms, info.origin, stages, requested, tuple(damaged))
+    called = {head.promotion.name for head in heads.values() if head.promotion is not None}
+    had = {name: apps.promoted(store, name) for name in sorted(called)}
+    names = tuple(
+        f"{name}~{folders.index(app)}" if folders.index(app) else name
+        for name, folders in had.items()
+        if app in folders
+    )
+    return AppOverview(app, info.created_ms, info.origin, stages, requested, names, tuple(damaged))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ...errors import Refused
+from ...errors import CommitConflict, Refused
 from ...store.compaction.plan import Done, rebase
 from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
@@ -39,6 +39,10 @@ _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""
 
 FillChanges = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
+
+
+class PromotedMeanwhile(CommitConflict):
+    """A batch was computed without the sinks that its app has by now: it is to be computed once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,8 @@ class Committer:
         With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way.
 
         Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else
-        committed what is of none of `BESIDE_BATCHES`, `Unavailable` where storage did not answer, `Refused` where this
-        was closed.
+        committed what is of none of `BESIDE_BATCHES`, `PromotedMeanwhile`, `Unavailable` where storage did not answer,
+        `Refused` where this was closed.
         """
         if not self._max_unflushed:
             self._commit(change)
@@ -245,6 +249,8 @@ class Committer:
 
     def _onto(self, change: PendingVersion, head: Manifest) -> PendingVersion:
         """The change built on this head. Its rows get the values of backfills that they were computed without."""
+        if head.sinks.keys() != change.before.sinks.keys() or head.promotion != change.before.promotion:
+            change = self._promoted(change, head)
         moved = replace(change, before=head)
         # Where there is no other version, at most what the head took has been written up since.
         if head.version != change.before.version:
@@ -256,6 +262,22 @@ class Committer:
         filled = dict(zip(added, self._fill(head, added, due), strict=True))
         ssts = tuple(filled.get(sst, sst) for sst in moved.manifest.ssts)
         return replace(moved, manifest=structs.replace(moved.manifest, ssts=ssts))
+
+    def _promoted(self, change: PendingVersion, head: Manifest) -> PendingVersion:
+        """The change of a batch that was computed before its app was promoted, with the sinks that it has since.
+
+        Raises `PromotedMeanwhile` where the batch did anything: it is to give these what is theirs.
+        """
+        manifest = change.manifest
+        read, sent = (each.rows for each in manifest.inputs.values()), (each.rows for each in manifest.outputs.values())
+        if (change.added or any(read) or any(sent)) and manifest.kind != "edit":  # which sends nothing on
+            raise PromotedMeanwhile(
+                f"stage {head.app}/{head.stage} was promoted at v{head.version} while a batch of it was under way",
+                version=head.version,
+                hint="start this one again: the batch is computed once more",
+            )
+        kept = {"sinks": head.sinks, "silent": head.silent, "promotion": head.promotion}
+        return replace(change, manifest=structs.replace(manifest, **kept))
 
     def _upload(self, change: PendingVersion) -> None:
         """Bring what the version adds into the store, unless it is there."""

@@ -38,7 +38,7 @@ from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep
 from . import query
 from .batch_report import BatchReport
-from .committer import Committed, Committer, PendingVersion
+from .committer import Committed, Committer, PendingVersion, PromotedMeanwhile
 from .job import Batch, StageConfig, StageJob
 from .snapshot_events import arrive
 
@@ -183,6 +183,23 @@ class StageRunner:
             stall_seconds = self._upkeep.stall.wait(self._batch_s, lambda: self._stopping)
         if self._stopping:
             return
+        try:
+            self._make(rows, before, after, stall_seconds, with_rows=with_rows)
+        except PromotedMeanwhile:
+            # Its rows are for the sinks, too.
+            self.check_epoch()
+            self._make(rows, before, after, stall_seconds, with_rows=with_rows)
+
+    def _make(
+        self,
+        rows: DataFrame,
+        before: Mapping[str, Position],
+        after: Mapping[str, Position],
+        stall_seconds: float,
+        *,
+        with_rows: bool,
+    ) -> None:
+        """Compute a batch, and have its version committed."""
         started = time.monotonic()
         # One head for all of the batch: a compaction may be adopted meanwhile.
         base = self.tip

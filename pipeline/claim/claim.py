@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ...errors import NotFound, Refused
 from ...keep.clone.first_versions import channel_topic
 from ...keep.maintain.stages import bring_back
+from ...keep.promote.switch import settled
 from ...keep.rejected.schema import REJECTED_RECORDS
 from ...moments.cut.in_flight import left_at
 from ...moments.cut.moments import heads_of
@@ -51,6 +52,8 @@ class Claimer:
     """The number of the app's newest migration, which all of its stages went through."""
     publishes: Mapping[str, str] | None = None
     """The topic of each sink, by its declared name, in a clone; None where they are as declared."""
+    promotion: int = 0
+    """The number of the newest promotion that the app took part in, by which it publishes that; 0 for none."""
     others: Mapping[str, str] = field(default_factory=dict)
     """The topic of each channel that is another app's, and is only read, by its declared name."""
 
@@ -105,6 +108,17 @@ class Claimer:
         if (was := bring_back(self.store, self.app.name, stage.name, by=self.by)) is not None:
             how = "begins anew, as the app was rewound" if was.not_begun else "goes on where it stopped"
             _log.warning("stage %s/%s was retired and is back: it %s", self.app.name, stage.name, how)
+        silent = {one.name: one.kind for one in stage.sinks if one not in sinks.written(stage, self.publishes)}
+
+        def requires(head: Manifest) -> bool:
+            # Somebody may promote another app over this one at this moment, or this one over another.
+            newest = settled(self.store, (head,), by=self.by, now_ms=now_ms)
+            if newest is not None and newest.number > self.promotion:
+                raise Refused(
+                    f"a promotion of {newest.to} over {newest.name} went on while this run started",
+                    hint="run it again: it goes on from there",
+                )
+            return True
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.inputs else None
@@ -118,11 +132,12 @@ class Claimer:
                 # The table of rejected records is there before there is one.
                 side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.on_error == "reject" else {})
                 | draft.side_tables,
+                silent=silent,
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
             )
 
-        names, change = (self.app.name, stage.name), Amendment("claim", build)
+        names, change = (self.app.name, stage.name), Amendment("claim", build, requires)
         return amend(self.store, names, change, writer=self.writer, by=self.by, now_ms=now_ms).manifest
 
     def outputs(self, stage: Stage, known: Manifest, shape: Shape) -> dict[str, Output]:

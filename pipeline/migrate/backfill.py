@@ -106,7 +106,7 @@ def backfill_file(
     """
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
-    program = load_app(path, name=app)
+    program = load_app(path, name=app, store=store)
     news = news or News()
     if not options.kafka:
         raise NotFound("Kafka", "brokers", hint="the past is read from there: add --kafka")
@@ -116,7 +116,7 @@ def backfill_file(
         finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
         act = partial(migrate_app, program, store, options, renames=renames, stages=stages, news=news)
         migrated = act(dry_run=True)
-        cut = resolve(store, since, now_ms=instants.now_ms()) if since else None
+        cut = resolve(store, apps.in_folder(store, since), now_ms=instants.now_ms()) if since else None
         if cut is not None and cut.app != program.name:
             raise Refused(f"{since} is a moment of {cut.app}, and {program.name} is backfilled")
         info = apps.read_app(store, program.name)

@@ -72,7 +72,7 @@ def first_version_of(
     """
     begin = starting_at(instants.parse("--at", at)) if at else None
     where = starting_offsets_in(offsets)
-    program = load_app(path, name=app)
+    program = load_app(path, name=app, store=store)
     (declared,) = program.select((stage,))
     if declared.state is None:
         keeping = ", ".join(each.name for each in program.stages.values() if each.state)

@@ -61,7 +61,7 @@ def migrate_file(
     """
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
-    program = load_app(path, name=app)
+    program = load_app(path, name=app, store=store)
     return migrate_app(program, store, options, renames=renames, stages=stages, dry_run=dry_run, news=news)
 
 

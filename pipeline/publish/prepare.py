@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import published
+from ...store.versions import apps, published
 from ...store.versions.manifest import Manifest, Sink
 from ..api import sink as api
 from ..api.app import App
 from ..api.stage import Stage
+from ..kafka.open import end_offsets
 from ..kafka.protocol import Kafka
 from ..messages import outgoing
 
@@ -70,6 +72,23 @@ def create_internal(
         kafka.create_topics(wanted, only_ask=only_ask, config=_FOR_EVER)
 
 
+@dataclass(frozen=True, slots=True)
+class InternalTopics:
+    """What a promotion asks of Kafka (`keep.promote.switch.Promotable`)."""
+
+    kafka: Kafka
+
+    def ends(self, topic: str, /) -> tuple[int, ...] | None:
+        """The end offset of each partition, or None when there is no such topic."""
+        return end_offsets(self.kafka, topic)
+
+    def internal(self, app: str, stage: str, sink: str, /) -> tuple[str, int]:
+        """The internal topic of a sink, which is made where there is none, and where it ends."""
+        topic = api.internal_topic(app, stage, sink)
+        self.kafka.create_topics({topic: 1}, config=_FOR_EVER)
+        return topic, self.kafka.offsets(topic)[1][0]
+
+
 def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
     """Register schemas of what the sinks will publish. Raises `Refused` or `Unavailable`."""
     for one in written(stage, publishes):
@@ -87,12 +106,17 @@ def claimed(
 ) -> dict[str, Sink]:
     """The sinks of a claim: those that were there go on, and new ones begin with it.
 
+    Those that a promotion gave which was withdrawn are given up: nothing of them was to be published.
+
     Raises `Refused` where one is gone from the program and not all of its rows are published, which `accept_loss` gives
     up, and `Unavailable`.
     """
     declared = {one.name: one for one in written(stage, publishes)}
-    found = {}
+    found, promotion = {}, draft.promotion
+    withdrawn = promotion is not None and promotion.to == draft.app and apps.outcome(store, promotion) is False
     for name, sink in draft.sinks.items():
+        if withdrawn:
+            continue
         if name in declared and declared[name].kind == sink.kind:
             found[name] = sink
         elif not accept_loss and (behind := published.behind(sink, published.newest(store, draft, name))):

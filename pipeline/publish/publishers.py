@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import Gone, Unavailable
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history
+from ...store.versions import apps, history
 from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.published import Place
 from ..api.sink import FunctionSink, Sink
@@ -31,6 +31,7 @@ _SOON_S = 0.01
 _AGAIN_S = (0.2, 5.0)
 """From the first to the longest pause before a target is opened again."""
 _NOTE_S = 5.0
+_DECIDED_S = 0.1
 _PURGE_S = 60.0
 _END_S = 5.0
 
@@ -51,9 +52,10 @@ class SinkThread(threading.Thread):
         self._accept_loss, self._patience_s = accept_loss, patience_s
         self._purged = 0
         self._note_due = self._purge_due = 0.0
+        self._hurry = False
         self._backlog = Backlog(self.sink, lambda version: history.after(book.store, claimed.app, self.stage, version))
         self._publisher = Publisher(book.title, self._backlog, target, self._read)
-        self._opened = self._over = False
+        self._opened = self._over = self._withdrawn = False
         self._head = claimed
         self._news = threading.Condition()
         self._backlog.offer(claimed)
@@ -66,15 +68,26 @@ class SinkThread(threading.Thread):
             self._news.notify()
 
     @property
+    def since(self) -> int:
+        """The version that began the sink which it publishes."""
+        return self._book.sink.since
+
+    @property
     def place(self) -> Place | None:
         """How far it is; None before it knows."""
         return self._publisher.place if self._opened else None
 
     @property
     def done(self) -> bool:
-        """Whether all that is committed is published."""
+        """Whether all that is committed is published, or never will be."""
         place = self.place
-        return place is not None and place.rows >= self._head.sinks[self.sink].sent
+        return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
+
+    def hurry(self, *, hurried: bool) -> None:
+        """Tell the store at once what is published, while somebody waits for that; else now and then."""
+        with self._news:
+            self._hurry = hurried
+            self._news.notify()
 
     def stop(self) -> None:
         """End after what is under way."""
@@ -87,6 +100,7 @@ class SinkThread(threading.Thread):
         patience = Patience(f"what {self._book.title} publishes to", self._patience_s)
         pause_s = _AGAIN_S[0]
         try:
+            self._await_decision(patience)
             while not self._over:
                 try:
                     self._opened = False
@@ -121,6 +135,20 @@ class SinkThread(threading.Thread):
         finally:
             self._destination.close()
 
+    def _await_decision(self, patience: Patience) -> None:
+        """Of a sink that a promotion gave, publish nothing before that is decided, and nothing if it is withdrawn."""
+        while not self._over:
+            try:
+                decided = self._book.decided()
+            except Unavailable as error:
+                patience.waited(error.message)
+                decided = None
+            if decided:
+                return
+            self._withdrawn = self._over = decided is False
+            with self._news:
+                self._news.wait(_DECIDED_S)
+
     def _step(self) -> bool:
         try:
             return self._publisher.step()
@@ -152,7 +180,7 @@ class SinkThread(threading.Thread):
     def _keep_up(self) -> None:
         """Note the place, and have Kafka delete what is published, now and then."""
         now = time.monotonic()
-        if now >= self._note_due:
+        if now >= self._note_due or self._hurry:
             self._note_due = now + _NOTE_S
             self._note_now()
         if now >= self._purge_due:
@@ -198,24 +226,48 @@ class Publishers:
                     transactional_id=f"slackwater-{head.app}-{head.stage}-{sink.name}",
                     group=group_of(head.app, head.stage),
                     source=book.sink.topic,
-                    topic=(publishes(info) or {}).get(sink.name, sink.name),
+                    topic=(apps.publishes(store, info, head.promotion) or {}).get(sink.name, sink.name),
                     patience_s=patience_s,
                 )
                 app_id = info.created_ms if info else 0
                 target = ToTopic(kafka.transactions(settings), book, app_id, accept_loss)
             return SinkThread(kafka, book, target, accept_loss=accept_loss, patience_s=patience_s)
 
-        self._threads = tuple(
-            thread(sink, claimed[stage.name])
-            for stage in stages
-            for sink in stage.sinks
-            if sink.name in claimed[stage.name].sinks
-        )
+        self._make = thread
+        self._sinks = [(stage.name, sink) for stage in stages for sink in stage.sinks]
+        self._threads: tuple[SinkThread, ...] = ()
+        self._hurried = False
+        self.follow(claimed)
 
     def start(self) -> None:
         """Begin to publish."""
         for thread in self._threads:
-            thread.start()
+            if thread.ident is None:
+                thread.start()
+
+    def follow(self, heads: Mapping[str, Manifest]) -> bool:
+        """Have a thread for each sink of these newest versions: one that began anew gets another. Whether any is new.
+
+        The new ones are to be started.
+        """
+        mine = {(thread.stage, thread.sink): thread for thread in self._threads}
+        for stage, sink in self._sinks:
+            head, had = heads[stage], mine.get((stage, sink.name))
+            now = head.sinks.get(sink.name)
+            if had is not None and (now is None or now.since != had.since):
+                mine.pop((stage, sink.name)).stop()
+            if now is not None and (had is None or now.since != had.since):
+                mine[stage, sink.name] = self._make(sink, head)
+        is_news = {*mine.values()} != {*self._threads}
+        self._threads = tuple(mine.values())
+        return is_news
+
+    def hurry(self, *, hurried: bool) -> None:
+        """Tell the store at once what is published, or now and then."""
+        if hurried != self._hurried:
+            self._hurried = hurried
+            for thread in self._threads:
+                thread.hurry(hurried=hurried)
 
     def move(self, head: Manifest) -> None:
         """A version was committed."""
@@ -245,8 +297,3 @@ class Publishers:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(_END_S)
-
-
-def publishes(info: AppInfo | None) -> Mapping[str, str] | None:
-    """What a clone was told to publish, by sink; None for an app that is no clone, which publishes all."""
-    return info.origin.sinks if info is not None and info.origin is not None else None

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ...errors import Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import commit, history, published
+from ...store.versions import apps, commit, history, published
 from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.published import Place
 from ..api.sink import VersionFunction
@@ -48,6 +48,16 @@ class Book:
         if since != first.version:
             first = history.read(self.store, first.app, first.stage, since)
         return Place(since, first.sinks[self.name].end, 0)
+
+    def decided(self) -> bool | None:
+        """Whether the sink may be published: False for never, None where a promotion that gave it is not decided yet.
+
+        One request, or none.
+        """
+        promotion = self.claimed.promotion
+        if promotion is None or promotion.to != self.claimed.app:
+            return True
+        return apps.outcome(self.store, promotion)
 
     def read(self) -> Place | None:
         """The place that the store has, None before the first start."""

@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from ...keep.clone.first_versions import channel_topic
 from ...keep.init.initialise import waits_for_rows
 from ...keep.maintain.stages import absent
 from ...keep.migrate.migration import finish_newest
+from ...keep.promote.switch import settled
 from ...moments.cut.moments import heads_of
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
@@ -28,13 +29,12 @@ from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
 from ..batch.job import Limits
-from ..claim.claim import Claimer
+from ..claim.claim import Claimer, program_of
 from ..claim.fit import migrate_command
 from ..claim.start_positions import StartPosition
 from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka
 from ..publish.prepare import check_targets
-from ..publish.publishers import publishes
 from ..spark.session import running_session
 from ..upkeep.write_stall import Triggers
 from .news import News
@@ -66,7 +66,7 @@ class Start:
     new: bool
     """Whether the app is not in the store yet."""
     clone: bool
-    """Whether it is a clone, which sends nothing to topics that its source writes for others."""
+    """Whether it is a clone, or was promoted over: it sends nothing to topics that another app writes for others."""
 
     def claimer_of(self, stage: Stage) -> Claimer:
         """Claims one stage, whose store counts what that takes."""
@@ -83,6 +83,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
     opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     store = CountingStore(opened)
     news.doing("checking the app")
+    called, app = app.name, replace(app, name=apps.folder_of(store, app.name))
     running = running_session()
     master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
     if master:  # else it is known when Spark has started
@@ -109,20 +110,47 @@ def preflight(app: App, options: Options, news: News) -> Start:
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,
         migration=migration,
-        publishes=publishes(info) if options.publishes else None,
         others=options.channels,
     )
-    if options.publishes:
-        check_targets(kafka, app, stages, claimer.topics, claimer.publishes)
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
+    heads = [head for head, _ in checked.values() if head is not None]
+    if info is not None and not heads:
+        heads = [*heads_of(store, app.name, history.list_stages(store, app.name)).values()]
+    promotion = settled(store, heads, by=claimer.by, now_ms=instants.now_ms()) if heads else None
+    if promotion is not None:
+        _check_program(store, called, app, heads)
+    number = promotion.number if promotion is not None else 0
+    publishes = apps.publishes(store, info, promotion) if options.publishes else None
+    claimer = replace(claimer, publishes=publishes, promotion=number)
+    if options.publishes:
+        check_targets(kafka, app, stages, claimer.topics, claimer.publishes)
     claimer.create_channels(stages, only_ask=True)
-    clone = info is not None and info.origin is not None
+    clone = claimer.publishes is not None
     if not clone:
         _check_rejects(kafka, app, stages)
     beats = CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3))
     access = partial(access_to, opened)
     return Start(stages, limits, stores, checked, store, beats, claimer, access, new=info is None, clone=clone)
+
+
+def _check_program(store: ObjectStore, called: str, app: App, heads: Sequence[Manifest]) -> None:
+    """Refuse the program of the app that had this name until another one was promoted over it.
+
+    Started again by what keeps it up, it would take the new one over.
+    """
+    mine, (_, *earlier) = program_of(app), apps.promoted(store, called) if "~" not in called else ("",)
+    if mine is None or not earlier:
+        return
+    for head in heads:
+        had = history.head(store, earlier[0], head.stage)
+        before = had.program.checksum if had is not None and had.program is not None else ""
+        if before == mine.checksum and head.program is not None and head.program.checksum != before:
+            raise Refused(
+                f"{mine.path} is the program that {called} had before {app.name} was promoted over it; now it has "
+                f"{head.program.path}",
+                hint=f"run that one; or this one beside it, silent: slackwater run {mine.path} --app {called}~1",
+            )
 
 
 def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:

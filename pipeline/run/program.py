@@ -11,6 +11,8 @@ from types import ModuleType
 from pyspark import cloudpickle
 
 from ...errors import NotFound, Usage
+from ...store.objects.protocol import ObjectStore
+from ...store.versions.apps import folder_of
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..spark.conf import check_py_files, check_settings, on_path
@@ -21,8 +23,10 @@ from .runner import run
 from .stopping import Stop
 
 
-def load_app(path: str, *, name: str | None = None) -> App:
+def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
     """The app that a Python file declares; with a `name`, as the app of that name, for example as a clone.
+
+    With a `store`, under the name of the folder that this app has there.
 
     The file is imported as a module of its own name, its folder on `sys.path`. Raises `NotFound` where there is none,
     `Refused` where it raises an error, `Usage` where it is a folder, or declares no app, or several.
@@ -51,7 +55,8 @@ def load_app(path: str, *, name: str | None = None) -> App:
         names = ", ".join(repr(app.name) for app in found.values()) or "none"
         raise Usage(f"{path} declares {len(found)} apps ({names}); expected exactly one slackwater.App(...)")
     (app,) = found.values()
-    return replace(app, name=name or app.name, file=file)
+    called = name or app.name
+    return replace(app, name=folder_of(store, called) if store is not None else called, file=file)
 
 
 def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]) -> None:

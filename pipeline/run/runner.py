@@ -77,10 +77,12 @@ def run(
             known = shapes(app, spark)
         with stop.at_once():
             claimed, claimer, store = _claim(start, known, news), start.claimer, start.store
-            has_sinks = any(one.sinks for one in claimed.values())
+            folder = claimer.app.name
+            # Those of a clone are published once it is promoted.
+            has_sinks = any(stage.sinks for stage in start.stages)
             publishers = Publishers(
                 store,
-                apps.read_app(store, app.name) if has_sinks else None,
+                apps.read_app(store, folder) if has_sinks else None,
                 claimer.kafka,
                 start.stages if options.publishes else (),
                 claimed,
@@ -88,8 +90,8 @@ def run(
                 patience_s=options.patience_s,
             )
             stack.callback(publishers.close)
-            folder = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
-            scratch = Path(stack.enter_context(folder))
+            temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
+            scratch = Path(stack.enter_context(temporary))
             planners = PlannerFiles(scratch / "told")
             limits = start.limits.items()
             bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
@@ -106,7 +108,7 @@ def run(
         stack.enter_context(in_background("lag-reporter", reporter.work))
         retention = options.retention(app.name)
         if options.gc_every_ms is not None and not retention.keeps_everything:
-            collector = Collector(store, app.name, retention, options.gc_every_ms, claimer.by, runners, news)
+            collector = Collector(store, folder, retention, options.gc_every_ms, claimer.by, runners, news)
             stack.enter_context(in_background("collector", collector.work))
         catch_up = None
         if options.until_caught_up:
@@ -117,11 +119,11 @@ def run(
                 if not each.at.upstream
             }
             own = {runner.stage.name: known[runner.stage.name].own for runner in runners}
-            catch_up = CatchUp(store, app.name, {**ends, **options.until}, own)
+            catch_up = CatchUp(store, folder, {**ends, **options.until}, own)
         channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)
-        completer = Completer(store, app.name, channels, claimer.by)
-        asked, announcer = BetweenBatches(store, app.name), Announcer(claimer.kafka, app.name)
-        watch = RequestWatch(store, app.name, planners)
+        completer = Completer(store, folder, channels, claimer.by)
+        asked, announcer = BetweenBatches(store, folder), Announcer(claimer.kafka, folder)
+        watch = RequestWatch(store, folder, planners)
         supervisor = Supervisor(spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()

@@ -99,6 +99,7 @@ class Supervisor:
             now, before = time.monotonic(), versions
             versions = [runner.head.version for runner in self.runners]
             requested = self.watch.look(busy=versions != before)
+            self.publishers.hurry(hurried=self.watch.held)
             if requested or self._to_do:
                 try:
                     self._to_do = not self.asked.check(self.runners)
@@ -116,6 +117,15 @@ class Supervisor:
                 for runner in self.runners:
                     runner.check_epoch()
                 epochs = now + _EPOCH_S
+            self._follow_promotion()
+
+    def _follow_promotion(self) -> None:
+        """Publish the sinks that a promotion gave the app meanwhile, and no more those that it had until then."""
+        if self.publishers.follow({runner.stage.name: runner.head for runner in self.runners}):
+            self.publishers.start()
+            # What was committed while they were made.
+            for runner in self.runners:
+                self.publishers.move(runner.head)
 
     def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """The offsets that each stage has read up to, by topic."""

@@ -98,6 +98,8 @@ class TopicPlanner:
     """Where it ends for this reader, whatever comes after; None for nowhere."""
     woken: Callable[[int], int] = lambda _handled: 0
     """Gives the version after which a batch is to start whatever there is to read, above one version; 0 for none."""
+    bounds: Callable[[], tuple[int, ...] | None] = lambda: None
+    """Gives where it ends for now, while the app is held: a partition that is not there stands still. None for not."""
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
@@ -115,7 +117,11 @@ class TopicPlanner:
         if not self.pace.due():
             return start
         self._refresh()
-        ends = admit(start.offsets, self._ends, self.max_records) if self._ends else start.offsets
+        ends, bounds = self._ends, self.bounds()
+        if bounds is not None:
+            stands = start.offsets + (0,) * (len(ends) - len(start.offsets))
+            ends = tuple(map(min, ends, bounds + stands[len(bounds) :]))
+        ends = admit(start.offsets, ends, self.max_records) if ends else start.offsets
         woken = self.woken(start.woken)
         if ends == start.offsets and not woken:
             return start

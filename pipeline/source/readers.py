@@ -142,7 +142,11 @@ class TopicSourceReader(_SourceReader):
             handled=set(options.handled),
             until=options.until,
             woken=self._woken,
+            bounds=self._bounds,
         )
+
+    def _bounds(self) -> tuple[int, ...] | None:
+        return self._told.bounds(self._options.topic) if self._told is not None else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Spark's hook."""

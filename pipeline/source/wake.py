@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+from ...keep.promote import hold
+from ...keep.promote.hold import LAPSE_S, Hold
 from ...moments.cut.stored import newest_notice, open_requests
 from ...store.objects.protocol import ObjectStore
 
@@ -68,6 +70,15 @@ class PlannerFiles:
         """Whether a stage is held."""
         return (self.folder / "held" / stage).exists()
 
+    def bound(self, until: Mapping[str, Collection[int]] | None) -> None:
+        """Users' topics are read up to these offsets and no further; None for as far as they go."""
+        self._tell("bounds", None if until is None else json.dumps({topic: [*at] for topic, at in until.items()}))
+
+    def bounds(self, topic: str) -> tuple[int, ...] | None:
+        """Where a topic ends for now, by partition; one that is not there stands still. None for where it ends."""
+        text = self._told("bounds")
+        return None if text is None else tuple(json.loads(text).get(topic, ()))
+
     def _tell(self, name: str, text: str | None) -> None:
         """Write a file whole, also where several threads tell the same; None removes it."""
         path = self.folder / name
@@ -88,10 +99,10 @@ class PlannerFiles:
 
 @dataclass(slots=True)
 class RequestWatch:
-    """Looks for one runner, and tells the planners of its stages which snapshots are asked for.
+    """Looks for one runner, and tells the planners of its stages which snapshots are asked for, and where to end.
 
-    A listing costs twelve times a read: so requests are listed only where a notice says that there is something new.
-    `clock` gives seconds, and never goes back.
+    A listing costs twelve times a read: so requests are listed only where a notice says that there is something new. A
+    hold is read then, and as long as it lasts. `clock` gives seconds, and never goes back.
     """
 
     store: ObjectStore
@@ -101,6 +112,13 @@ class RequestWatch:
     _seen: bytes | None = None
     _looked_s: float = float("-inf")
     _listed_s: float = float("-inf")
+    _hold: Hold | None = None
+    _renewed_s: float = 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the app is held at offsets."""
+        return self._hold is not None and self.clock() - self._renewed_s < LAPSE_S
 
     def look(self, *, busy: bool) -> bool:
         """Look, if it is time. Whether anything may have been asked for since: a snapshot, a retry, or the stages.
@@ -109,13 +127,23 @@ class RequestWatch:
         and `Corruption` where a request is damaged.
         """
         now_s = self.clock()
-        if now_s - self._looked_s < (_BUSY_S if busy else _IDLE_S):
+        if now_s - self._looked_s < (_BUSY_S if busy or self.held else _IDLE_S):
             return False
         self._looked_s = now_s
         notice = newest_notice(self.store, self.app)
-        if notice == self._seen and now_s - self._listed_s < _LIST_S:
+        is_news = notice != self._seen or now_s - self._listed_s >= _LIST_S
+        if is_news or self._hold is not None:
+            self._obey(hold.find(self.store, self.app), now_s)
+        if not is_news:
             return False
         self.planners.ask(each.id for each in open_requests(self.store, self.app))
         # Not before: what failed is looked for again.
         self._seen, self._listed_s = notice, now_s
         return True
+
+    def _obey(self, found: Hold | None, now_s: float) -> None:
+        """Tell the planners of a hold, of another one, and that there is none any more; or that nobody renews it."""
+        if found != self._hold:
+            self._hold, self._renewed_s = found, now_s
+        held = found is not None and now_s - self._renewed_s < LAPSE_S
+        self.planners.bound(found.until if found is not None and held else None)

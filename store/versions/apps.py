@@ -1,14 +1,116 @@
-"""Which apps a store root holds, and who they are."""
+"""Which apps a store root holds, who they are, and which of them has a name that went over from another.
 
-from collections.abc import Container, Iterator
+An app's name is the name of its folder, for as long as none was promoted over it. From then on notes say whose it is.
+"""
+
+import re
+from collections.abc import Container, Iterator, Mapping
 from itertools import chain, count
 
 from msgspec import Struct
 
-from ...errors import NotFound, ObjectExists, Refused
+from ...errors import NotFound, ObjectExists, Refused, Usage
 from ..objects.protocol import ObjectStore, exists
 from . import checks, codec, keys, limits, notes
-from .manifest import AppInfo
+from .manifest import AppInfo, Promotion
+from .notes import Notes
+
+
+class NameNote(Struct, frozen=True):
+    """What became of a promotion: it was decided, or withdrawn. Whoever says it first, has said it for good."""
+
+    name: limits.Name
+    number: limits.Version
+    """From 1."""
+    folder: limits.Name
+    """Of the app that has the name from then on."""
+    over: limits.Name
+    """Of the app that had it until then: the same where the promotion was withdrawn."""
+    by: limits.Line
+    time_ms: limits.TimeMs
+    back: bool = False
+    """Whether it gave the name back to the app that had it before: asked for once more, that is done already."""
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether nothing came of it."""
+        return self.folder == self.over
+
+
+NAMES = Notes(NameNote, keys.names, lambda each: each.number, app=lambda each: each.name)
+"""Of a name, by number."""
+_EARLIER = re.compile(rf"({keys.NAME})(?:~([0-9]{{1,6}}))?")
+
+
+def folder_of(store: ObjectStore, name: str) -> str:
+    """The folder of the app that has a name now, or that had it so many promotions ago, with `NAME~1`.
+
+    One request for a name that never went over. Raises `Usage` where no app can have that name, and `NotFound` where it
+    did not go over so often.
+    """
+    match = _EARLIER.fullmatch(name)
+    if match is None:
+        raise Usage(
+            f"app name {name!r} is not usable: expected {keys.NAME_IN_WORDS}; or NAME~1 for the one before a promotion"
+        )
+    called, ago = match[1], int(match[2] or 0)
+    folders = promoted(store, called)
+    if ago >= len(folders):
+        raise NotFound(
+            "app", name, found=f"{called!r} went over to another app {len(folders) - 1} times", hint=f"say {called}"
+        )
+    return folders[ago]
+
+
+def promoted(store: ObjectStore, name: str) -> tuple[str, ...]:
+    """The folders that have had a name, newest first; the last is the one that is called so. Requests as `folder_of`.
+
+    A promotion that leads back makes it that of an earlier app once more.
+    """
+    return (*(each.folder for each in reversed(promotions(store, name))), name)
+
+
+def promotions(store: ObjectStore, name: str) -> tuple[NameNote, ...]:
+    """The promotions of a name that were decided, oldest first. Requests as `folder_of`."""
+    if NAMES.find(store, 1, name) is None:
+        return ()
+    return tuple(each for each in NAMES.all(store, name) if not each.withdrawn)
+
+
+def in_folder(store: ObjectStore, text: str) -> str:
+    """A ref, or `APP/STAGE`, with the folder in the place of the app's name; as it is where no app can have that name.
+
+    Raises `NotFound` as `folder_of`.
+    """
+    called = re.split("[@/]", text, maxsplit=1)[0]
+    return folder_of(store, called) + text[len(called) :] if _EARLIER.fullmatch(called) else text
+
+
+def outcome(store: ObjectStore, promotion: Promotion) -> bool | None:
+    """Whether a promotion was decided: None for not yet, False where it was withdrawn. One request."""
+    found = NAMES.find(store, promotion.number, promotion.name)
+    return None if found is None else found.folder == promotion.to
+
+
+def publishes(store: ObjectStore, info: AppInfo | None, promotion: Promotion | None) -> Mapping[str, str] | None:
+    """What an app publishes, by sink; None for all of its sinks, as declared.
+
+    A clone publishes what it was told to, and whoever took part in a promotion what that says. One request, or none.
+    """
+    if promotion is None:
+        return info.origin.sinks if info is not None and info.origin is not None else None
+    return promotion.before if outcome(store, promotion) is False else promotion.sinks
+
+
+def ancestors(store: ObjectStore, app: str) -> Iterator[str]:
+    """The app, what it was cloned from in this root, what that was cloned from, and so on. A request for each."""
+    known: set[str] = set()
+    while app and app not in known:
+        known.add(app)
+        yield app
+        info = find_app(store, app)
+        origin = info.origin if info is not None else None
+        app = origin.app if origin is not None and origin.root == store.url else ""
 
 
 class Cloning(Struct, frozen=True):
@@ -137,6 +239,11 @@ def check_whole(app: str, folders: Container[str]) -> None:
 def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppInfo:
     """Write the identity unless there is one; return the stored one. Where it raises `Refused`, it leaves none."""
     key = keys.app_info(keys.check_name("app", info.name))
+    if promotions(store, info.name):
+        raise Refused(
+            f"the name {info.name!r} went over to app {folder_of(store, info.name)!r}, and no new app gets it",
+            hint="choose another name",
+        )
 
     def check() -> None:
         check_whole(info.name, tuple(store.list_folders(keys.stages(info.name))))

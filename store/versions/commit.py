@@ -25,6 +25,11 @@ _TAKEN = {
     "rescale": ("rescaled", "start this one again: it goes on with the new number of state partitions"),
     "migration": ("migrated to another program", "start that program: this one is of before"),
     "rewind": ("rewound to an earlier moment", "start this one again: it goes on from there"),
+    "demote": (
+        "promoted over: another app has its name and its sinks",
+        "`slackwater status` shows which; run it as NAME~1 beside that one, silent, or take the name back: slackwater "
+        "promote --back --over NAME",
+    ),
     "retire": ("retired", "take it out of the program; a program that has it brings it back where it stopped"),
 }
 """What took a stage from its writer, by the kind of the version that did, and what to do next."""

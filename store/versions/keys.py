@@ -21,6 +21,8 @@ RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_in
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
 _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
 
+NAMES = "_names"
+"""The folder under the root that says which apps' names went over to others: no app can have this name."""
 REMOVING = "_removing"
 """The folder among an app's stages that says that it is being removed: no stage can have this name."""
 CLONING = "_cloning"
@@ -66,6 +68,8 @@ cloning = _in_app(f"stages/{CLONING}/app.json")
 """The note that the app is being made as a clone. It lies among the stages, so that whoever lists them sees it."""
 collection = _in_app("gc.json")
 """What a collection writes first, to learn the time of storage's clock."""
+hold = _in_app("hold.json")
+"""The note that the app is to read no further than some offsets."""
 notice = _in_app("notice.json")
 """Written over whenever something is asked of the app's runners, who read it often."""
 protected = _in_app("protected.json")
@@ -94,6 +98,11 @@ snapshots = _in_app("snapshots/")
 """Prefix of all snapshots."""
 stages = _in_app("stages/")
 """Prefix of all stages."""
+
+
+def names(name: str) -> str:
+    """Prefix of what became of an app's name."""
+    return f"{NAMES}/{name}/"
 
 
 def note(folder: str, name: str | int) -> str:

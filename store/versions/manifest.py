@@ -17,13 +17,14 @@ Declaration: TypeAlias = dict[str, Any]
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit",
+    "edit", "promote", "demote",
 ]  # fmt: skip
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, columns that were added got values for what was read before, it is
-again what an earlier version was, or somebody changed rows of the table by hand."""
-BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill")
+again what an earlier version was, somebody changed rows of the table by hand, its app was given another one's name and
+sinks, or it had them until now."""
+BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
 """Kinds of versions that take the stage from nobody. Any other takes it over."""
@@ -214,6 +215,10 @@ class Output(Struct, frozen=True):
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
 
 
+SinkKind = Literal["topic", "function"]
+"""Records of a topic, as they are to be published, or rows for a function."""
+
+
 class Sink(Struct, frozen=True):
     """What one version wrote for one sink, on an internal topic of one partition. It is no channel, so in no cut."""
 
@@ -223,8 +228,7 @@ class Sink(Struct, frozen=True):
     """The next offset after this version's last message (also when it wrote none)."""
     since: limits.Version
     """The version that began the sink, with no rows: where a publisher begins."""
-    kind: Literal["topic", "function"] = "topic"
-    """Records of a topic, as they are to be published, or rows for a function."""
+    kind: SinkKind = "topic"
     attempts: limits.Own[tuple[limits.Attempt, ...]] = ()
     """The task attempts whose messages count, as of an output."""
     rows: limits.Own[limits.Count] = 0
@@ -328,6 +332,26 @@ class Edit(Struct, frozen=True):
     """Why, in the words of whoever did it."""
 
 
+class Promotion(Struct, frozen=True):
+    """That an app is to have another one's name and sinks: in all stages of both, from their versions of it on.
+
+    It counts once the name's note of this number says so (`apps.NAMES`), and never where that says something else.
+    """
+
+    name: limits.Name
+    """The name that goes over."""
+    number: limits.Version
+    """Of the name's promotions, from 1."""
+    to: limits.Name
+    """The app that has the name from then on, by its folder."""
+    at: dict[limits.Topic, limits.Offsets]
+    """Where both stand, by users' topic: what comes from there on is the new app's to publish."""
+    sinks: dict[limits.Topic, limits.Topic] | None
+    """What this app publishes from then on, as `Origin.sinks`: None for all, as declared."""
+    before: dict[limits.Topic, limits.Topic] | None
+    """What it published until then, likewise."""
+
+
 class Backfill(Struct, frozen=True):
     """Columns that a migration added, and that have got their values for what the stage had read before it."""
 
@@ -412,6 +436,10 @@ class Manifest(Struct, frozen=True):
     """All that were made of the stage up to this version, oldest first."""
     edited: limits.Own[Edit | None] = None
     """What an edit did; None of versions of other kinds."""
+    silent: dict[limits.Topic, SinkKind] = {}
+    """The sinks that the program declares and the app does not publish, as of a clone."""
+    promotion: Promotion | None = None
+    """The newest that the stage went through; None of an app that never took part in one."""
 
     @property
     def watermark_ms(self) -> int | None:
@@ -462,7 +490,7 @@ class Manifest(Struct, frozen=True):
     @property
     def may_change_rows(self) -> bool:
         """Whether the table may hold other rows than at the version before, beside those that expire with time."""
-        return self.kind not in ("claim", "compaction", "rescale", "retire")
+        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote")
 
     @property
     def begins_with_rows(self) -> bool:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
-from . import keys, limits
+from . import apps, keys, limits
 from .manifest import Manifest, Sink
 from .notes import Notes
 
@@ -62,7 +62,13 @@ def check(store: ObjectStore, head: Manifest) -> None:
 
 
 def places(store: ObjectStore, head: Manifest) -> dict[str, Place | None]:
-    """Where each sink of a stage's newest version is. Requests as of `newest`, for each. Raises as that does."""
+    """Where each sink of a stage's newest version is; none of those that a promotion gave it which was withdrawn.
+
+    Requests as of `newest`, for each. Raises as that does.
+    """
+    promotion = head.promotion
+    if head.sinks and promotion is not None and promotion.to == head.app and apps.outcome(store, promotion) is False:
+        return {}  # the next claim gives them up
     return {name: newest(store, head, name) for name in head.sinks}
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from slackwater.keep.promote import hold as holds
+from slackwater.keep.promote.hold import LAPSE_S, Hold
 from slackwater.moments.cut.stored import Request, cancel, notify
 from slackwater.moments.take.taking import request
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
@@ -78,3 +80,32 @@ def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Wa
     assert watched.wait(150) == []
     assert len(watched.wait(300)) == 1
     assert watched.told.asked() == (silent.id,)
+
+
+def test_a_held_app_is_told_where_to_end_until_it_is_released_or_nobody_renews_that(watched: Watched) -> None:
+    def held(renewed: int, *offsets: int, tell: bool = False) -> None:
+        holds.hold(watched.store, [Hold(APP, APP, "other", "test", renewed, {"flights": offsets})], tell=tell)
+
+    watched.wait(100)
+    assert watched.told.bounds("flights") is None
+    held(1, 3, 4, tell=True)
+    watched.wait(1.6)
+    assert watched.watch.held
+    assert watched.told.bounds("flights") == (3, 4)
+    assert watched.told.bounds("other") == ()
+    held(2, 5, 4)
+    watched.wait(0.4)
+    assert watched.told.bounds("flights") == (5, 4), "a hold that moves on needs no notice"
+    for renewed in range(3, 20):
+        held(renewed, 5, 4)
+        watched.wait(2)
+    assert watched.watch.held
+    watched.wait(LAPSE_S + 2)
+    assert not watched.watch.held
+    assert watched.told.bounds("flights") is None
+    held(20, 6, 6)
+    watched.wait(2)
+    assert watched.told.bounds("flights") == (6, 6)
+    holds.release(watched.store, [APP])
+    watched.wait(2)
+    assert watched.told.bounds("flights") is None

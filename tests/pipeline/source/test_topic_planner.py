@@ -2,6 +2,7 @@
 
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 from slackwater.errors import Unavailable
@@ -148,3 +149,16 @@ def test_a_broker_that_is_away_for_too_long_is_told() -> None:
         expected = f"^Kafka has not answered for .* s \\(Kafka at {servers['bootstrap.servers']} does not answer"
         with pytest.raises(Unavailable, match=expected):
             until(planner, START, Position("t", (1, 0, 0, 0)))
+
+
+def test_while_it_is_held_it_ends_at_the_offsets_and_where_it_has_passed_them_it_stands_still(topic: Topic) -> None:
+    bounds: list[tuple[int, ...] | None] = [(1, 5)]
+    planner = replace(topic.planner(), bounds=lambda: bounds[0])
+    held = Position("t", (1, 1, 0, 0))
+    until(planner, START, held)
+    topic.send(0, 1, 2, 3)
+    until(planner, held, Position("t", (1, 2, 0, 0)))
+    passed = Position("t", (2, 2, 0, 1))
+    assert planner.latest(passed) == passed
+    bounds[0] = None
+    until(planner, passed, Position("t", (3, 2, 1, 2)))

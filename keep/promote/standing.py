@@ -1,0 +1,73 @@
+"""Where two apps stand on their users' topics, and what keeps a stage from standing at an offset with nothing left."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
+
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history, published
+from ...store.versions.manifest import Input, Manifest
+
+Offsets = Mapping[str, tuple[int, ...]]
+"""By users' topic, an offset for each partition."""
+
+
+def users_inputs(heads: Iterable[Manifest]) -> Iterator[Input]:
+    """All that stages read of users' topics."""
+    return (at for head in heads if not head.retired for at in head.inputs.values() if not at.upstream)
+
+
+def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
+    """By users' topic, how far any of these stages has read each partition."""
+    found: dict[str, tuple[int, ...]] = {}
+    for at in users_inputs(heads):
+        known = found.get(at.topic, ())
+        found[at.topic] = tuple(max(pair) for pair in zip_longest(known, at.offsets, fillvalue=0))
+    return found
+
+
+def behind(heads: Iterable[Manifest], at: Offsets) -> int:
+    """How many records the stage that is furthest behind these offsets has still to read up to them."""
+    return max((sum(max(0, end - had) for end, had in _pairs(one, at)) for one in users_inputs(heads)), default=0)
+
+
+def short_of(store: ObjectStore, head: Manifest, at: Offsets) -> str:
+    """Why a stage does not stand at these offsets with all done that follows from them; empty where it does.
+
+    All is done when its channels are read, no row is left that falls due at its watermark, and its sinks are published.
+    A request for each version that its senders are ahead, and those of `published.places`.
+    """
+    if head.retired:
+        return ""
+    name = f"{head.app}/{head.stage}"
+    for one in users_inputs((head,)):
+        moves = [end - had for end, had in _pairs(one, at)]
+        if any(step < 0 for step in moves):
+            return f"{name} has read {-sum(min(0, step) for step in moves):,} records more of {one.topic}"
+        if any(moves):
+            return f"{name} has still to read {sum(moves):,} records of {one.topic}"
+    for channel, one in head.inputs.items():
+        if one.upstream and _has_news(store, head.app, channel, one):
+            return f"{name} has still to read what {one.upstream} sent it"
+    if head.event_time is not None and head.event_time.owed:
+        return f"{name} has rows that fall due"
+    for sink, place in published.places(store, head).items():
+        if rows := published.behind(head.sinks[sink], place):
+            return f"{name} has still to publish {rows:,} rows for its sink {sink!r}"
+    return ""
+
+
+def _pairs(one: Input, at: Offsets) -> Iterator[tuple[int, int]]:
+    """Of each partition, the offset to stand at and the one where an input stands."""
+    return zip_longest(at.get(one.topic, ()), one.offsets, fillvalue=0)
+
+
+def _has_news(store: ObjectStore, app: str, channel: str, at: Input) -> bool:
+    """Whether versions of the sender behind an input bring rows, markers or another watermark."""
+    had = history.find(store, app, at.upstream, at.version) if at.version else None
+    watermark_ms = had.handed_on_ms if had is not None else at.watermark_ms
+    for each in history.after(store, app, at.upstream, at.version):
+        sent = each.outputs.get(channel)
+        if sent is not None and (sent.rows or sent.markers or each.handed_on_ms != watermark_ms):
+            return True
+        watermark_ms = each.handed_on_ms
+    return False

@@ -1,0 +1,59 @@
+"""A runner without Spark, in a process of its own, for tests that promote an app over another one and kill either.
+
+`python promoting.py STORE BROKERS NAME TOPIC OUT` runs the app of that name until it is ended. Claims and batches are
+as `tests.keep.promote.runners` has them; publishers are a runner's.
+"""
+
+import dataclasses
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from slackwater.errors import Unavailable
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.publish.publishers import Publishers
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import apps
+from slackwater.store.versions.manifest import Manifest
+
+from tests.keep.promote.runners import STAGES, Runner, program, started
+
+BATCH_S = 0.1
+
+
+def main(root: str, brokers: str, name: str, topic: str, out: str) -> None:
+    store, kafka = open_store(root), open_kafka(brokers)
+    folder = apps.folder_of(store, name)
+    declared = dataclasses.replace(program(folder, topic, out), name=name)
+    runner = started(Runner(store, kafka, declared, random.Random(), time.monotonic))
+
+    def heads() -> dict[str, Manifest]:
+        return {stage: runner.committers[stage].head for stage in STAGES}
+
+    stages, info = declared.in_order(), apps.read_app(store, folder)
+    publishers = Publishers(store, info, kafka, stages, heads(), accept_loss=False, patience_s=60)
+    publishers.start()
+    sys.stdout.write("runs\n")
+    sys.stdout.flush()
+    while True:
+        began = time.monotonic()
+        try:
+            runner.look()
+            publishers.hurry(hurried=runner.held)
+            if publishers.follow(heads()):
+                publishers.start()
+            for stage in STAGES:
+                runner.begin(stage, 100_000)
+                runner.end(stage)
+                publishers.move(heads()[stage])
+        except Unavailable:
+            pass
+        publishers.check()
+        time.sleep(max(0.0, BATCH_S - (time.monotonic() - began)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

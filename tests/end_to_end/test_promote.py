@@ -1,0 +1,60 @@
+"""A clone takes over from a running app on Spark, while records come: each row is published once, and Spark goes on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import apps, history
+
+from tests.pipeline.publish.reader import committed
+from tests.support.running import APPS, Ledger, eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+@pytest.mark.usefixtures("one_spark")
+def test_the_clone_publishes_what_comes_after_without_a_restart(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alerts = f"alerts-{uuid4().hex[:6]}"
+    monkeypatch.setenv("ALERTS_TOPIC", alerts)
+    old = Ledger(kafka.bootstrap, tmp_path, program=APPS / "publishing.py")
+    old.kafka.create_topics({alerts: 1})
+    new = replace(old, app=f"{old.app}-staging")
+    store = open_store(old.store)
+
+    def published() -> list[int]:
+        return [json.loads(message.value() or b"")["seq"] for message in committed(old.kafka, alerts)]
+
+    old.send(100)
+    with old.running() as production:
+        production.await_commit("branches")
+        old.slackwater("clone", old.app, new.app)
+        with old.fed(50), new.running_here() as staging:
+            staging("entries")
+            dry = json.loads(old.slackwater("promote", new.app, "--over", old.app, "--dry-run", "--json").stdout)
+            assert (dry["app"], [sink["sink"] for sink in dry["sinks"]]) == (new.app, [alerts])
+            done = json.loads(old.slackwater("promote", new.app, "--over", old.app, "--json").stdout)
+            assert done["held_s"] < 15
+            assert production.process.wait(30) == 1
+            assert "was promoted over: another app has its name and its sinks" in production.errors.read_text()
+            before = len(published())
+            eventually(lambda: len(published()) > before + 100, "the clone publishes")
+        again = old.slackwater("promote", new.app, "--over", old.app)
+        assert "done already" in again.stdout
+        assert f"called {old.app} since a promotion" in old.slackwater("status", old.app).stdout
+        refused = old.slackwater("promote", f"{old.app}~1", "--over", old.app, check=False)
+        assert refused.returncode == 2
+    # Under the name, it is the clone that goes on; of before, the other.
+    assert apps.folder_of(store, old.app) == new.app
+    old.catch_up()
+    eventually(lambda: len(published()) == old.sent, "all is published")
+    assert sorted(published()) == list(range(old.sent))
+    head = history.head(store, old.app, "entries")
+    assert head is not None
+    assert head.kind == "demote"
+    assert old.slackwater("query", f"{old.app}~1", "SELECT sum(n) FROM branches", "--json").returncode == 0

@@ -1,0 +1,265 @@
+"""Runners of apps with sinks, without Spark: what they claim, commit and publish is as a runner does it, step by step.
+
+An app has two stages: `numbers` passes the records of a topic on, through a channel, and `alerts` gives them to a sink,
+each as `FOLDER:NUMBER`. A step may be followed by any other one's, and by the end of the runner.
+"""
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import slackwater as sw
+from msgspec.structs import replace
+from pyspark.sql.types import BinaryType, StructField, StructType
+from slackwater import instants
+from slackwater.keep.promote.switch import settled
+from slackwater.moments.cut.moments import heads_of
+from slackwater.moments.cut.stored import notify
+from slackwater.pipeline.batch.committer import Committed, Committer, PendingVersion, PromotedMeanwhile
+from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.claim.claim import Claimer
+from slackwater.pipeline.kafka.channels import group_of
+from slackwater.pipeline.kafka.messages import of_attempts, rows_of, send, split
+from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, TransactionSettings
+from slackwater.pipeline.messages import outgoing
+from slackwater.pipeline.publish.core import Backlog, Publisher
+from slackwater.pipeline.publish.targets import Book, ToTopic
+from slackwater.pipeline.source.planner import admit
+from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import apps, commit, history
+from slackwater.store.versions.manifest import AppInfo, Manifest, Sink
+from ulid import ULID
+
+STAGES = ("numbers", "alerts")
+_ROWS = StructType([StructField("body", BinaryType())])
+_SHAPE = Shape({}, {"passed": _ROWS}, (), None, None)
+
+
+def program(name: str, topic: str, out: str) -> sw.App:
+    """The app; its functions are never called."""
+    app = sw.App(name)
+    passed = sw.repartition("passed", key=["body"], partitions=1)
+    app.stage(reads=sw.topic(topic), writes=passed, name="numbers")(lambda raw: raw)
+    app.stage(reads="passed", writes=sw.sink(out, value="body"), name="alerts")(lambda rows: rows)
+    return app
+
+
+@dataclass(slots=True)
+class _Published:
+    """The publisher of a sink, as its thread drives it."""
+
+    book: Book
+    publisher: Publisher
+    backlog: Backlog
+    opened: bool = False
+    again: bool = False
+
+
+@dataclass
+class Runner:
+    """One runner of an app. Its methods raise what ends a runner."""
+
+    store: ObjectStore
+    kafka: Kafka
+    declared: sw.App
+    chance: Random
+    clock: Callable[[], float]
+    folder: str = ""
+    committers: dict[str, Committer] = field(default_factory=dict)
+    _pending: dict[str, PendingVersion] = field(default_factory=dict)
+    _published: dict[tuple[str, int], _Published] = field(default_factory=dict)
+    _files: Path | None = None
+
+    def start(self) -> Iterator[None]:
+        """Take the app over, in parts: between two of them anything may happen."""
+        store, name = self.store, self.declared.name
+        self.folder = apps.folder_of(store, name)
+        declared = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0].name)
+        app = dataclasses.replace(declared, file=self.declared.file)
+        info = apps.ensure_app(store, AppInfo(self.folder, 1))
+        heads = heads_of(store, self.folder, history.list_stages(store, self.folder)).values()
+        promotion = settled(store, heads, by="runner", now_ms=1) if heads else None
+        yield
+        claimer = Claimer(store, self.kafka, app, {}, str(ULID()), f"runner:{self.folder}", accept_loss=False)
+        number = promotion.number if promotion is not None else 0
+        claimer = dataclasses.replace(claimer, publishes=apps.publishes(store, info, promotion), promotion=number)
+        claimer.create_channels(app.in_order())
+        for stage in app.in_order():
+            self.committers[stage.name] = Committer(store, claimer.claim(stage, _SHAPE, instants.now_ms()))
+            yield
+        notify(store, self.folder)
+        self._files = Path(tempfile.mkdtemp())
+        self._planners = PlannerFiles(self._files)
+        self._watch = RequestWatch(store, self.folder, self._planners, clock=self.clock)
+        self._info = info
+
+    def close(self) -> None:
+        """Nothing more is done."""
+        if self._files is not None:
+            shutil.rmtree(self._files)
+
+    @property
+    def held(self) -> bool:
+        """Whether the app is held at offsets."""
+        return self._watch.held
+
+    def look(self) -> None:
+        """Look for what is asked of it, and for what others committed."""
+        if self._watch.look(busy=True):
+            for committer in self.committers.values():
+                committer.refresh()
+
+    def begin(self, stage: str, most: int = 1_000) -> None:
+        """Compute a batch on what is there, unless one is computed."""
+        if stage in self._pending:
+            return
+        base = self.committers[stage].tip
+        made = self._numbers(base, most) if stage == "numbers" else self._alerts(base)
+        if made is not None:
+            self._pending[stage] = PendingVersion(base, made, (), 0.0, lambda _done: None)
+
+    def end(self, stage: str) -> None:
+        """Commit the batch that was computed."""
+        if (change := self._pending.pop(stage, None)) is not None:
+            told: list[Committed] = []
+            try:
+                self.committers[stage].submit(dataclasses.replace(change, on_commit=told.append))
+            except PromotedMeanwhile:
+                self.committers[stage].refresh()
+                return
+            for (sink, _), each in self._published.items():
+                if stage == "alerts" and sink:
+                    each.backlog.offer(told[0].manifest)
+
+    def publish(self) -> bool:
+        """A step of the publisher, if the sink may be published; whether it did anything."""
+        head = self.committers["alerts"].head
+        for name, sink in head.sinks.items():
+            one = self._published.get((name, sink.since)) or self._publisher(head, name)
+            self._published = {(name, sink.since): one}
+            if not one.book.decided():
+                return False
+            try:
+                if one.again:
+                    one.book.check_epoch()
+                if not one.opened:
+                    one.publisher.open()
+                    one.opened, one.again = True, False
+                    return True
+                moved = one.publisher.step()
+            except (Overtaken, Broken):
+                one.opened, one.again = False, True
+                return True
+            if one.publisher.place != one.book.noted and self.chance.random() < 0.7:
+                one.book.note(one.publisher.place)
+                return True
+            return moved or one.publisher.place != one.book.noted
+        return False
+
+    def step(self) -> None:
+        """Anything that a runner does."""
+        what = self.chance.choice(("look", "begin", "end", "publish", "publish"))
+        if what in ("begin", "end"):
+            stage = self.chance.choice(STAGES)
+            self.begin(stage, self.chance.choice((1, 3, 1_000))) if what == "begin" else self.end(stage)
+        else:
+            self.look() if what == "look" else self.publish()
+
+    def _publisher(self, head: Manifest, name: str) -> _Published:
+        book = Book(self.store, head, name)
+        settings = TransactionSettings(
+            f"slackwater-{head.app}-{head.stage}-{name}",
+            group_of(head.app, head.stage),
+            book.sink.topic,
+            (apps.publishes(self.store, self._info, head.promotion) or {}).get(name, name),
+            patience_s=30,
+        )
+        backlog = Backlog(name, lambda version: history.after(self.store, head.app, head.stage, version))
+        backlog.offer(head)
+        target = ToTopic(self.kafka.transactions(settings), book, self._info.created_ms)
+
+        return _Published(book, Publisher(book.title, backlog, target, partial(self._read, book.sink.topic)), backlog)
+
+    def _numbers(self, base: Manifest, most: int) -> Manifest | None:
+        ((name, at),) = base.inputs.items()
+        ends, bounds = self.kafka.offsets(at.topic)[1], self._planners.bounds(at.topic)
+        if bounds is not None:
+            ends = tuple(map(min, ends, bounds + at.offsets[len(bounds) :]))
+        ends = admit(at.offsets, ends, most)
+        rows = [
+            message.value() or b""
+            for partition, (start, end) in enumerate(zip(at.offsets, ends, strict=True))
+            for messages in self.kafka.read(at.topic, partition, start, end, patience_s=30)
+            for message in messages
+        ]
+        if not rows:
+            return None
+        output = base.outputs["passed"]
+        attempt, end = self._send(output.topic, pa.table({"body": pa.array(rows, pa.binary())}))
+        sent = replace(output, ends=(end,), sent=(output.sent[0] + len(rows),), attempts=(attempt,), rows=len(rows))
+        return replace(_draft(base), inputs={name: replace(at, offsets=ends, rows=len(rows))}, outputs={"passed": sent})
+
+    def _alerts(self, base: Manifest) -> Manifest | None:
+        at = base.inputs["passed"]
+        new = list(history.after(self.store, base.app, "numbers", at.version))
+        if not new or not any(each.outputs["passed"].rows for each in new):
+            return None
+        last = new[-1].outputs["passed"]
+        attempts = frozenset(one for each in new for one in each.outputs["passed"].attempts)
+        parts = [part for _, part in self._read(last.topic, at.offsets[0], last.ends[0], attempts)]
+        rows = [row for part in parts for row in part["body"].to_pylist()]
+        read = replace(
+            at, offsets=last.ends, version=new[-1].version, consumed=last.sent, rows=sum(last.sent) - sum(at.consumed)
+        )
+        sinks = {name: self._give(sink, base.app, rows) for name, sink in base.sinks.items()}
+        return replace(_draft(base), inputs={"passed": read}, sinks=sinks)
+
+    def _give(self, sink: Sink, app: str, rows: list[bytes]) -> Sink:
+        table = pa.table({"body": pa.array([app.encode() + b":" + row for row in rows], pa.binary())})
+        mine = outgoing.records(table, self.declared.stages["alerts"].sinks[0].encoding, 30)  # type: ignore[arg-type]
+        attempt, end = self._send(sink.topic, mine)
+        return replace(sink, end=end, attempts=(attempt,), rows=len(rows), sent=sink.sent + len(rows))
+
+    def _send(self, topic: str, rows: pa.Table) -> tuple[str, int]:
+        """Rows as a task's messages; its attempt, and the offset behind them."""
+        attempt, messages = str(ULID()), list(split(rows, np.zeros(len(rows), np.int32)))
+        return attempt, send(self.kafka, topic, messages, attempt.encode(), patience_s=30)[0]
+
+    def _read(self, topic: str, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
+        for messages in self.kafka.read(topic, 0, start, end, patience_s=30):
+            for message in of_attempts(messages, attempts):
+                yield message.offset() + 1, rows_of(message)
+
+
+def _draft(base: Manifest) -> Manifest:
+    return commit.successor(
+        base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
+    )
+
+
+def until_idle(runner: Runner, steps: int = 10_000) -> None:
+    """Let a runner do all that there is to do."""
+    for _ in range(steps):
+        runner.look()
+        before = {stage: each.head.version for stage, each in runner.committers.items()}
+        for stage in STAGES:
+            runner.begin(stage)
+            runner.end(stage)
+        if not runner.publish() and before == {stage: each.head.version for stage, each in runner.committers.items()}:
+            return
+    raise AssertionError("it never has nothing to do")
+
+
+def started(runner: Runner) -> Runner:
+    """A runner that was started without anything in between."""
+    for _ in runner.start():
+        pass
+    return runner

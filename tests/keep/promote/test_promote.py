@@ -1,0 +1,357 @@
+"""One app over another: whatever is killed, each row is in the sink once, and the same command finishes it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import CommitConflict, Fenced, NotFound, Refused, SlackwaterError, Usage
+from slackwater.keep.clone.clone import clone
+from slackwater.keep.promote import hold as holds
+from slackwater.keep.promote.plan import plan
+from slackwater.keep.promote.promote import Promoted, promote
+from slackwater.keep.promote.switch import MovedOn
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Record
+from slackwater.pipeline.publish.prepare import InternalTopics
+from slackwater.pipeline.run.news import News
+from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.preflight import Start, preflight
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.versions import apps
+from slackwater.store.versions.manifest import AppInfo
+
+from tests.keep.promote.runners import Runner, program, started, until_idle
+from tests.models.profiles import scaled
+from tests.pipeline.publish.reader import committed
+
+T = TypeVar("T")
+TOPIC, OUT = "in", "out"
+
+
+class Killed(BaseException):
+    """The promoter's process is gone."""
+
+
+class Interrupted(Wrapper):
+    """The store as the promoter has it: before and after each request anything may happen, also its end."""
+
+    def __init__(self, inner: ObjectStore, happens: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._happens = happens
+
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        self._happens()
+        answer = request()
+        self._happens()
+        return answer
+
+
+class World:
+    """Production `p`, its clone `s`, the topic that both read, and what happens to them."""
+
+    def __init__(self, chance: Random, store: ObjectStore | None = None, files: dict[str, Path] | None = None) -> None:
+        self.chance = chance
+        self.store: ObjectStore = store or MemoryStore()
+        self.files = files or {}
+        """The program of each app, where it is one in a file."""
+        self.kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
+        self.kafka.create_topics({TOPIC: 2, OUT: 1})
+        self.now_s = 0.0
+        self.sent = 0
+        self.runners: dict[str, Runner] = {}
+        self.starting: dict[str, Iterator[None]] = {}
+        self.depth = 0
+        self.send(3)
+        self.start("p")
+        until_idle(self.runners["p"])
+        clone(self.store, "p", "s", topics={}, channels=KafkaChannels(self.kafka), by="ada@host")
+
+    def send(self, count: int) -> None:
+        for _ in range(count):
+            self.kafka.send(TOPIC, [Record(b"%d" % self.sent, self.sent % 2)], patience_s=30)
+            self.sent += 1
+
+    def runner(self, folder: str) -> Runner:
+        called = next(name for name in (folder, f"{folder}~1") if apps.folder_of(self.store, name) == folder)
+        declared = replace(program(folder, TOPIC, OUT), name=called, file=self.files.get(folder))
+        return Runner(self.store, self.kafka, declared, self.chance, lambda: self.now_s)
+
+    def start(self, folder: str) -> None:
+        self.end(folder)
+        self.runners[folder] = started(self.runner(folder))
+
+    def end(self, folder: str) -> None:
+        """`kill -9`."""
+        self.starting.pop(folder, None)
+        if (runner := self.runners.pop(folder, None)) is not None:
+            runner.close()
+
+    def happens(self) -> None:
+        """At a request of the promoter."""
+        if self.chance.random() < 0.4:
+            self.step()
+        if self.chance.random() < 0.01:
+            raise Killed
+
+    def pause(self) -> None:
+        self.now_s += 0.1
+        for _ in range(self.chance.randrange(6)):
+            self.step()
+        if self.chance.random() < 0.02:
+            raise Killed
+
+    def step(self) -> None:
+        """A runner goes on, dies, or is started; records come; time goes by."""
+        self.now_s += self.chance.choice((0, 0.1, 0.3))
+        folder, what = self.chance.choice("ps"), self.chance.random()
+        if what < 0.1:
+            self.send(1)
+        elif what < 0.12:
+            self.end(folder)
+        elif what < 0.125:
+            self.now_s += 20
+        elif folder in self.runners:
+            self.guarded(folder, self.runners[folder].step)
+        elif what < 0.6:
+            self.guarded(folder, lambda: self.go_on_starting(folder))
+
+    def go_on_starting(self, folder: str) -> None:
+        if folder not in self.starting:
+            runner = self.runner(folder)
+            self.starting[folder] = self.parts(folder, runner)
+        next(self.starting[folder], None)
+
+    def parts(self, folder: str, runner: Runner) -> Iterator[None]:
+        yield from runner.start()
+        self.starting.pop(folder)
+        self.runners[folder] = runner
+
+    def guarded(self, folder: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except (CommitConflict, Refused):
+            self.end(folder)
+
+    def promote(self, name: str, staging: str, *, calm: bool = False) -> Promoted:
+        store = self.store if calm else Interrupted(self.store, self.happens)
+        return promote(
+            store,
+            InternalTopics(self.kafka),
+            name,
+            staging,
+            by="ada@host",
+            cache=None,
+            timeout_s=300,
+            pause=self.calmly if calm else self.pause,
+            clock=lambda: self.now_s,
+        )
+
+    def calmly(self) -> None:
+        """Both run, and nobody dies."""
+        self.now_s += 0.1
+        for folder in "ps":
+            if folder not in self.runners:
+                self.guarded(folder, lambda folder=folder: self.start(folder))
+            else:
+                self.guarded(folder, self.runners[folder].look)
+                if folder in self.runners:
+                    self.guarded(folder, lambda folder=folder: until_idle(self.runners[folder]))
+
+    def published(self) -> list[tuple[str, int]]:
+        each = (message.value() or b"" for message in committed(self.kafka, OUT))
+        return [(folder, int(number)) for folder, _, number in (value.decode().partition(":") for value in each)]
+
+    def close(self) -> None:
+        for folder in list(self.runners):
+            self.end(folder)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(Random(1))
+    yield world
+    world.close()
+
+
+@scaled(40)
+@given(st.integers(0, 1 << 32), st.integers(1, 3))
+def test_each_row_is_in_the_sink_once_whatever_is_killed(seed: int, times: int) -> None:
+    world = World(Random(seed))
+    for time in range(times):
+        old, new = ("p", "s") if time % 2 == 0 else ("s", "p")
+        staging = "s" if new == "s" else ""
+        for _ in range(world.chance.randrange(4)):
+            try:
+                world.promote("p", staging)
+            except (Killed, Refused):
+                world.now_s += world.chance.choice((0, 1, 30))
+            else:
+                break
+        world.promote("p", staging, calm=True)
+        assert apps.promoted(world.store, "p")[:2] == (new, old)
+        for _ in range(world.chance.randrange(40)):
+            world.step()
+    world.start(new)
+    until_idle(world.runners[new])
+    world.close()
+    numbers = [number for _, number in world.published()]
+    assert sorted(numbers) == list(range(world.sent))
+    folders = [folder for folder, _ in world.published()]
+    turns = [folder for at, folder in enumerate(folders) if at == 0 or folders[at - 1] != folder]
+    assert turns == ["p", "s", "p", "s"][: len(turns)]
+
+
+def test_without_anything_in_between_it_is_done_at_once_and_done_again_it_says_so(world: World) -> None:
+    world.start("s")
+    world.send(10)
+    until_idle(world.runners["p"])
+
+    done = world.promote("p", "s", calm=True)
+
+    assert done.at == {TOPIC: (7, 6)}
+    assert [(each.sink, each.topic, each.new) for each in done.plan.sinks] == [(OUT, OUT, False)]
+    assert apps.folder_of(world.store, "p") == "s"
+    assert apps.folder_of(world.store, "p~1") == "p"
+    world.send(5)
+    until_idle(world.runners["s"])
+    assert sorted(number for _, number in world.published()) == list(range(18))
+    assert {number for folder, number in world.published() if folder == "s"} == set(range(13, 18))
+    assert world.promote("p", "s", calm=True).plan.done
+    with pytest.raises(NotFound, match="'p' went over to another app 1 times"):
+        apps.folder_of(world.store, "p~2")
+
+
+def test_the_old_app_is_fenced_and_runs_on_silent_and_the_new_one_needs_no_restart(world: World) -> None:
+    world.start("s")
+    old, new = world.runners["p"], world.runners["s"]
+    promote_with(world, pause=lambda: idle(old, new))
+    with pytest.raises(Fenced, match="promoted over"):
+        old.committers["numbers"].refresh()
+    world.start("p")
+    assert world.runners["p"].committers["alerts"].head.sinks == {}
+    assert world.runners["p"].committers["alerts"].head.silent == {OUT: "topic"}
+    world.send(4)
+    for runner in (new, world.runners["p"]):
+        until_idle(runner)
+    assert sorted(number for _, number in world.published()) == list(range(7))
+
+
+def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_again(world: World) -> None:
+    world.start("s")
+    world.calmly()
+    found, old, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    switch = found.switch(1, {TOPIC: (2, 1)}, "ada@host")
+    switch.prepare(world.store, InternalTopics(world.kafka), (old, new), 1)
+    world.start("p")
+    world.send(3)
+    for folder in "ps":
+        until_idle(world.runners[folder])
+    assert [folder for folder, _ in world.published()] == ["p"] * 6
+    with pytest.raises(MovedOn, match="was withdrawn, by runner"):
+        switch.decide(world.store, 1)
+    world.promote("p", "s", calm=True)
+    world.send(3)
+    until_idle(world.runners["s"])
+    assert sorted(number for _, number in world.published()) == list(range(9))
+    assert apps.NAMES.newest(world.store, "p").number == 2  # type: ignore[union-attr]
+
+
+def test_they_go_on_where_one_of_them_does_not_come_to_the_same_offsets(world: World) -> None:
+    world.send(5)
+    until_idle(world.runners["p"])
+    with pytest.raises(Refused, match="within 3 s: s has 5 records to read up to where p was"):
+        promote_with(world, pause=lambda: tick(world, world.runners["p"]), timeout_s=3)
+    world.send(5)
+    until_idle(world.runners["p"])
+    assert len(world.published()) == 13
+
+
+def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
+    world.start("s")
+    said = []
+
+    def pause() -> None:
+        world.now_s += 0.1
+        holds.hold(world.store, [holds.Hold("p", "p", "other", "eve@host", len(said), {})], tell=False)
+        said.append(1)
+
+    holds.hold(world.store, [holds.Hold("p", "p", "other", "eve@host", 99, {})], tell=True)
+    with pytest.raises(Refused, match="eve@host promotes other over p at this moment"):
+        promote_with(world, pause=pause)
+
+
+def test_what_can_never_be_promoted_is_a_sentence(world: World) -> None:
+    def refused(staging: str, why: str, name: str = "p") -> None:
+        with pytest.raises(SlackwaterError) as caught:
+            plan(world.store, name, staging, InternalTopics(world.kafka))
+        assert why in caught.value.message
+
+    world.kafka.create_topics({"elsewhere": 2, "otherwise": 1})
+    world.kafka.send("elsewhere", [Record(b"0", 0), Record(b"1", 1), Record(b"2", 0)], patience_s=30)
+    channels = KafkaChannels(world.kafka)
+    clone(world.store, "p", "other-topic", topics={TOPIC: "elsewhere"}, channels=channels, by="ada@host")
+    refused("other-topic", "other-topic reads elsewhere where p reads in: their offsets can never meet")
+    refused("p", "p has the name p already")
+    refused("", "no app named 'p~1'; no app was promoted over p")
+    refused("p~1", "p~1 is a name that moves with each promotion")
+    refused("nobody", "no app named 'nobody'")
+    refused("Not A Name", "app name 'Not A Name' is not usable")
+
+    alone = Runner(world.store, world.kafka, program("alone", TOPIC, OUT), world.chance, lambda: world.now_s)
+    started(alone).close()
+    refused("alone", "alone is no clone of p")
+    clone(world.store, "p", "renamed", topics={}, channels=channels, by="ada@host")
+    renamed = Runner(world.store, world.kafka, program("renamed", TOPIC, "otherwise"), world.chance, lambda: 0.0)
+    started(renamed).close()
+    refused("renamed", "the sink 'out' of p has no counterpart in the program of renamed, which has otherwise")
+    world.kafka.delete_topics([TOPIC])
+    world.kafka.create_topics({TOPIC: 2})
+    refused("s", "topic in ends before the offsets that were read: it was deleted and made again")
+    with pytest.raises(Usage, match="not usable"):
+        apps.create_app(world.store, AppInfo("p~1", 1))
+
+
+def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_app_over(tmp_path: Path) -> None:
+    files = {folder: tmp_path / f"{folder}.py" for folder in "ps"}
+    for folder, file in files.items():
+        file.write_text(f"# the program of {folder}")
+    world = World(Random(1), open_store(str(tmp_path / "store")), files)
+    world.start("s")
+    world.promote("p", "s", calm=True)
+    world.close()
+    options = Options(store=str(tmp_path / "store"), kafka=world.kafka.properties)
+
+    def start(called: str, file: Path) -> Start:
+        return preflight(replace(program("p", TOPIC, OUT), name=called, file=file), options, News())
+
+    with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it"):
+        start("p", files["p"])
+    new, old = start("p", files["s"]), start("p~1", files["p"])
+    assert (new.claimer.app.name, new.claimer.publishes, new.clone) == ("s", None, False)
+    assert (old.claimer.app.name, old.claimer.publishes, old.clone) == ("p", {}, True)
+
+
+def tick(world: World, *runners: Runner) -> None:
+    world.now_s += 0.1
+    idle(*runners)
+
+
+def idle(*runners: Runner) -> None:
+    for runner in runners:
+        until_idle(runner)
+
+
+def promote_with(world: World, pause: Callable[[], None], timeout_s: float = 60) -> Promoted:
+    kafka = InternalTopics(world.kafka)
+    how: Any = {"by": "ada@host", "cache": None, "clock": lambda: world.now_s}
+    return promote(world.store, kafka, "p", "s", pause=pause, timeout_s=timeout_s, **how)
