@@ -4,7 +4,7 @@ nothing."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import slackwater as sw
@@ -15,6 +15,7 @@ from slackwater.keep.init.source import RowSource
 from slackwater.keep.maintain.refresh import refresh
 from slackwater.keep.maintain.removal import remove_app
 from slackwater.keep.migrate.migrate import find_plan, migrate
+from slackwater.keep.promote.promote import promote
 from slackwater.moments.take.audit_log import Operation, list_operations, record, whoami
 from slackwater.store.objects.memory import MemoryStore
 
@@ -97,10 +98,19 @@ def clone_made_anew(app: FlightsApp) -> None:
         refresh(app.store, "staging", by=whoami(), now_ms=app.clock.now_ms, **how)
 
 
+def promoted(app: FlightsApp) -> None:
+    """Both stand at the same offsets: the clone is of now, and neither has more to read."""
+    done("clone", "flights", "staging")
+    # There are no sinks, so that nothing is asked of Kafka but where topics end.
+    with sw.because(WHY):
+        promote(app.store, cast(Any, app.kafka), "flights", "staging", by=whoami(), cache=None, timeout_s=30)
+
+
 CHANGES = {
     "clone": Change(typed("clone", "flights@good", "staging"), STAGES, "staging"),
     "clone rm": Change(clone_removed, app="staging", noted="app rm"),
     "clone refresh": Change(clone_made_anew, app="staging"),
+    "promote": Change(promoted),
     "rewind": Change(typed("rewind", "flights@good"), STAGES),
     "edit": Change(typed("edit", "flights/carriers", "--sql", "DELETE FROM carriers"), ("carriers",)),
     "rescale": Change(typed("rescale", "flights/carriers", "--partitions", "3"), ("carriers",)),
