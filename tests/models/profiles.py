@@ -26,7 +26,7 @@ def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
     return settings(max_examples=max(least, wanted), stateful_step_count=steps)
 
 
-def crash_points(requests: int, least: int = 0, at_most: int = 8) -> list[int]:
+def crash_points(requests: int, least: int = 0, at_most: int = 5) -> list[int]:
     """After how many of its requests somebody is killed: from `least` to `requests`, where all of them pass.
 
     Profiles that search get each of them, the others both ends and some between, always the same.

@@ -12,6 +12,7 @@ from tests.support.running import TWO_STAGES, Ledger, eventually
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
+@pytest.mark.ci  # test_snapshots_under_fire.py takes an app over, test_outages.py takes the broker away
 def test_a_runner_waits_for_the_broker_is_taken_over_and_no_record_is_lost_or_counted_twice(
     kafka: EmbeddedKafka, ledger: Ledger
 ) -> None:

@@ -212,7 +212,7 @@ def kept(folder: str, ssts: tuple[Sst, ...]) -> list[dict[str, object]]:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-@pytest.mark.parametrize("few_keys", [True, False])
+@pytest.mark.parametrize("few_keys", [True, pytest.param(False, marks=pytest.mark.ci)])
 def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp_path: Path, few_keys: bool) -> None:
     random = np.random.default_rng(7)
     state = Final(sw.aggregate(n=sw.count(), mm=sw.sum("mm"), low=sw.min("mm"), newest=sw.last("mm", by="at")))
