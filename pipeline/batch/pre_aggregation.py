@@ -125,7 +125,7 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     keys = ", ".join(map(_name, key))
     needed = ", ".join(map(_name, dict.fromkeys((*key, *task.step.state.needs, *task.times.names))))
     # One statement: made of Spark's functions, one by one, it would take as long as a small batch. Over a view that the
-    # next batch replaces, in the query's own session: that `sql` makes one itself, and drops it, takes twice the time.
+    # next batch replaces, in the query's own session: one that `sql` makes itself, and drops, takes a third longer.
     rows.createOrReplaceTempView(_BATCH)
     parts = rows.sparkSession.sql(
         f"SELECT {keys}, {_listed({name: _name(name) for name in columns} | picked)}, xxhash64({keys}) AS _hash FROM ("
