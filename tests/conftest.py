@@ -34,7 +34,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two cores are shared with servers: how long one example takes says nothing. And a gate that fails on some days says
 # nothing of a change: searching is for the profiles below.
-settings.register_profile("default", deadline=None, max_examples=30, derandomize=True)
+settings.register_profile("default", deadline=None, max_examples=20, derandomize=True)
 # `SLACKWATER_PROFILE=ci`: of `make test-all`. `nightly`: hours, for a machine that has nothing else to do.
 settings.register_profile("ci", deadline=None, max_examples=500, derandomize=False, print_blob=True)
 settings.register_profile("nightly", deadline=None, max_examples=10_000, derandomize=False, print_blob=True)

@@ -1,6 +1,6 @@
 """What may befall a runner under test: `SABOTAGE=<stage>` kills it between that stage's marker and its commit, and
-`SABOTAGE=<stage> ahead` before a commit of that stage, once others wait behind it. `SABOTAGE=<stage> held` holds its
-first batch back from its commit: while there is a file `held` beside the cache, until there is one `go`.
+`SABOTAGE=<stage> ahead` does once other versions wait behind that commit. `SABOTAGE=<stage> held` holds its first batch
+back from its commit: while there is a file `held` beside the cache, until there is one `go`.
 `SABOTAGE=<stage> merges` holds each merge of that stage's back in the same way, until it is told to stop.
 
 Loaded by the app's own file, in the runner's process: production code has no hook for it.
@@ -28,7 +28,9 @@ def _die_before(store: ObjectStore, manifest: Manifest) -> None:
     if _when == "held":
         if manifest.stage == _stage and manifest.kind == "batch":
             _hold()
-    elif manifest.stage == _stage and (_runs_ahead(manifest) if _when else _has_markers(manifest)):
+    elif manifest.stage == _stage and _has_markers(manifest):
+        if _when:
+            _others_wait()
         os.kill(os.getpid(), signal.SIGKILL)
     _commit(store, manifest)
 
@@ -51,16 +53,13 @@ def _has_markers(manifest: Manifest) -> bool:
     return any(output.markers for output in manifest.outputs.values())
 
 
-def _runs_ahead(manifest: Manifest) -> bool:
-    if manifest.kind != "batch" or manifest.version < 4:
-        return False
+def _others_wait() -> None:
     spool = spools_beside(Path(os.environ["SLACKWATER_CACHE"]))
     deadline = time.monotonic() + 60
     # Those of this version are there already, one for each state partition at most.
     while len(list(spool.rglob(f"{_stage}/**/*.parquet"))) < 7:
         assert time.monotonic() < deadline, "nothing waits behind this version"
         time.sleep(0.05)
-    return True
 
 
 if _when == "merges":

@@ -208,7 +208,7 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
     assert "done already" not in result.output
     expected = described(undisturbed)
     assert len(made) > 3
-    for point in crash_points(len(made), at_most=5):
+    for point in crash_points(len(made)):
         app = build()
         where = f"killed before request {point}: {made[point] if point < len(made) else 'the end'}"
         with command_line(app, monkeypatch):
@@ -255,7 +255,7 @@ def test_a_take_that_is_killed_while_the_app_answers_is_joined_by_the_next(monke
     with command_line(undisturbed, monkeypatch):
         store_of(undisturbed).before = count
         assert slackwater(*words).exit_code == 0
-    for point in crash_points(made, 1, at_most=5):
+    for point in crash_points(made, 1):
         app = app_of()
         store, left, work = store_of(app), point, running(app)
 

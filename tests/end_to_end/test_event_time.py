@@ -85,6 +85,7 @@ def rain(name: str, topic: str) -> sw.App:
     return app
 
 
+@pytest.mark.ci  # the laws are fold/event_time/test_progress.py and test_due.py
 @pytest.mark.kafka
 def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_restart(ledger: Ledger) -> None:
     name, store = ledger.app, open_store(ledger.store)

@@ -12,6 +12,8 @@ SEARCHES = PROFILE in ("ci", "nightly")
 SECONDS = 3600 if SEARCHES else 300
 """How long such a test may take."""
 
+_POINTS = 5
+"""How many crash points are tried where all would be too many."""
 _USUAL = 100
 """What the numbers of `scaled` are said for: a profile in which a test that says nothing has so many examples."""
 
@@ -26,12 +28,12 @@ def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
     return settings(max_examples=max(least, wanted), stateful_step_count=steps)
 
 
-def crash_points(requests: int, least: int = 0, at_most: int = 8) -> list[int]:
+def crash_points(requests: int, least: int = 0) -> list[int]:
     """After how many of its requests somebody is killed: from `least` to `requests`, where all of them pass.
 
     Profiles that search get each of them, the others both ends and some between, always the same.
     """
     between = range(least + 1, requests)
-    if not SEARCHES and len(between) > at_most - 2:
-        return [least, *sorted(Random(requests).sample(between, at_most - 2)), requests]
+    if not SEARCHES and len(between) > _POINTS - 2:
+        return [least, *sorted(Random(requests).sample(between, _POINTS - 2)), requests]
     return list(range(least, requests + 1))

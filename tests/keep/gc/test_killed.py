@@ -14,7 +14,7 @@ def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() ->
         gc(expected)
     kept = _shape(keys_of(store_of(expected)))
     assert len(made) > 50
-    for point in crash_points(len(made), at_most=5)[:-1]:
+    for point in crash_points(len(made))[:-1]:
         app = old_app()
         with pytest.raises(Killed), store_of(app).death_after(point):
             gc(app)

@@ -241,7 +241,7 @@ def test_killed_anywhere_nothing_is_readable_before_it_is_whole_and_the_same_cal
     with undisturbed.requests() as made:
         initialise(undisturbed, first, source)
     assert len(made) >= 30
-    for point in crash_points(len(made), at_most=5):
+    for point in crash_points(len(made)):
         store = AgingStore()
         with store.death_after(point):
             try:
