@@ -9,6 +9,7 @@ that nothing else in the package writes to stdout or stderr.
 
 import logging
 import os
+import select
 import sys
 import threading
 import traceback
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 QUOTED = "  | "
 """Before each line of text that is shown as it came: a query, the end of a log. No line of ours begins like this."""
 
-_PIECE = 1 << 16
+_PIECE = select.PIPE_BUF // 4
+"""In characters of up to four bytes: a pipe takes such a piece whole or not at all."""
+
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 
@@ -207,7 +210,7 @@ def _console(stderr: bool) -> "Console":
 
 
 def _write(text: str, stderr: bool) -> None:
-    """In pieces: unbuffered, Python takes the part that a closed pipe took for the whole."""
+    """In pieces: unbuffered, Python takes the part of a piece that a closed pipe took for the whole."""
     stream: TextIO = sys.stderr if stderr else sys.stdout
     if stream.encoding and stream.encoding.lower() not in ("utf-8", "utf8"):
         # Not every terminal has our words' characters.

@@ -125,8 +125,10 @@ def test_a_query_of_a_local_store_loads_nothing_that_it_does_not_use() -> None:
     assert asked.stderr.strip() == ""
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.usefixtures("app")
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_reader_that_goes_away_is_no_error(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with process("query", "flights", "FROM range(20000)", "--limit", "0") as query:
         assert query.stdout is not None
         assert query.stderr is not None

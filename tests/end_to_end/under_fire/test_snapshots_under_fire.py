@@ -45,11 +45,11 @@ def test_snapshots_are_whole_though_stages_are_killed(
     app.send(3_000)
     with app.fed():
         for sabotage in killed:
-            stage, ahead = sabotage.split()[0], sabotage.endswith("ahead")
-            # Each is killed with its stages' commits behind it, or with versions that nobody but it had.
-            most = ("--max-records", "300" if ahead else "500", *(("--max-unflushed", "4") if ahead else ()))
+            # As apps/sabotage.py takes it. What runs ahead loses versions with its machine, which nobody else has.
+            stage, _, ahead = sabotage.partition(" ")
+            words = ("--max-records", "300", "--max-unflushed", "4") if ahead else ("--max-records", "500")
             machine = elsewhere(app, stage)
-            with machine.running(*most, sabotage=sabotage) as running:
+            with machine.running(*words, sabotage=sabotage) as running:
                 # It may die of the request before, which is open still.
                 running.await_commit()
                 started = psutil.Process(running.process.pid).children(recursive=True)
@@ -58,8 +58,9 @@ def test_snapshots_are_whole_though_stages_are_killed(
                 assert running.process.wait(120) == -signal.SIGKILL
                 # The JVM is out of reach of signals, and ends with the runner.
                 assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
-            waiting = list(machine.folder.glob(f"cache-spool/*/*/stages/{stage}/sst/*.parquet"))
-            assert len(waiting) >= 7 * ahead, "several versions were acknowledged and not committed"
+            if ahead:
+                left = list(machine.folder.glob(f"cache-spool/*/*/stages/{stage}/sst/*.parquet"))
+                assert len(left) >= 7, "several versions were acknowledged and not committed"
             # Who takes over finds the request, and the snapshot completes; also when the state was rescaled meanwhile.
             assert [asked.name for asked in open_requests(store, app.app)][-1] == f"killed-{stage}"
             app.slackwater("rescale", f"{app.app}/{app.last_stage}", "--partitions", str(3 + len(stage) % 3))
