@@ -75,7 +75,7 @@ def test_killed_anywhere_it_goes_on_with_what_is_copied_and_is_there_for_nobody_
     with into.requests() as made:
         deep(whole, into)
     copied_keys = {key for key in keys_of(into) if "/sst/" in key}
-    for point in crash_points(len(made), at_most=10):
+    for point in crash_points(len(made)):
         app, other = source_app(AgingStore()), AgingStore()
         try:
             with other.death_after(point):

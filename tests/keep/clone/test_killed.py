@@ -80,7 +80,7 @@ def seen(app: FlightsApp) -> str:
 def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinned() -> None:
     points, met = all_points(), set()
     assert points >= 30
-    for point in crash_points(points, at_most=10):
+    for point in crash_points(points):
         app = source_app()
         killed = killed_at(app, point, make)
         assert killed == (point < points)
@@ -102,7 +102,7 @@ def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinn
 
 
 def test_half_a_clone_that_is_given_up_leaves_nothing_pinned_and_its_name_free() -> None:
-    for point in crash_points(all_points() - 1, at_most=10):
+    for point in crash_points(all_points() - 1):
         app = source_app()
         killed_at(app, point, make)
         try:
@@ -120,7 +120,7 @@ def test_half_a_clone_that_is_given_up_leaves_nothing_pinned_and_its_name_free()
 def test_a_runner_and_a_clone_that_take_one_name_at_the_same_moment_never_both_have_it() -> None:
     """Whoever looks last sees the other: the one, the other or none of them has it, and the next call succeeds."""
     points, ended = all_points(), set()
-    for point in crash_points(points - 1, at_most=10):
+    for point in crash_points(points - 1):
         app, other = source_app(), None
 
         def begin(verb: str, key: str, app: FlightsApp = app) -> None:

@@ -99,7 +99,7 @@ def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> N
     app = cloned_app()
     with store_of(app).requests() as made:
         fresh_state(app)
-    for point in crash_points(len(made), at_most=12):
+    for point in crash_points(len(made)):
         app = cloned_app()
         try:
             with store_of(app).death_after(point):
