@@ -82,7 +82,8 @@ def _x(value: object) -> Change:
 
 
 def _udf(function: Callable[[int], int]) -> Change:
-    return lambda rows: rows.withColumn("x", F.udf(function, "long")("x"))
+    # Without a word about Arrow, Spark goes by the hints of types, and warns where they are none of pandas.
+    return lambda rows: rows.withColumn("x", F.udf(function, "long", useArrow=False)("x"))
 
 
 def _in_arrow(function: Callable[[pa.RecordBatch], pa.Array]) -> Change:
