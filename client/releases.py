@@ -1,0 +1,260 @@
+"""A changed program: an app migrated to it, tried on what the app has read, and promoted over it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import Usage
+from ..keep.promote.promote import promote
+from ..results import promotion
+from ..results.shown import Result
+from .clones import AppClones
+
+if TYPE_CHECKING:
+    from ..keep.migrate.migrate import Migrated
+    from ..pipeline.migrate.backfill import Backfilled
+    from ..pipeline.run.options import Options
+    from .searches import Reports
+
+
+class AppReleases(AppClones):
+    """What brings a changed program to an app."""
+
+    def migrate(
+        self,
+        code: str | Path,
+        *,
+        rename: Mapping[str, str] | None = None,
+        rename_stage: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        py_files: Sequence[str] = (),
+    ) -> "Migrated":
+        """Have the app go on with a changed program: all of its stages, or none. No data is rewritten.
+
+        Starts Spark, unless a session runs here already, to see which columns the program declares.
+
+        Args:
+            code: the file of the changed program.
+            rename: stored columns that have another name in it, old to new; `table.old` for one table.
+            rename_stage: stored stages that do.
+            dry_run: only look: `plan` says what would change.
+            master: Spark's master URL; default one thread of this machine.
+            spark_conf: further settings of Spark.
+            py_files: Python files and zips that the program imports.
+
+        Returns:
+            What was changed (`plan.changes`), by which versions, and the snapshot of the moment before.
+
+        Raises:
+            Usage: an argument is not one that could work, or the program declares something that cannot be.
+            NotFound: a rename names a column or stage that is not there, or a new input needs Kafka and nothing says
+                where that is.
+            Refused: what is stored cannot be kept under the program, or somebody else migrates the app. Nothing was
+                changed.
+        """
+        # Spark's Python side takes a second or two.
+        from ..pipeline.migrate.program import migrate_file
+
+        options, renames, stages = self._run_options(master, spark_conf, py_files), rename or {}, rename_stage or {}
+        return migrate_file(str(code), app=self.name, options=options, renames=renames, stages=stages, dry_run=dry_run)
+
+    def backfill(
+        self,
+        code: str | Path,
+        *,
+        since: str | datetime = "",
+        rename: Mapping[str, str] | None = None,
+        rename_stage: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        py_files: Sequence[str] = (),
+        on_progress: Callable[[str], None] = lambda _doing: None,
+    ) -> "Backfilled":
+        """Compute columns that a migration added over the past too, from Kafka, beside the app, which may run.
+
+        Migrates the app first, if it is not, with the same arguments; Spark has all cores of this machine by default.
+        A call that was broken off is finished by the same call. `since` is a moment of the app, as `at` takes it: from
+        there on; empty for all that its stages read and Kafka has. `on_progress` is told in words what goes on.
+
+        Returns:
+            The columns that got their past, with the offsets from which on they are complete (`filled`), those that
+            stay as they are and why (`left`), and what the program changed before (`migrated`).
+
+        Raises:
+            Usage: an argument is not one that could work, or nothing says where Kafka is.
+            NotFound: there is no such moment, or a rename names what is not there.
+            Refused: nothing that was added can be computed, or the app cannot be migrated.
+        """
+        # Spark's Python side takes a second or two.
+        from ..pipeline.migrate.backfill import backfill_file
+        from ..pipeline.run.news import News
+
+        self._client.known_channels("from which the past is read")
+        return backfill_file(
+            str(code),
+            app=self.name,
+            options=self._run_options(master or "local[*]", spark_conf, py_files),
+            renames=rename or {},
+            stages=rename_stage or {},
+            since=self._ref(since) if since else "",
+            dry_run=dry_run,
+            news=News(on_progress),
+        )
+
+    def trial(
+        self,
+        code: str | Path,
+        *,
+        start: str | datetime,
+        end: str | datetime = "",
+        before: str | Path | None = None,
+        rename: Mapping[str, str] | None = None,
+        rename_stage: Mapping[str, str] | None = None,
+        allow: Sequence[str] = (),
+        stages: Sequence[str] = (),
+        keys: str = "",
+        keep: str = "",
+        reports: "Reports | None" = None,
+        show_values: bool = True,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        py_files: Sequence[str] = (),
+        dry_run: bool = False,
+        on_progress: Callable[[str], None] = lambda _doing: None,
+    ) -> Result:
+        """Run a changed program over the input that the app read between two moments, and tell what is different.
+
+        In a clone, which goes again; it publishes nothing, and the app is only read. Starts Spark, with all cores of
+        this machine by default.
+
+        Args:
+            code: the file of the changed program.
+            start: the moment from which on its input is taken, as `at` takes it.
+            end: the one up to which; default now.
+            before: the file of the program that ran. It works off the same input, and is compared with, where rows were
+                on the way at `end` or the app has sinks; without it, what sinks are given is not compared.
+            rename: stored columns that have another name in the changed program, old to new.
+            rename_stage: stored stages that do.
+            allow: queries that name the keys whose differences are meant: each sees the differences of a table under
+                its name, with its key, `change`, `before_…` and `after_…`, and returns keys.
+            stages: try these, and what they read from; default all.
+            keys: try a fixed share of the keys, such as `"1%"`: exact for these, and refused where a stage mixes keys.
+            keep: the name under which the clone stays.
+            reports: files to write it to.
+            show_values: tell the rows that differ.
+            master: Spark's master URL; default all cores of this machine.
+            spark_conf: further settings of Spark.
+            py_files: Python files and zips that the programs import.
+            dry_run: only look whether the program fits.
+            on_progress: told in words what goes on.
+
+        Raises:
+            Usage: a moment is malformed, the second one is not after the first, or nothing says where Kafka is.
+            NotFound: there is no such moment.
+            Refused: the program does not fit, Kafka does not have the records any more, or rows are on the way at `end`
+                and `before` is not given.
+        """
+        from ..pipeline.run.news import News
+        from ..pipeline.trial.sample import Sample
+        from ..pipeline.trial.trial import Release, trial
+        from ..results import programs, trials
+        from ..results.report import Mask
+
+        client, by_stage = self._client, rename_stage or {}
+        client.known_channels("which has the input to be read")
+        options = self._run_options(master, spark_conf, py_files)
+        if dry_run:
+            looked = self.migrate(code, rename=rename, rename_stage=by_stage, dry_run=True)
+            return programs.migrated(looked, None, str(code), client.flags, dry_run=True)
+        refs = self._ref(start), self._ref(end or "now")
+        old = str(before) if before is not None else ""
+        release = Release(
+            self.name,
+            str(code),
+            *refs,
+            before=old,
+            keep=keep,
+            allow=tuple(allow),
+            only=tuple(stages),
+            sample=Sample.of(keys) if keys else None,
+            renames=rename or {},
+            stages=by_stage,
+        )
+        found = trial(release, options, client.cache, by=client.by, news=News(on_progress))
+        if reports is not None:
+            reports.put(client, trials.page(found, str(code), Mask(show_values)))
+        return trials.trial(found, str(code), show_values=show_values)
+
+    def promote(
+        self,
+        staging: str = "",
+        *,
+        back: bool = False,
+        timeout_s: float = 600,
+        show_values: bool = False,
+        yes_really: str = "",
+        dry_run: bool = False,
+        on_wait: Callable[[str], None] = lambda _what: None,
+    ) -> Result:
+        """Give another app this one's name, its sinks, and the right to write to them: blue and green.
+
+        Waits until both stand at the same offsets of their topics, and holds both there for the moment that it takes.
+        A `read_committed` reader of a sink sees each row once. This app is `NAME~1` from then on. A call that was
+        interrupted is finished by the same call.
+
+        Args:
+            staging: the app that gets the name: a clone of this one, or what this one was cloned from.
+            back: instead, the app that had the name before.
+            timeout_s: how long to wait until both stand at the same offsets.
+            show_values: tell the rows that differ between the two with their values.
+            yes_really: the app's name once more, where it is protected.
+            dry_run: only look: how far they are apart, how their tables differ, which sinks go over.
+            on_wait: told how far they are.
+
+        Raises:
+            Usage: there is not just one app that is to get the name, or nothing says where Kafka is.
+            NotFound: there is no such app.
+            Refused: the other app is no clone, or a sink has no counterpart in it; another promotion is under way; or
+                they did not come to stand at the same offsets in time. Nothing has gone over then.
+        """
+        from ..pipeline.publish.prepare import InternalTopics
+
+        if bool(staging) == back:
+            raise Usage("the name goes to an app, or back to the one that had it; expected one of the two")
+        client, name = self._client, self.called
+        if "~" in name:
+            raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
+        self._check_protected(f"to promote {staging or 'another app'} over it", yes_really, dry_run=dry_run)
+        channels = client.known_channels("which has the topics that both apps read")
+        done = promote(
+            client.store,
+            InternalTopics(channels.kafka),
+            name,
+            staging,
+            by=client.by,
+            cache=client.cache,
+            timeout_s=timeout_s,
+            dry_run=dry_run,
+            on_wait=on_wait,
+        )
+        return promotion.promoted(done, client.flags, with_values=show_values, dry_run=dry_run)
+
+    def _run_options(
+        self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
+    ) -> "Options":
+        """How Spark is started; with Kafka where the client knows it. Raises `Usage`."""
+        from ..pipeline.spark.conf import check_py_files, check_settings
+
+        channels = self._client.channels()
+        return replace(
+            self._client.settings.run_options(channels.kafka.properties if channels is not None else {}),
+            store=self._client.root,
+            master=master,
+            spark_conf=check_settings(spark_conf or {}, "spark_conf"),
+            py_files=check_py_files(py_files, "py_files"),
+        )
