@@ -10,6 +10,7 @@ from functools import partial
 
 from msgspec import Struct
 
+from ... import instants
 from ...fold.records import ranges, unread
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits, published
@@ -141,6 +142,21 @@ def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
     Raises `Corruption` (A sign of life cannot be read) and `Unavailable`.
     """
     return RUNNERS.all(store, app, since_ms=now_ms - round(FRESH_S * 1000))
+
+
+def lapsed(
+    store: ObjectStore, app: str, pause: Callable[[], None], now_ms: Callable[[], int] = instants.now_ms
+) -> bool:
+    """Whether nobody runs the app any more: False once a runner gives a new sign of life while this waits.
+
+    A runner that was killed leaves its last one, which counts for a minute: `pause` is called until that is over.
+    """
+    seen: dict[str, int] = {}
+    while alive := [each for each in RUNNERS.listed(store, app) if each.modified_ms >= now_ms() - FRESH_S * 1000]:
+        if any(seen.setdefault(each.key, each.modified_ms) != each.modified_ms for each in alive):
+            return False
+        pause()
+    return True
 
 
 def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 
 from xxhash import xxh3_64_hexdigest
 
@@ -30,7 +30,7 @@ from ...moments.cut.in_flight import in_flight
 from ...moments.cut.resolve import resolve
 from ...moments.diff.allowed import without
 from ...moments.diff.moments import StoredCut, TableDiff, diff
-from ...moments.status.lag import beats
+from ...moments.status.lag import lapsed
 from ...moments.take.remove import remove_pins_without_clone
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -49,6 +49,8 @@ from ..spark.conf import on_path
 from ..spark.session import running_session
 from .sample import Sample, sampled, up_to
 from .sent import SinkDiff, sink_diffs
+
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +267,16 @@ class _Run:
         """The clone as it is now."""
         return resolve(self.store, self.name, now_ms=instants.now_ms())
 
+    def _wait(self) -> None:
+        self.news.doing(f"a trial that was broken off had {self.name} within the last minute: is it still there?")
+        sleep(_LOOK_S)
+
     def _drop(self) -> None:
         """Remove the clone, whatever an earlier call has left of it, and its pin. Killed amidst, the next call does."""
         info = apps.find_app(self.store, self.name)
         if info is not None and (info.origin is None or info.origin.app != self.source or self.keeps):
             raise Refused(f"app {self.name!r} exists already", hint="--keep takes a name that no app has")
-        if next(iter(beats(self.store, self.name, instants.now_ms())), None) is not None:
+        if not lapsed(self.store, self.name, self._wait):
             raise Refused(f"the same trial is under way: a runner has {self.name}", hint="wait until that has ended")
         kafka = open_kafka(self.options.kafka)
         topics = [topic for topic in kafka.partition_counts() if topic.startswith(f"{self.name}-")]

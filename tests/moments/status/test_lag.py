@@ -14,6 +14,7 @@ from slackwater.moments.status.lag import (
     StageLag,
     beats,
     input_lag,
+    lapsed,
     runner_of,
     sink_lags,
     sweep,
@@ -113,6 +114,32 @@ def test_an_old_sign_of_life_is_none_and_goes_in_the_end(tmp_path: Path) -> None
     os.utime(path, (written_ms / 1000 - 3_700, written_ms / 1000 - 3_700))
     sweep(store, "a", new)
     assert [info.key for info in store.list("a/runners/")] == [f"a/runners/{new}.json"]
+
+
+def test_of_a_runner_that_was_killed_the_last_sign_lapses_and_one_that_lives_gives_another(tmp_path: Path) -> None:
+    store, runner = open_store(str(tmp_path)), Beat(str(ULID()), "host:1", {"s": 1})
+    RUNNERS.put(store, runner, "a")
+    (first,) = store.list("a/runners/")
+    path, looks = store.local_path(first.key), iter(range(100))
+    assert path is not None
+    now_s = [first.modified_ms / 1000]
+
+    def later() -> None:
+        now_s[0] += 1
+        next(looks)
+
+    assert lapsed(store, "a", later, lambda: int(now_s[0] * 1000))
+    assert next(looks) == 61
+    assert lapsed(store, "b", later, lambda: int(now_s[0] * 1000))
+    now_s[0] -= 61
+
+    def beats_on() -> None:
+        later()
+        if next(looks) > 70:
+            RUNNERS.put(store, runner, "a")
+            os.utime(path, (now_s[0], now_s[0]))
+
+    assert not lapsed(store, "a", beats_on, lambda: int(now_s[0] * 1000))
 
 
 def test_a_damaged_sign_of_life_is_told() -> None:
