@@ -104,8 +104,7 @@ def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Ma
     made = dict(versions)
     for stage, head in heads.items():
         if stage not in made and head.migration >= migration.number:
-            last = history.newest_where(read, first, head, lambda each: each.migration < migration.number)
-            made[stage] = last.version + 1 if last is not None else first(stage)
+            made[stage] = history.first_where(read, first, head, lambda each: each.migration >= migration.number)
     changed = {stage: (version - 1, version) for stage, version in made.items()}
     who, why = migration.by, migration.message
     record(store, app, verb, migration.detail, who, changed, id_=migration.id, message=why)

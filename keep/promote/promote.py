@@ -4,16 +4,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ... import instants
 from ...errors import Refused
 from ...moments.cut.graph import Cut
+from ...moments.cut.moments import heads_of, stages_of
 from ...moments.cut.stored import cancel, open_requests
 from ...moments.diff.moments import StoredCut, TableDiff, diff
 from ...moments.take.audit_log import record, record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
+from ...store.versions.manifest import Manifest
 from . import hold as holds
 from .hold import RENEW_S, Hold
 from .plan import Heads, PromotionPlan, plan
@@ -249,8 +252,21 @@ def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
             why = f"{done.folder} was promoted over the app while it was under way"
             record(store, app, "snapshot failed", f"{request.name}: {why}", by)
             cancel(store, app, request)
-        record_once(store, app, "promote", detail or f"{done.folder} has the name {name}", by, since_ms=done.time_ms)
+        said, made = detail or f"{done.folder} has the name {name}", _versions(store, app, number)
+        record_once(store, app, "promote", said, by, made, since_ms=done.time_ms)
     holds.release(store, (done.over, done.folder))
+
+
+def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int, int]]:
+    """By stage of an app, the version before a promotion of that number and the one that it made."""
+
+    def is_through(head: Manifest) -> bool:
+        return head.promotion is not None and head.promotion.number >= number
+
+    read, first = partial(history.read, store, app), partial(history.first_version, store, app)
+    through = filter(is_through, heads_of(store, app, stages_of(store, app)).values())
+    made = {head.stage: history.first_where(read, first, head, is_through) for head in through}
+    return {stage: (version - 1, version) for stage, version in made.items()}
 
 
 def _at_switch(store: ObjectStore, app: str, heads: Heads, switch: Switch) -> Heads:

@@ -208,8 +208,8 @@ class Line:
         number = max((commit.migration for commit in there.values() if commit.rewind is not None), default=0)
         for stage, head in self.heads.stages.items() if number else ():
             if head.migration >= number and (stage not in there or there[stage].migration < number):
-                last = history.newest_where(self.read, self.first, head, lambda each: each.migration < number)
-                there[stage] = self.read(stage, last.version + 1 if last is not None else self.first(stage))
+                done = history.first_where(self.read, self.first, head, lambda each: each.migration >= number)
+                there[stage] = self.read(stage, done)
         return Cut(self.heads.app, there)
 
 

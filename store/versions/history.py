@@ -186,6 +186,20 @@ def newest_where(
     return read(newest.stage, versions[after - 1]) if after else None
 
 
+def first_where(
+    read: Callable[[str, int], Manifest | None],
+    first: Callable[[str], int],
+    newest: Manifest,
+    holds: Callable[[Manifest], bool],
+) -> int:
+    """The number of the oldest of a stage's versions for which `holds`, as it does for `newest`; as `newest_where`.
+
+    `holds` must be false up to some version and true after it.
+    """
+    before = newest_where(read, first, newest, lambda manifest: not holds(manifest))
+    return before.version + 1 if before is not None else first(newest.stage)
+
+
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
     """The version from which on the history is whole, 0 when the stage has none. Two or three requests."""
     if whole_from := horizon.newest(store, app).first.get(stage):

@@ -110,7 +110,7 @@ CHANGES = {
     "clone": Change(typed("clone", "flights@good", "staging"), STAGES, "staging"),
     "clone rm": Change(clone_removed, app="staging", noted="app rm"),
     "clone refresh": Change(clone_made_anew, app="staging"),
-    "promote": Change(promoted),
+    "promote": Change(promoted, STAGES),
     "rewind": Change(typed("rewind", "flights@good"), STAGES),
     "edit": Change(typed("edit", "flights/carriers", "--sql", "DELETE FROM carriers"), ("carriers",)),
     "rescale": Change(typed("rescale", "flights/carriers", "--partitions", "3"), ("carriers",)),
