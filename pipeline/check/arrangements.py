@@ -45,17 +45,12 @@ def as_read(inputs: Mapping[str, Came]) -> Batch:
 
 
 def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple[Batch, ...]:
-    """All of them in two or three batches that end anywhere; in one where there are too few for two.
-
-    Of the first partitions most records come in the last batch, of the last ones in the first: whoever goes by the
-    order of partitions has another one then.
-    """
+    """All of them in two or three batches that end anywhere; in one where there are too few for two."""
     count = int(random.integers(2, 4))
     number = {name: np.empty(len(came.partitions), np.int64) for name, came in inputs.items()}
     spans = [(name, *span) for name, came in inputs.items() for span in _spans(came.partitions)]
-    for at, (name, first, last) in enumerate(spans):
-        least = (last - first) * (at + 0.5) / len(spans) / 2
-        ends = np.sort(random.integers(round(least), round(least + (last - first) / 2) + 1, count - 1))
+    for name, first, last in spans:
+        ends = np.sort(random.integers(0, last - first + 1, count - 1))
         number[name][first:last] = np.searchsorted(ends, np.arange(last - first), side="right")
     if spans and len({*np.concatenate([*number.values()]).tolist()}) < 2:
         # All came together: then the last stretch is by itself, or its second half.
