@@ -58,6 +58,24 @@ def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple
             mine[:] = 0
         name, first, last = spans[-1]
         number[name][first if len(spans) > 1 else (first + last) // 2 : last] = 1
+    return _batches(number)
+
+
+def last_first(inputs: Mapping[str, Came]) -> tuple[Batch, ...]:
+    """All of them in up to three batches of whole partitions, the last ones first; in one where there is one partition.
+
+    So of two records of different partitions the later one comes in an earlier batch, unless they come in the same.
+    """
+    spans = [(name, *span) for name, came in inputs.items() for span in _spans(came.partitions)]
+    number = {name: np.zeros(len(came.partitions), np.int64) for name, came in inputs.items()}
+    for at, (name, first, last) in enumerate(reversed(spans)):
+        number[name][first:last] = 3 * at // max(len(spans), 3)
+    return _batches(number)
+
+
+def _batches(number: Mapping[str, npt.NDArray[np.int64]]) -> tuple[Batch, ...]:
+    """Those that have records, in order; `number` says of each record in which batch it comes."""
+    count = max((int(mine.max(initial=-1)) for mine in number.values()), default=-1) + 1
     found = ({name: np.flatnonzero(mine == at) for name, mine in number.items()} for at in range(count))
     return tuple(batch for batch in found if any(map(len, batch.values())))
 

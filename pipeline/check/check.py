@@ -21,7 +21,7 @@ from ..replay.compare import sent_rows
 from ..replay.program import LoadedProgram
 from ..replay.stage_replay import StageReplay
 from ..spark.expressions import Impurities
-from .arrangements import Arrangement, as_read, in_another_order, in_batches
+from .arrangements import Arrangement, as_read, in_another_order, in_batches, last_first
 from .differences import Differences, differences
 from .function_rows import FunctionRows, came
 from .outcomes import RunOutcome, committed, outcome
@@ -126,9 +126,10 @@ class _Version:
         other = in_another_order(inputs)
         if any(not np.array_equal(rows, every[name]) for name, rows in other.items()):
             yield "order", "in another order", Arrangement((other,), first.partitions), self.at_ms
-        batches = in_batches(inputs, np.random.default_rng(replay.after.version))
-        if len(batches) > 1 and not self._late_meet:
-            yield "batches", f"in {len(batches)} batches", Arrangement(batches, first.partitions), self.at_ms
+        anywhere, whole = in_batches(inputs, np.random.default_rng(replay.after.version)), last_first(inputs)
+        for batches, how in ((anywhere, ""), (whole, ", the last partitions first")):
+            if len(batches) > 1 and not self._late_meet:
+                yield "batches", f"in {len(batches)} batches{how}", Arrangement(batches, first.partitions), self.at_ms
         partitions = 1 if first.partitions > 1 else 4
         yield "partitions", "on other partitions", Arrangement(first.batches, partitions, apart=True), self.at_ms
 

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
-from slackwater.pipeline.check.arrangements import Came, as_read, in_another_order, in_batches
+from slackwater.pipeline.check.arrangements import Batch, Came, as_read, in_another_order, in_batches, last_first
 
 VERSIONS = st.lists(st.lists(st.integers(1, 4), max_size=6).map(sorted), max_size=4)
 
@@ -27,8 +27,23 @@ def test_batches_have_all_records_once_and_those_of_a_partition_in_their_order(
 ) -> None:
     batches = in_batches(came, np.random.default_rng(seed))
     count = sum(len(each.partitions) for each in came.values())
-    assert len(batches) <= 3
     assert (len(batches) > 1) == (count > 1)
+    assert_whole(came, batches)
+
+
+@given(inputs())
+def test_batches_of_whole_partitions_have_the_last_ones_first(came: dict[str, Came]) -> None:
+    batches = last_first(came)
+    spans = [(name, partition) for name, each in came.items() for partition in np.unique(each.partitions).tolist()]
+    assert len(batches) == min(len(spans), 3)
+    assert_whole(came, batches)
+    there = [{name: set(came[name].partitions[rows].tolist()) for name, rows in batch.items()} for batch in batches]
+    placed = [next(at for at, batch in enumerate(there) if partition in batch[name]) for name, partition in spans]
+    assert placed == sorted(placed, reverse=True)
+
+
+def assert_whole(came: dict[str, Came], batches: tuple[Batch, ...]) -> None:
+    assert len(batches) <= 3
     assert all(any(len(rows) for rows in batch.values()) for batch in batches)
     for name, each in came.items():
         rows = np.concatenate([np.empty(0, np.int64), *(batch[name] for batch in batches)])
