@@ -90,6 +90,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         check_unflushed(limits, master)
     info, migration = apps.find_app(store, app.name), 0
     if info is None:
+        apps.check_root(store)
         history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
     else:
         if waits_for_rows(store, info):
