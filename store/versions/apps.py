@@ -49,6 +49,11 @@ def folder_of(store: ObjectStore, name: str) -> str:
     One request for a name that never went over. Raises `Usage` where no app can have that name, and `NotFound` where it
     did not go over so often.
     """
+    return folders_of(store, name)[0]
+
+
+def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
+    """That folder, and those that had the name before it, newest first. Requests and errors as of `folder_of`."""
     match = _EARLIER.fullmatch(name)
     if match is None:
         raise Usage(
@@ -60,7 +65,7 @@ def folder_of(store: ObjectStore, name: str) -> str:
         raise NotFound(
             "app", name, found=f"{called!r} went over to another app {len(folders) - 1} times", hint=f"say {called}"
         )
-    return folders[ago]
+    return folders[ago:]
 
 
 def promoted(store: ObjectStore, name: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from slackwater.moments.status.lag import RUNNERS
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
+from slackwater.pipeline.migrate.program import migrate_app
 from slackwater.pipeline.publish.prepare import InternalTopics
 from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import Options
@@ -403,11 +404,20 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
     world.close()
     options = Options(store=str(tmp_path / "store"), kafka=world.kafka.properties)
 
-    def start(called: str, file: Path) -> Start:
-        return preflight(replace(program("p", TOPIC, OUT), name=called, file=file), options, News())
+    def start(called: str, file: Path, topic: str = TOPIC) -> Start:
+        return preflight(replace(program("p", topic, OUT), name=called, file=file), options, News())
 
-    with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it"):
-        start("p", files["p"])
+    # Also where it does not fit what is stored by now: the way on would be one back to it.
+    for called, topic in (("p", TOPIC), ("p", "another"), ("s", TOPIC)):
+        with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it") as said:
+            start(called, files["p"], topic)
+        assert said.value.hint.endswith(f"run {files['p']} --app p~1")
+    with pytest.raises(Refused, match="its stored state comes from 'in'"):
+        start("p", files["s"], "another")
+    before = replace(program("s", "another", OUT), file=files["p"])
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it"):
+            migrate_app(before, open_store(str(tmp_path / "store")), options, renames={}, dry_run=dry_run)
     new, old = start("p", files["s"]), start("p~1", files["p"])
     assert (new.claimer.app.name, new.claimer.publishes, new.clone) == ("s", None, False)
     assert (old.claimer.app.name, old.claimer.publishes, old.clone) == ("p", {}, True)
