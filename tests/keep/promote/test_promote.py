@@ -349,6 +349,23 @@ def test_they_go_on_where_one_of_them_does_not_come_to_the_same_offsets(world: W
     assert len(world.published()) == 13
 
 
+def test_a_run_that_was_starting_meanwhile_says_whose_the_name_is_by_now(world: World) -> None:
+    world.start("s")
+    world.calmly()
+
+    def meanwhile(folder: str, staging: str, why: str) -> None:
+        starting = world.runner(folder).start()
+        next(starting)
+        world.promote("p", staging, calm=True)
+        with pytest.raises(Refused, match=f"a promotion that gives app {why} went on while this run started"):
+            next(starting)
+
+    meanwhile("s", "s", "'s' the name p")
+    world.start("p")
+    world.calmly()
+    meanwhile("p", "", "'p' its name back")
+
+
 def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
     world.start("s")
     said = []
