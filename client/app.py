@@ -69,7 +69,11 @@ class StoredApp(AppReleases):
             Refused: a runner has it; or Kafka does not hold what would be read once more; nothing was changed.
         """
         if bool(to) == before_deploy:
-            raise Usage("a rewind goes to a moment, or to before the newest deploy; expected one of the two")
+            verb = f"slackwater rewind {self.called}"
+            raise Usage(
+                "a rewind goes to a moment, or to before the newest deploy; expected one of the two",
+                hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
+            )
         self._check_protected("to rewind it", yes_really, dry_run=dry_run)
         client, now_ms = self._client, instants.now_ms()
         channels = None if keep_offsets else client.known_channels("which holds what is to be read once more")

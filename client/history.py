@@ -19,7 +19,7 @@ from ..moments.diff.key_history import key_history
 from ..moments.query.log import entries, unreplayable
 from ..moments.status import lag
 from ..moments.take import taking
-from ..moments.take.audit_log import Operation, list_operations
+from ..moments.take.audit_log import Operation, check_verb, list_operations
 from ..moments.take.remove import remove_or_withdraw
 from ..moments.take.waiting import SnapshotProgress, ask, take
 from ..results import history, snapshots
@@ -158,13 +158,13 @@ class AppHistory(Shown):
         """The newest `limit` things done to the app (0 for all), by whom and why. Of one that is gone, its end.
 
         Only those `by` a user, or user@host, of a `verb`, and between two times, as `at` takes them. Raises `Usage` for
-        a time that is none, and `NotFound` where there is, and was, no such app.
+        a time or a verb that is none, and `NotFound` where there is, and was, no such app.
         """
         store, since_ms, until_ms = self._client.store, self._time_ms(since, 0), self._time_ms(until, sys.maxsize)
 
         def is_meant(done: Operation) -> bool:
-            of_verb = not verb or verb in (done.verb, done.verb.partition(" ")[0])
-            return of_verb and (not by or done.is_by(by)) and since_ms <= done.time_ms <= until_ms
+            is_theirs = (not verb or done.is_of(verb)) and (not by or done.is_by(by))
+            return is_theirs and since_ms <= done.time_ms <= until_ms
 
         try:
             read_app(store, self.name)
@@ -173,6 +173,8 @@ class AppHistory(Shown):
             if (removed := removal_of(store, self.name)) is None:
                 raise
             found = tuple(filter(is_meant, (removed.operation,)))  # its log is gone with it
+        if verb and not found:
+            check_verb(verb)
         return history.operations(found, self.name, is_filtered=bool(by or verb or since or until))
 
     def _time_ms(self, time: str | datetime, default: int) -> int:

@@ -219,8 +219,9 @@ class AppReleases(AppClones):
         Raises:
             Usage: there is not just one app that is to get the name, or nothing says where Kafka is.
             NotFound: there is no such app.
-            Refused: the other app is no clone, or a sink has no counterpart in it; another promotion is under way; or
-                they did not come to stand at the same offsets in time. Nothing has gone over then.
+            Refused: the other app is no clone, or a sink has no counterpart in it; it never ran, or does not while this
+                one does; another promotion is under way; or they did not come to stand at the same offsets in time.
+                Nothing has gone over then.
         """
         from ..pipeline.publish.prepare import InternalTopics
 
@@ -242,6 +243,9 @@ class AppReleases(AppClones):
             dry_run=dry_run,
             on_wait=on_wait,
         )
+        if done.idle:
+            called = staging or f"{name}~1"
+            client.note(f"note: nobody runs {name} or {called}: nothing is published until one of them is started")
         return promotion.promoted(done, client.flags, with_values=show_values, dry_run=dry_run)
 
     def _run_options(

@@ -148,10 +148,14 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         )
     for sink in plan.sinks:
         if sink.rows:
-            where = f" in {windows(sink.offsets)}" if sink.offsets else ""
-            yield f"sink {sink.sink}: {plural(sink.rows, 'row')} published{where} cannot be unsent, and come once more"
+            where = windows(sink.offsets)
+            them = f"{sink.rows:,} of the rows in {where}" if where else plural(sink.rows, "row")
+            yield f"sink {sink.sink}: published since, and not to be unsent: {them}; what is read again comes once more"
         if sink.dropped:
             yield f"sink {sink.sink}: {plural(sink.dropped, 'row')} not published yet are dropped, and come once more"
+    if plan.others:
+        had = " and ".join(plan.others)
+        yield f"{had} had the name since, by a promotion: what was published under it meanwhile is not undone either"
     if plan.steps and dry_run:
         yield "nothing was changed (--dry-run)"
     elif done.snapshot:
@@ -169,6 +173,7 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         "keep_offsets": plan.table_only,
         "changes": changes,
         "sinks": plan.sinks,
+        "others": plan.others,
         "dry_run": dry_run,
         "done_already": not plan.steps,
     }

@@ -75,7 +75,7 @@ def make_plan(
 ) -> ClonePlan:
     """What a clone is made of; with `over`, as if there were none of that name. Raises as `clone`."""
     keys.check_name("app", name)
-    check_roots(store.url, target.url, deep=terms.deep)
+    check_roots(store, target, deep=terms.deep)
     if (target.url, name) == (store.url, ref.app):
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
     cut = cut_at(store, ref)
@@ -125,16 +125,19 @@ def make_plan(
     return ClonePlan(cut, info, target.url, read_topics, states, copies, begun is not None, done, note)
 
 
-def check_roots(source: str, target: str, *, deep: bool) -> None:
-    """See that a clone may go from one root to another. Raises `Usage` or `Refused`."""
-    if deep and source == target:
-        raise Usage("--deep copies everything into another store root", hint="--to says which: --deep --to ROOT")
-    outer, inner = sorted((source, target), key=len)
-    if outer != inner and inner.startswith(f"{outer.rstrip('/')}/"):
+def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None:
+    """See that a clone may go from one root to another. Raises `Usage` or `Refused`. Requests as `apps.check_root`."""
+    if source.url == target.url:
+        if deep:
+            raise Usage("--deep copies everything into another store root", hint="--to says which: --deep --to ROOT")
+        return
+    outer, inner = sorted((source.url, target.url), key=len)
+    if inner.startswith(f"{outer.rstrip('/')}/"):
         raise Refused(
             f"the store root {inner} lies inside the root {outer}: an app of one would be objects of the other",
             hint="choose a root beside it, or clone within one root",
         )
+    apps.check_root(target)
 
 
 def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None) -> Cut:

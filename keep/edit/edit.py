@@ -80,7 +80,7 @@ def edit(
         Unavailable: Storage did not answer; the same call again finishes it.
     """
     if bool(sql) == (source is not None):
-        raise Usage("an edit is a statement, or rows; expected one of the two", hint="--sql TEXT, or --rows FILE")
+        raise Usage("an edit is a statement, or rows; expected one of the two", hint="give --sql TEXT or --rows FILE")
     cut = newest(store, app, stage)
     head = cut.stages[stage]
     rows = rows_of(source, head) if source is not None else None

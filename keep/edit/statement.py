@@ -3,6 +3,7 @@
 The statement sees all tables of the moment, no file and no setting, and can change that one table alone.
 """
 
+import re
 from contextlib import closing
 
 import duckdb
@@ -20,6 +21,8 @@ from ...store.versions.manifest import Table
 from ..init.source import EXAMPLES, examples
 
 _CHANGING = ("UPDATE", "DELETE", "INSERT", "MERGE_INTO")
+_ANOTHER_TABLE = re.compile(r"Can only (?:update|delete from|merge into) base table|is not an table")
+"""How DuckDB says that a statement changes a view, as which the app's other tables are there."""
 _BEFORE = "the table before"
 _MEMORY = "1 GiB"
 """What the copy may take; beyond that, DuckDB goes to disk."""
@@ -45,6 +48,12 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
             con.execute(statement)
             return _compared(con, table, name)
         except duckdb.Error as error:
+            if _ANOTHER_TABLE.search(str(error)):
+                raise Usage(
+                    f"an edit of {cut.app}/{name} changes the table {name} alone, and this statement changes another",
+                    quoted=f"statement: {sql.strip()}",
+                    hint=f"the other one is changed by an edit of its own: slackwater edit {cut.app}/TABLE",
+                ) from error
             raise in_words(con, sql, error) from error
 
 

@@ -79,6 +79,17 @@ def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest]) -> i
     return last.number if last is not None else 0
 
 
+def check_newest(store: ObjectStore, app: str, known: int) -> None:
+    """Raise `Refused` where an app was migrated, or rewound, since this was the number of its newest migration."""
+    last = MIGRATIONS.newest(store, app)
+    if last is not None and last.number > known:
+        program = "that is to go on from there" if last.rewinds else "that it was migrated to"
+        raise Refused(
+            f"app {app!r} was {last.did} by {last.by} while this run started",
+            hint=f"run it again, with the program {program}",
+        )
+
+
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
     """Finish what an earlier call left half done; its number, 0 where there is nothing. Raises as `finish`."""
     last = MIGRATIONS.newest(store, app)
@@ -152,8 +163,7 @@ def carry_out(
         remove(store, app, snapshot)
     unpin_target(store, app, number)
     raise Refused(
-        f"app {app!r} was {'rewound' if decided.rewinds else 'migrated'} at the same moment, by {decided.by}: this one "
-        "was not done",
+        f"app {app!r} was {decided.did} at the same moment, by {decided.by}: this one was not done",
         hint="look at what that did (`slackwater log`), and say it again where something is left to do",
     )
 

@@ -87,8 +87,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     if any(step.answers_otherwise for step in migration.stages.values()):
         for request in open_requests(store, migration.app):
             if request.migration < migration.number:
-                done = "rewound" if migration.rewinds else "migrated"
-                why = f"the app was {done} while it was under way: take it again"
+                why = f"the app was {migration.did} while it was under way: take it again"
                 record(store, migration.app, "snapshot failed", f"{request.name}: {why}", migration.by)
                 cancel(store, migration.app, request)
     if OPERATIONS.find(store, migration.id, migration.app) is None:

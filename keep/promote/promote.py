@@ -1,7 +1,7 @@
 """`slackwater promote`: wait until the new app is near, hold both at the same offsets, and have the name go over."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,10 +16,11 @@ from ...moments.take.audit_log import record, record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest, Promotion
 from . import hold as holds
 from .hold import RENEW_S, Hold
 from .plan import Heads, PromotionPlan, plan
+from .running import check_runs
 from .standing import behind, furthest, short_of
 from .switch import MovedOn, Promotable, Switch, withdraw
 
@@ -46,6 +47,8 @@ class Promoted:
     """How long the old app was held."""
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By app and stage, the versions that this call committed."""
+    idle: bool = False
+    """Whether nobody ran either of the two: what has the name then publishes nothing until it is started."""
 
 
 @dataclass(slots=True)
@@ -86,21 +89,23 @@ def promote(
     is called between two looks, `clock` gives seconds. With a `cache`, tables are compared. A call that was interrupted
     is finished by the same call.
 
-    Raises `Refused` and `NotFound` as `plan`; `Refused` also where another promotion is under way, or they did not come
-    to stand at the same offsets in time: nothing has gone over then, and both go on. `Unavailable`: the same call goes
-    on.
+    Raises `Refused` and `NotFound` as `plan`; `Refused` also where the new app never ran, or only the old one runs;
+    where another promotion is under way; or where they did not come to stand at the same offsets in time: nothing has
+    gone over then, and both go on. `Unavailable`: the same call goes on.
     """
     found, old, new = plan(store, name, staging, kafka)
     if dry_run:
-        at = furthest(old.values())
-        return Promoted(found, at, behind(new.values(), at), _compared(store, cache, old, new))
+        at, goes_on = furthest(old.values()), found.done or _begun(found, (old, new)) is not None
+        idle = not goes_on and not check_runs(store, found, new, pause, clock)
+        return Promoted(found, at, behind(new.values(), at), _compared(store, cache, old, new), idle=idle)
     if found.done:
         _finish(store, found.name, found.number, by)
         return Promoted(found, {})
     watch = _Watch(store, {found.over: old, found.to: new})
     done = _resumed(store, kafka, found, watch, by)
-    held_s = 0.0
+    held_s, idle = 0.0, False
     if isinstance(done, int):
+        idle = not check_runs(store, found, watch.look()[1], pause, clock)
         _check_alone(store, found, pause, clock)
         patience = _Patience(timeout_s, clock, on_wait, pause)
         done, held_s = _together(store, kafka, replace(found, number=done), watch, patience, by)
@@ -108,7 +113,7 @@ def promote(
     at = done.promote.at
     cuts = [_at_switch(store, app, heads, done) for app, heads in watch.heads.items()]
     versions = {app: {stage: after for stage, (_, after) in made.items()} for app, made in done.made.items()}
-    return Promoted(found, at, changes=_compared(store, cache, *cuts), held_s=held_s, versions=versions)
+    return Promoted(found, at, changes=_compared(store, cache, *cuts), held_s=held_s, versions=versions, idle=idle)
 
 
 @dataclass(slots=True)
@@ -145,8 +150,7 @@ def _resumed(store: ObjectStore, kafka: Promotable, found: PromotionPlan, watch:
     Raises `Refused` where that was of another app.
     """
     number = found.number
-    marks = [head.promotion for heads in watch.heads.values() for head in heads.values() if head.promotion is not None]
-    begun = next((mark for mark in marks if (mark.name, mark.number) == (found.name, number)), None)
+    begun = _begun(found, watch.heads.values())
     if begun is None:
         return number
     if begun.to != found.to:
@@ -162,6 +166,12 @@ def _resumed(store: ObjectStore, kafka: Promotable, found: PromotionPlan, watch:
         if apps.folder_of(store, found.name) == found.to:
             return switch
         return number + 1
+
+
+def _begun(found: PromotionPlan, each: Iterable[Heads]) -> Promotion | None:
+    """The mark of an earlier call, which had begun the promotion, in the newest versions of either app."""
+    marks = (head.promotion for heads in each for head in heads.values() if head.promotion is not None)
+    return next((mark for mark in marks if (mark.name, mark.number) == (found.name, found.number)), None)
 
 
 def _check_alone(

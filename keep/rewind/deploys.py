@@ -25,8 +25,8 @@ def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
     deploys = [deploy for head in live if (deploy := _deployed(store, head)) is not None]
     if not deploys:
         raise NotFound(
-            f"deploy of app {app!r}",
-            "an earlier program",
+            "earlier program of the app",
+            app,
             found="every version that is left is of the program that it has now",
             hint=f"`slackwater log {app}` shows what there is: name a moment",
         )

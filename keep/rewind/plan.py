@@ -1,6 +1,6 @@
 """What a rewind would do: the versions that stages go back to, what is read once more, what cannot be unsent."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,22 +15,16 @@ from ...moments.cut.refs import Ref
 from ...moments.cut.resolve import cut_at
 from ...moments.status.lag import beats
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, published
 from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import MigratedStage, Unread
+from .sinks import SinkRows, SinkTopics, others, sink_rows
 
 
-class Rewindable(Protocol):
+class Rewindable(SinkTopics, Protocol):
     """What a rewind needs of Kafka; `pipeline` implements it."""
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         """Check that a topic can be read on from these offsets. Raises `NotFound` and `Refused`."""
-
-    def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """The end offset of each partition, or None when there is no such topic."""
-
-    def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """The first offset of each partition whose record has this time or a later one; the end where none has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +45,6 @@ class Undone:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkRows:
-    """Rows of versions that are undone, on a sink."""
-
-    stage: str
-    sink: str
-    topic: str
-    """Where they went; empty for a function."""
-    rows: int
-    """That are published, and cannot be unsent, as far as the store knows."""
-    offsets: tuple[str, ...]
-    """Where they lie in that topic, among what others may have sent there since."""
-    dropped: int
-    """That were committed and not published yet: they never will be."""
-
-
-@dataclass(frozen=True, slots=True)
 class RewindPlan:
     """What a rewind would do."""
 
@@ -80,6 +58,8 @@ class RewindPlan:
     steps: Mapping[str, MigratedStage]
     """What it commits, of every stage that the app has."""
     table_only: bool
+    others: tuple[str, ...] = ()
+    """Apps that had this one's name since, by promotions, and published under it: what they did is not undone."""
 
 
 def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Rewindable | None) -> RewindPlan:
@@ -110,8 +90,11 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
         for stage, unread in _unread(store, cut, kafka).items():
             steps[stage] = replace(steps[stage], unread=unread)
     undone = tuple(_undone(heads[stage], then.get(stage), steps[stage]) for stage in order(heads) if stage in steps)
-    sinks = tuple(_sink_rows(store, heads, then, steps, kafka)) if kafka is not None else ()
-    return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only)
+    if kafka is None:
+        return RewindPlan(cut.app, target.text, cut, undone, (), steps, table_only)
+    sinks = tuple(sink_rows(store, {stage: heads[stage] for stage in steps}, then, kafka))
+    also = others(store, heads, cut.time_ms) if any(head.sinks or head.silent for head in heads.values()) else ()
+    return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only, also)
 
 
 def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
@@ -179,41 +162,3 @@ def _undone(head: Manifest, was: Manifest | None, step: MigratedStage) -> Undone
         step.retires,
         tuple(each for several in offsets for each in several),
     )
-
-
-def _sink_rows(
-    store: ObjectStore,
-    heads: Mapping[str, Manifest],
-    then: Mapping[str, Manifest],
-    steps: Mapping[str, MigratedStage],
-    kafka: Rewindable,
-) -> Iterator[SinkRows]:
-    """What was committed for sinks since. Raises `Refused` where they lack rows from before."""
-    for stage in (stage for stage in order(heads) if stage in steps):
-        head, was = heads[stage], then.get(stage)
-        info = apps.find_app(store, head.app)
-        topics = info.origin.sinks if info is not None and info.origin is not None else {}
-        for name, place in published.places(store, head).items():
-            sink, had = head.sinks[name], was.sinks.get(name) if was is not None else None
-            sent = had.sent if had is not None and had.since == sink.since else 0
-            done = place.rows if place is not None else 0
-            if done < sent:
-                raise Refused(
-                    f"the sink {name!r} of {head.app}/{stage} has still to publish {sent - done:,} rows from before "
-                    "that moment, which a rewind would drop",
-                    hint=f"run the app until `slackwater status {head.app}` shows that they are published",
-                )
-            if sink.sent == sent:
-                continue
-            topic = topics.get(name, name) if sink.kind == "topic" else ""
-            first = history.find(store, head.app, stage, was.version + 1) if was is not None else None
-            offsets = (
-                _sent_since(kafka, topic, first.time_ms if first is not None else 0) if topic and done > sent else ()
-            )
-            yield SinkRows(stage, name, topic, done - sent, offsets, sink.sent - done)
-
-
-def _sent_since(kafka: Rewindable, topic: str, since_ms: int) -> tuple[str, ...]:
-    """What was sent to a topic from a time on; nothing where there is no such topic any more."""
-    ends = kafka.ends(topic)
-    return windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()

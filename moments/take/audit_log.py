@@ -15,6 +15,7 @@ from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
 from ...store.versions.notes import Notes
+from ...validation import nearest
 
 
 class Operation(Struct, frozen=True):
@@ -35,9 +36,34 @@ class Operation(Struct, frozen=True):
     after: dict[limits.Name, limits.Version] = {}
     """And the version that it made, the last one where there were several."""
 
+    def is_of(self, verb: str) -> bool:
+        """Whether a verb did it, or one of a group of verbs, as `snapshot` is."""
+        return verb in _names_of(self.verb)
+
     def is_by(self, person: str) -> bool:
         """Whether it was done by user@host, or by a user wherever."""
         return person in (self.by, self.by.partition("@")[0])
+
+
+VERBS = (
+    *("clone", "clone refresh", "promote", "rewind", "edit", "migrate", "backfill", "rescale", "retire", "compact"),
+    *("gc", "init", "app rm", "protect", "protect --off", "rejected --retry", "watch"),
+    *("snapshot take", "snapshot rm", "snapshot failed"),
+)
+"""What the log calls all that is recorded."""
+
+
+def _names_of(verb: str) -> tuple[str, str]:
+    return verb, verb.partition(" ")[0]
+
+
+def check_verb(verb: str) -> None:
+    """Raise `Usage`, which tells the nearest, for one that nothing is recorded under."""
+    known = {name for each in VERBS for name in _names_of(each)}
+    if verb not in known:
+        raise Usage(
+            f"{verb!r} is no verb of the log of operations{nearest(verb, known)}", hint=f"there are: {', '.join(VERBS)}"
+        )
 
 
 _WHY: ContextVar[str] = ContextVar("why", default="")

@@ -114,8 +114,9 @@ class Claimer:
             # Somebody may promote another app over this one at this moment, or this one over another.
             newest = settled(self.store, (head,), by=self.by, now_ms=now_ms)
             if newest is not None and newest.number > self.promotion:
+                gives = "its name back" if newest.to == newest.name else f"the name {newest.name}"
                 raise Refused(
-                    f"a promotion of {newest.to} over {newest.name} went on while this run started",
+                    f"a promotion that gives app {newest.to!r} {gives} went on while this run started",
                     hint="run it again: it goes on from there",
                 )
             return True

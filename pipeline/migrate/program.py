@@ -13,6 +13,7 @@ from ... import instants
 from ...errors import NotFound
 from ...fold.fits import Declared, DeclaredStage
 from ...keep.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
+from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import whoami
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -21,6 +22,7 @@ from ...store.versions.manifest import Input
 from ..api.app import App
 from ..batch.schemas import Shape, ddl_of, shapes
 from ..claim.claim import Claimer
+from ..claim.former import check_program
 from ..kafka.channels import KafkaChannels
 from ..kafka.open import open_kafka, wait_for
 from ..run.news import News
@@ -57,7 +59,8 @@ def migrate_file(
 
     Raises:
         NotFound: There is no such app, or a rename names a column or stage that is not there.
-        Refused: What is stored cannot be kept; or somebody else migrates the app. Others as `load_app` and `shapes`.
+        Refused: What is stored cannot be kept; the program is that of the app that this one was promoted over; or
+            somebody else migrates the app. Others as `load_app` and `shapes`.
     """
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
@@ -78,6 +81,7 @@ def migrate_app(
     """The same for a program that is loaded, and a store that is open. Raises as `migrate_file`."""
     news = news or News()
     info = apps.read_app(store, program.name)
+    check_program(store, program, heads_of(store, program.name, stages_of(store, program.name)).values())
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
     found = find_plan(store, with_spark(program, options, news), renames, stages=stages)
     if dry_run or not found.changes:

@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,8 +29,9 @@ from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
 from ..batch.job import Limits
-from ..claim.claim import Claimer, program_of
+from ..claim.claim import Claimer
 from ..claim.fit import migrate_command
+from ..claim.former import check_program
 from ..claim.start_positions import StartPosition
 from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka
@@ -83,13 +84,15 @@ def preflight(app: App, options: Options, news: News) -> Start:
     opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     store = CountingStore(opened)
     news.doing("checking the app")
-    called, app = app.name, replace(app, name=apps.folder_of(store, app.name))
+    folders = apps.folders_of(store, app.name)
+    app = replace(app, name=folders[0])
     running = running_session()
     master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
     if master:  # else it is known when Spark has started
         check_unflushed(limits, master)
     info, migration = apps.find_app(store, app.name), 0
     if info is None:
+        apps.check_root(store)
         history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
     else:
         if waits_for_rows(store, info):
@@ -98,6 +101,9 @@ def preflight(app: App, options: Options, news: News) -> Start:
                 hint="run the same `slackwater init` again; or, to begin without rows: slackwater app rm " + app.name,
             )
         migration = finish_newest(store, app.name, now_ms=instants.now_ms())
+        if len(folders) > 1:
+            # Before anything tells how the app could go on with it.
+            check_program(store, app, heads_of(store, app.name, history.list_stages(store, app.name)).values())
         _check_absent(store, app)
         app = app.beginning(stored_starts(info.starts))
         stages = app.select(options.stages)
@@ -119,7 +125,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         heads = [*heads_of(store, app.name, history.list_stages(store, app.name)).values()]
     promotion = settled(store, heads, by=claimer.by, now_ms=instants.now_ms()) if heads else None
     if promotion is not None:
-        _check_program(store, called, app, heads)
+        check_program(store, app, heads)
     number = promotion.number if promotion is not None else 0
     publishes = apps.publishes(store, info, promotion) if options.publishes else None
     claimer = replace(claimer, publishes=publishes, promotion=number)
@@ -132,25 +138,6 @@ def preflight(app: App, options: Options, news: News) -> Start:
     beats = CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3))
     access = partial(access_to, opened)
     return Start(stages, limits, stores, checked, store, beats, claimer, access, new=info is None, clone=clone)
-
-
-def _check_program(store: ObjectStore, called: str, app: App, heads: Sequence[Manifest]) -> None:
-    """Refuse the program of the app that had this name until another one was promoted over it.
-
-    Started again by what keeps it up, it would take the new one over.
-    """
-    mine, (_, *earlier) = program_of(app), apps.promoted(store, called) if "~" not in called else ("",)
-    if mine is None or not earlier:
-        return
-    for head in heads:
-        had = history.head(store, earlier[0], head.stage)
-        before = had.program.checksum if had is not None and had.program is not None else ""
-        if before == mine.checksum and head.program is not None and head.program.checksum != before:
-            raise Refused(
-                f"{mine.path} is the program that {called} had before {app.name} was promoted over it; now it has "
-                f"{head.program.path}",
-                hint=f"run that one; or this one beside it, silent: slackwater run {mine.path} --app {called}~1",
-            )
 
 
 def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:

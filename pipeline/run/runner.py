@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 
 from ... import instants
 from ...errors import Refused
+from ...keep.migrate.migrate import check_newest
 from ...moments.cut.stored import notify
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
-from ...store.versions.migrations import MIGRATIONS
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..batch.committer import spool_folder, spools_beside, sweep_spools
@@ -143,12 +143,7 @@ def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Ma
                 f"app {app!r} was begun by somebody else while this run started, with offsets of its own",
                 hint="run it again: it goes on from there",
             )
-    last = MIGRATIONS.newest(store, app)
-    if last is not None and last.number > start.claimer.migration:
-        raise Refused(
-            f"app {app!r} was migrated by {last.by} while this run started",
-            hint="run it again, with the program that it was migrated to",
-        )
+    check_newest(store, app, start.claimer.migration)
     start.claimer.create_channels(start.stages)
     claimed = {}
     for stage in start.stages:

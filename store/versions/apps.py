@@ -5,11 +5,12 @@ An app's name is the name of its folder, for as long as none was promoted over i
 
 import re
 from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, count
 
 from msgspec import Struct
 
-from ...errors import NotFound, ObjectExists, Refused, Usage
+from ...errors import Corruption, NotFound, ObjectExists, Refused, Usage
 from ..objects.protocol import ObjectStore, exists
 from . import checks, codec, keys, limits, notes
 from .manifest import AppInfo, Promotion
@@ -48,6 +49,11 @@ def folder_of(store: ObjectStore, name: str) -> str:
     One request for a name that never went over. Raises `Usage` where no app can have that name, and `NotFound` where it
     did not go over so often.
     """
+    return folders_of(store, name)[0]
+
+
+def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
+    """That folder, and those that had the name before it, newest first. Requests and errors as of `folder_of`."""
     match = _EARLIER.fullmatch(name)
     if match is None:
         raise Usage(
@@ -59,7 +65,7 @@ def folder_of(store: ObjectStore, name: str) -> str:
         raise NotFound(
             "app", name, found=f"{called!r} went over to another app {len(folders) - 1} times", hint=f"say {called}"
         )
-    return folders[ago]
+    return folders[ago:]
 
 
 def promoted(store: ObjectStore, name: str) -> tuple[str, ...]:
@@ -205,6 +211,31 @@ def list_apps(store: ObjectStore) -> tuple[str, ...]:
     return tuple(name for name in store.list_folders("") if exists(store, keys.app_info(name)))
 
 
+_LEVELS = 4
+"""Folders above a root in which an app is looked for: the root would have to lie that deep inside it."""
+
+
+def check_root(store: ObjectStore) -> None:
+    """Raise `Refused` where the store root lies inside the folder of another root's app: it would go with that app.
+
+    A request for each folder above it, up to four, on S3 within the bucket.
+    """
+    above, _, folder = store.url.rpartition("/")
+    for _ in range(_LEVELS):
+        if not folder or above == "s3:/" or folder == store.url:  # the last is a store in memory
+            return
+        around, found = store.at(above or "/"), None
+        with suppress(Corruption, Refused, Usage):  # what may not be read, or is none of ours, says nothing
+            found = find_app(around, folder)
+        if found is not None:
+            raise Refused(
+                f"the store root {store.url} lies inside the app {folder!r} of the root {around.url}: removing that "
+                "app would delete what is in it",
+                hint="choose a root beside that one",
+            )
+        above, _, folder = above.rpartition("/")
+
+
 def free_name(store: ObjectStore, wanted: str) -> str:
     """This name for a new app, or the first of `wanted-2`, `wanted-3`, … that no app has. Requests as `list_apps`."""
     taken = list_apps(store)
@@ -239,6 +270,8 @@ def check_whole(app: str, folders: Container[str]) -> None:
 def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppInfo:
     """Write the identity unless there is one; return the stored one. Where it raises `Refused`, it leaves none."""
     key = keys.app_info(keys.check_name("app", info.name))
+    if not cloned:
+        check_root(store)
     if promotions(store, info.name):
         raise Refused(
             f"the name {info.name!r} went over to app {folder_of(store, info.name)!r}, and no new app gets it",

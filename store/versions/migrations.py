@@ -75,6 +75,11 @@ class Migration(Struct, frozen=True):
         return any(step.rewound is not None for step in self.stages.values())
 
     @property
+    def did(self) -> str:
+        """What became of the app, in a word."""
+        return "rewound" if self.rewinds else "migrated"
+
+    @property
     def what(self) -> str:
         """What it is, in words."""
         return f"{'rewind' if self.rewinds else 'migration'} {self.number}"

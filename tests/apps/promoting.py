@@ -22,6 +22,7 @@ from slackwater.store.versions.manifest import Manifest
 from tests.keep.promote.runners import STAGES, Runner, program, started
 
 BATCH_S = 0.1
+BEAT_S = 15
 
 
 def main(root: str, brokers: str, name: str, topic: str, out: str) -> None:
@@ -38,9 +39,13 @@ def main(root: str, brokers: str, name: str, topic: str, out: str) -> None:
     publishers.start()
     sys.stdout.write("runs\n")
     sys.stdout.flush()
+    beat_due = time.monotonic() + BEAT_S
     while True:
         began = time.monotonic()
         try:
+            if began > beat_due:
+                runner.give_sign_of_life()
+                beat_due = began + BEAT_S
             runner.look()
             publishers.hurry(hurried=runner.held)
             if publishers.follow(heads()):

@@ -57,10 +57,19 @@ def test_it_is_done_by_a_version_of_each_stage_that_the_log_shows(late: FlightsA
     ("words", "code", "expected"),
     [
         (("rewind", "flights"), 2, "a rewind goes to a moment, or to before the newest deploy"),
+        (
+            ("rewind", "flights"),
+            2,
+            "another moment of it; or slackwater rewind flights --before-deploy",
+        ),
         (("rewind", "flights@good", "--before-deploy"), 2, "expected one of the two"),
         (("rewind", "flights@goo"), 1, "the nearest: good"),
         (("rewind", "flight@good"), 1, "flights"),
-        (("rewind", "flights", "--before-deploy"), 1, "every version that is left is of the program that it has now"),
+        (
+            ("rewind", "flights", "--before-deploy"),
+            1,
+            "no earlier program of the app named 'flights'; every version that is left is of the program",
+        ),
     ],
 )
 @pytest.mark.usefixtures("late")

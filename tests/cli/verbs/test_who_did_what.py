@@ -16,6 +16,7 @@ from slackwater.keep.maintain.refresh import refresh
 from slackwater.keep.maintain.removal import remove_app
 from slackwater.keep.migrate.migrate import find_plan, migrate
 from slackwater.keep.promote.promote import promote
+from slackwater.moments.take.audit_log import VERBS as RECORDED
 from slackwater.moments.take.audit_log import Operation, list_operations, record, whoami
 from slackwater.store.objects.memory import MemoryStore
 
@@ -52,6 +53,8 @@ class Change:
     app: str = "flights"
     noted: str = ""
     """What the log calls it; empty for the verb's own name."""
+    claims: int = 0
+    """Versions that each stage gets before the verb's own."""
 
 
 def typed(*words: str) -> Callable[[FlightsApp], object]:
@@ -99,8 +102,9 @@ def clone_made_anew(app: FlightsApp) -> None:
 
 
 def promoted(app: FlightsApp) -> None:
-    """Both stand at the same offsets: the clone is of now, and neither has more to read."""
+    """Both stand at the same offsets: the clone is of now, was run, and neither has more to read."""
     done("clone", "flights", "staging")
+    FlightsApp(app.store, app.kafka, "staging", clock=app.clock)  # its runner claims its stages
     # There are no sinks, so that nothing is asked of Kafka but where topics end.
     with sw.because(WHY):
         promote(app.store, cast(Any, app.kafka), "flights", "staging", by=whoami(), cache=None, timeout_s=30)
@@ -110,7 +114,7 @@ CHANGES = {
     "clone": Change(typed("clone", "flights@good", "staging"), STAGES, "staging"),
     "clone rm": Change(clone_removed, app="staging", noted="app rm"),
     "clone refresh": Change(clone_made_anew, app="staging"),
-    "promote": Change(promoted, STAGES),
+    "promote": Change(promoted, STAGES, claims=1),
     "rewind": Change(typed("rewind", "flights@good"), STAGES),
     "edit": Change(typed("edit", "flights/carriers", "--sql", "DELETE FROM carriers"), ("carriers",)),
     "rescale": Change(typed("rescale", "flights/carriers", "--partitions", "3"), ("carriers",)),
@@ -169,10 +173,11 @@ def test_a_verb_that_changes_something_is_recorded_with_who_and_why(verb: str, l
     change.call(late)
     noted = from_json("log", change.app, "--operations", "--verb", change.noted or verb, "--by", whoami())[0]
     assert (noted["verb"].split()[0], noted["message"]) == ((change.noted or verb).split()[0], WHY)
+    assert noted["verb"] in RECORDED
     assert WHY in done("log", change.app, "--operations")
     assert set(noted["after"]) == set(change.makes)
     for stage in change.makes:
-        assert noted["before"][stage] == (before[stage] if change.app == "flights" else 0)
+        assert noted["before"][stage] == (before[stage] + change.claims if change.app == "flights" else 0)
         assert noted["after"][stage] > noted["before"][stage]
 
 
@@ -206,6 +211,7 @@ def test_the_log_is_filtered_by_person_verb_and_time(late: FlightsApp) -> None:
     assert found("--until", "-1h") == []
     assert found("--verb", "snapshot", "--limit", "1") == ["number 1"]
     assert [each.id for each in reversed(list_operations(late.store, "flights"))] == [each.id for each in noted]
+    assert found("--verb", "promote") == []
     said = done("log", "flights", "--operations", "--by", "eve")
     assert said == "nothing of that kind was done to flights from the command line yet\n"
 
@@ -215,6 +221,10 @@ def test_the_log_is_filtered_by_person_verb_and_time(late: FlightsApp) -> None:
     [
         (("log", "flights", "--by", "ada"), "--by, --verb, --since and --until go with --operations"),
         (("log", "flights", "--operations", "--since", "good"), "good is no time"),
+        (
+            ("log", "flights", "--operations", "--verb", "promot"),
+            "'promot' is no verb of the log of operations; the nearest is 'promote'",
+        ),
         (("rescale", "flights/carriers", "--partitions", "3", "--message", "x" * 5_000), "the message has 5,000"),
         (("gc", "flights", "--message", "\udcff"), "the message is not UTF-8"),
     ],

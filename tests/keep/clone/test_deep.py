@@ -15,6 +15,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.versions import apps, history
+from slackwater.store.versions.manifest import AppInfo
 from slackwater.store.versions.side_tables import all_ssts
 
 from tests.models.profiles import crash_points
@@ -180,3 +181,16 @@ def test_a_root_inside_the_other_is_refused(
     app = source_app(LocalStore(tmp_path / source))
     with pytest.raises(error, match=words):
         deep(app, LocalStore(tmp_path / target))
+
+
+def test_a_root_inside_an_app_of_a_third_root_is_refused(tmp_path: Path) -> None:
+    archive = LocalStore(tmp_path / "archive")
+    apps.create_app(archive, AppInfo("flights-2026", 1))
+    app = source_app(LocalStore(tmp_path / "production"))
+    for terms in (Terms(deep=True), Terms()):
+        with pytest.raises(
+            Refused, match="archive/flights-2026 lies inside the app 'flights-2026' of the root"
+        ) as said:
+            deep(app, LocalStore(tmp_path / "archive" / "flights-2026"), terms=terms)
+        assert said.value.hint == "choose a root beside that one"
+    assert [info.key for info in archive.list("")] == ["flights-2026/app.json"]

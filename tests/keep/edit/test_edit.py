@@ -152,7 +152,19 @@ def test_a_dry_run_writes_nothing(app: FlightsApp, cache: SstCache) -> None:
     [
         ("SELECT 1", Usage, "this is a SELECT statement; an edit is an UPDATE, DELETE, INSERT or MERGE"),
         ("DELETE FROM carriers; DELETE FROM carriers", Usage, "expected one SQL statement, found 2"),
-        ("DELETE FROM aircraft", SlackwaterError, "aircraft"),
+        *(
+            (
+                sql,
+                Usage,
+                "an edit of flights/carriers changes the table carriers alone, and this statement",
+            )
+            for sql in (
+                "DELETE FROM aircraft",
+                "UPDATE aircraft SET delay = 1",
+                "INSERT INTO aircraft SELECT * FROM aircraft",
+                "MERGE INTO aircraft a USING carriers c ON a.delay = c.delay WHEN MATCHED THEN DELETE",
+            )
+        ),
         ("DELETE FROM carrier", NotFound, "no table named 'carrier'"),
         ("UPDATE carriers SET dely = 1", NotFound, "no column named 'dely'"),
         ("INSERT INTO carriers SELECT * FROM carriers", Refused, "several rows of one key, such as (carrier="),

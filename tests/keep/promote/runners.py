@@ -22,6 +22,7 @@ from slackwater import instants
 from slackwater.keep.promote.switch import settled
 from slackwater.moments.cut.moments import heads_of
 from slackwater.moments.cut.stored import notify
+from slackwater.moments.status.lag import RUNNERS, Beat
 from slackwater.pipeline.batch.committer import Committed, Committer, PendingVersion, PromotedMeanwhile
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Claimer
@@ -96,10 +97,22 @@ class Runner:
             self.committers[stage.name] = Committer(store, claimer.claim(stage, _SHAPE, instants.now_ms()))
             yield
         notify(store, self.folder)
+        self.give_sign_of_life()
         self._files = Path(tempfile.mkdtemp())
         self._planners = PlannerFiles(self._files)
         self._watch = RequestWatch(store, self.folder, self._planners, clock=self.clock)
         self._info = info
+
+    def give_sign_of_life(self) -> None:
+        """What a runner does every quarter of a minute. It is left behind by one that is killed."""
+        heads = {stage: each.head for stage, each in self.committers.items()}
+        writer, epochs = heads["numbers"].writer, {stage: head.epoch for stage, head in heads.items()}
+        RUNNERS.put(self.store, Beat(writer, f"runner:{self.folder}", epochs), self.folder)
+
+    def stop(self) -> None:
+        """End in order."""
+        RUNNERS.remove(self.store, self.committers["numbers"].head.writer, self.folder)
+        self.close()
 
     def close(self) -> None:
         """Nothing more is done."""

@@ -16,9 +16,12 @@ from slackwater.keep.promote import hold as holds
 from slackwater.keep.promote.plan import plan
 from slackwater.keep.promote.promote import Promoted, promote
 from slackwater.keep.promote.switch import MovedOn
+from slackwater.moments.cut.moments import heads_of
+from slackwater.moments.status.lag import RUNNERS
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
+from slackwater.pipeline.migrate.program import migrate_app
 from slackwater.pipeline.publish.prepare import InternalTopics
 from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import Options
@@ -28,9 +31,11 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.versions import apps
+from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import AppInfo
+from ulid import ULID
 
-from tests.keep.promote.runners import Runner, program, started, until_idle
+from tests.keep.promote.runners import STAGES, Runner, program, started, until_idle
 from tests.models.profiles import scaled
 from tests.pipeline.publish.reader import committed
 
@@ -95,6 +100,10 @@ class World:
         self.starting.pop(folder, None)
         if (runner := self.runners.pop(folder, None)) is not None:
             runner.close()
+
+    def stop(self, folder: str) -> None:
+        """SIGTERM."""
+        self.runners.pop(folder).stop()
 
     def happens(self) -> None:
         """At a request of the promoter."""
@@ -187,6 +196,8 @@ def world() -> Iterator[World]:
 @given(st.integers(0, 1 << 32), st.integers(1, 3))
 def test_each_row_is_in_the_sink_once_whatever_is_killed(seed: int, times: int) -> None:
     world = World(Random(seed))
+    # One that never ran is not promoted; from here on it is killed and started as chance has it.
+    world.start("s")
     for time in range(times):
         old, new = ("p", "s") if time % 2 == 0 else ("s", "p")
         staging = "s" if new == "s" else ""
@@ -266,7 +277,69 @@ def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_ag
     assert apps.NAMES.newest(world.store, "p").number == 2  # type: ignore[union-attr]
 
 
+def test_one_that_nobody_ran_since_it_was_cloned_is_refused_and_a_migration_is_no_run(world: World) -> None:
+    for change in (None, Amendment("migration", lambda draft: draft), Amendment("compaction", lambda draft: draft)):
+        for stage in STAGES if change is not None else ():
+            amend(world.store, ("s", stage), change, writer=str(ULID()), by="ada@host", now_ms=1)  # type: ignore[arg-type]
+        for dry_run in (True, False):
+            with pytest.raises(Refused, match="s is not ready to take over: nobody ran its alerts and numbers") as said:
+                promote_with(world, pause=world.calmly, dry_run=dry_run)
+            assert said.value.hint == "slackwater run FILE --app s, and promote while it runs"
+    world.stop("p")
+    with pytest.raises(Refused, match="nobody ran"):
+        promote_with(world, pause=world.calmly)
+    assert apps.folder_of(world.store, "p") == "p"
+    for folder in "ps":
+        world.start(folder)
+    assert world.promote("p", "s", calm=True).plan.to == "s"
+
+
+def test_one_that_nobody_runs_is_refused_while_the_other_runs(world: World) -> None:
+    world.start("s")
+    world.stop("s")
+    before = {app: heads_of(world.store, app, STAGES) for app in "ps"}
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match="nobody runs s, and p runs: it would end, and nobody would publish"):
+            promote_with(world, pause=lambda: tick(world), dry_run=dry_run)
+    assert {app: heads_of(world.store, app, STAGES) for app in "ps"} == before
+
+
+def test_a_runner_that_has_just_claimed_its_stages_is_waited_for(world: World) -> None:
+    world.start("s")
+    RUNNERS.remove(world.store, world.runners["s"].committers["alerts"].head.writer, "s")
+
+    def pause() -> None:
+        tick(world)
+        world.runners["s"].give_sign_of_life()
+
+    assert not promote_with(world, pause=pause, dry_run=True).idle
+
+
+def test_where_nobody_runs_either_it_goes_on_and_says_so(world: World) -> None:
+    world.start("s")
+    until_idle(world.runners["s"])
+    for folder in "ps":
+        world.stop(folder)
+    done = promote_with(world, pause=lambda: tick(world))
+    assert done.idle
+    assert apps.folder_of(world.store, "p") == "s"
+
+
+def test_one_that_was_begun_is_finished_though_nobody_runs_the_new_app_any_more(world: World) -> None:
+    world.start("s")
+    world.calmly()
+    found, *heads = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    found.switch(1, {TOPIC: (2, 1)}, "ada@host").prepare(world.store, InternalTopics(world.kafka), heads, 1)
+    world.stop("s")
+    done = promote_with(world, pause=lambda: tick(world))
+    assert (done.at, done.idle) == ({TOPIC: (2, 1)}, False)
+    assert apps.folder_of(world.store, "p") == "s"
+    assert promote_with(world, pause=lambda: tick(world)).plan.done
+
+
 def test_they_go_on_where_one_of_them_does_not_come_to_the_same_offsets(world: World) -> None:
+    world.start("s")
+    world.end("s")
     world.send(5)
     until_idle(world.runners["p"])
     with pytest.raises(Refused, match="within 3 s: s has 5 records to read up to where p was"):
@@ -274,6 +347,23 @@ def test_they_go_on_where_one_of_them_does_not_come_to_the_same_offsets(world: W
     world.send(5)
     until_idle(world.runners["p"])
     assert len(world.published()) == 13
+
+
+def test_a_run_that_was_starting_meanwhile_says_whose_the_name_is_by_now(world: World) -> None:
+    world.start("s")
+    world.calmly()
+
+    def meanwhile(folder: str, staging: str, why: str) -> None:
+        starting = world.runner(folder).start()
+        next(starting)
+        world.promote("p", staging, calm=True)
+        with pytest.raises(Refused, match=f"a promotion that gives app {why} went on while this run started"):
+            next(starting)
+
+    meanwhile("s", "s", "'s' the name p")
+    world.start("p")
+    world.calmly()
+    meanwhile("p", "", "'p' its name back")
 
 
 def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
@@ -331,11 +421,20 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
     world.close()
     options = Options(store=str(tmp_path / "store"), kafka=world.kafka.properties)
 
-    def start(called: str, file: Path) -> Start:
-        return preflight(replace(program("p", TOPIC, OUT), name=called, file=file), options, News())
+    def start(called: str, file: Path, topic: str = TOPIC) -> Start:
+        return preflight(replace(program("p", topic, OUT), name=called, file=file), options, News())
 
-    with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it"):
-        start("p", files["p"])
+    # Also where it does not fit what is stored by now: the way on would be one back to it.
+    for called, topic in (("p", TOPIC), ("p", "another"), ("s", TOPIC)):
+        with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it") as said:
+            start(called, files["p"], topic)
+        assert said.value.hint.endswith(f"run {files['p']} --app p~1")
+    with pytest.raises(Refused, match="its stored state comes from 'in'"):
+        start("p", files["s"], "another")
+    before = replace(program("s", "another", OUT), file=files["p"])
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it"):
+            migrate_app(before, open_store(str(tmp_path / "store")), options, renames={}, dry_run=dry_run)
     new, old = start("p", files["s"]), start("p~1", files["p"])
     assert (new.claimer.app.name, new.claimer.publishes, new.clone) == ("s", None, False)
     assert (old.claimer.app.name, old.claimer.publishes, old.clone) == ("p", {}, True)
@@ -351,7 +450,7 @@ def idle(*runners: Runner) -> None:
         until_idle(runner)
 
 
-def promote_with(world: World, pause: Callable[[], None], timeout_s: float = 60) -> Promoted:
+def promote_with(world: World, pause: Callable[[], None], timeout_s: float = 60, *, dry_run: bool = False) -> Promoted:
     kafka = InternalTopics(world.kafka)
-    how: Any = {"by": "ada@host", "cache": None, "clock": lambda: world.now_s}
+    how: Any = {"by": "ada@host", "cache": None, "clock": lambda: world.now_s, "dry_run": dry_run}
     return promote(world.store, kafka, "p", "s", pause=pause, timeout_s=timeout_s, **how)

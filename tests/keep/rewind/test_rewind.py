@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.migrate.migrate import find_plan, migrate
+from slackwater.keep.migrate.migrate import check_newest, find_plan, migrate
 from slackwater.keep.migrate.migration import finish_newest
 from slackwater.keep.rewind.deploys import before_deploy
 from slackwater.keep.rewind.rewind import Rewound, rewind
@@ -319,6 +319,21 @@ def test_of_two_at_once_one_is_done_and_the_other_leaves_nothing(cache: SstCache
     assert [each.to for each in app.heads["carriers"].rewinds] == [early]
     assert [each.name for each in list_snapshots(app.store, "flights")] == ["before-rewind-1"]
     assert_whole(app)
+
+
+def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp, cache: SstCache) -> None:
+    early = app.heads["carriers"].version
+    app.run(flights(10))
+    done = rewound(app, cache, f"flights/carriers@v{early}")
+    check_newest(app.store, "flights", done.number)
+    with pytest.raises(Refused, match="'flights' was rewound by ada@host while this run started") as said:
+        check_newest(app.store, "flights", done.number - 1)
+    assert said.value.hint == "run it again, with the program that is to go on from there"
+    columns = {name: replace(table, values=(*table.values, Column("late", "int64"))) for name, table in TABLES.items()}
+    found = find_plan(app.store, program(app, **columns), {})
+    migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    with pytest.raises(Refused, match="'flights' was migrated by ada@host while this run started"):
+        check_newest(app.store, "flights", done.number)
 
 
 def deployed(app: FlightsApp, checksum: str, path: str = "flights.py") -> None:

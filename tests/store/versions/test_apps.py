@@ -1,8 +1,11 @@
 """Which apps there are, and who they are."""
 
+from pathlib import Path
+
 import pytest
 from slackwater.errors import Corruption, NotFound, Refused, Usage
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions.apps import create_app, ensure_app, find_app, list_apps, read_app
 from slackwater.store.versions.manifest import AppInfo, Origin
@@ -24,6 +27,26 @@ def test_an_app_is_created_once(any_store: ObjectStore) -> None:
         create_app(any_store, AppInfo("flights", 5))
     assert ensure_app(any_store, AppInfo("flights", 6)) == FLIGHTS
     assert ensure_app(any_store, STAGING) == STAGING
+
+
+@pytest.mark.parametrize("inside", ["", "/deeper", "/a/b/c"])
+def test_a_root_inside_the_folder_of_an_app_gets_no_app(any_store: ObjectStore, inside: str) -> None:
+    if isinstance(any_store, MemoryStore):
+        return  # none lies inside another
+    beside = any_store.at(f"{any_store.url}/flights{inside}")
+    create_app(any_store, AppInfo("flights-2026", 1))
+    ensure_app(beside, STAGING)
+    create_app(any_store, FLIGHTS)
+    assert ensure_app(beside, STAGING) == STAGING
+    for make in (create_app, ensure_app):
+        with pytest.raises(Refused, match=f"{inside} lies inside the app 'flights' of the root {any_store.url}: remov"):
+            make(beside, AppInfo("another", 1))
+
+
+def test_what_lies_above_a_root_and_is_none_of_ours_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "app.json").write_text('{"expo": {"name": "flights"}}')
+    create_app(open_store(str(tmp_path / "web" / "store")), FLIGHTS)
 
 
 def test_an_app_is_looked_for_without_being_created(any_store: ObjectStore) -> None:
