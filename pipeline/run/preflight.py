@@ -91,6 +91,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
     info, migration = apps.find_app(store, app.name), 0
     if info is None:
         history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
+        apps.check_free(store, app.name)
     else:
         if waits_for_rows(store, info):
             raise Refused(
