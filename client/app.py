@@ -150,19 +150,22 @@ class StoredApp(AppReleases):
         return maintenance.rescaled(done, dry_run=dry_run)
 
     def protect(self) -> Result:
-        """Have methods that could lose something of the app want its name: `rewind`, `edit`, `retire` and `remove`.
+        """Have methods that could lose something of the app want its name.
 
-        Whoever is asked for it is told what `slackwater.because` says here. Raises `NotFound` for the app.
+        These are `rewind`, `edit`, `retire`, `promote` over it, `remove`, `remove_clone` and `refresh`. It is the name
+        that is protected: after a promotion the app that has it, and the one in the folder that is called so. Whoever
+        is asked for it is told what `slackwater.because` says here. Raises `NotFound` for the app, and `Refused` for
+        one whose own name another has.
         """
         client, now_ms = self._client, instants.now_ms()
         found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms)
         return maintenance.protected(found, already=found.time_ms != now_ms)
 
     def unprotect(self, *, yes_really: str = "") -> Result:
-        """Take that away again. `yes_really` is the app's name. Raises `Protected` where it is not."""
+        """Take that away again. `yes_really` is the app's name. Raises as `protect`, and `Protected`."""
         client = self._client
-        was = protection.lift(client.store, self.name, by=client.by, typed=yes_really)
-        return maintenance.unprotected(self.name, was=was)
+        was = protection.lift(client.store, self.name, by=client.by, typed=yes_really, called=self.called)
+        return maintenance.unprotected(self.called, was=was)
 
     def retire(self, stage: str, *, yes_really: str = "", dry_run: bool = False) -> Result:
         """Let the app go on without a stage that is gone from its program; its consumer group goes, too.

@@ -9,7 +9,7 @@ from ..durations import parse_ms
 from ..errors import Refused, SlackwaterError
 from ..keep.clone.clone import clone as make_clone
 from ..keep.clone.first_versions import has_run
-from ..keep.clone.listing import clones
+from ..keep.clone.listing import KnownClone, clones
 from ..keep.clone.plan import ClonePlan, Terms
 from ..keep.maintain import protection
 from ..keep.maintain.refresh import refresh
@@ -19,7 +19,7 @@ from ..results import maintenance
 from ..results import snapshots as shown
 from ..results.formats import store_flag
 from ..results.shown import Result
-from ..store.versions.apps import find_app, in_folder
+from ..store.versions.apps import called, find_app, folder_of, in_folder
 from .backends import Backends
 from .history import AppHistory
 
@@ -132,7 +132,8 @@ class AppClones(AppHistory):
 
         Raises:
             NotFound: there is no such app.
-            Refused: it is no clone, has everything of its own, others live from it, or it could not be made anew.
+            Refused: it is no clone, has everything of its own, others live from it, it has the name of another app by a
+                promotion, or it could not be made anew.
         """
         client = self._client
         self._check_protected("to make it anew", yes_really, dry_run=dry_run)
@@ -151,7 +152,9 @@ class AppClones(AppHistory):
             outside=lambda removal: channels.kafka.delete_groups(_groups(removal)),
             on_wait=client.note,
         )
-        return shown.refreshed(done, client.flags, dry_run=dry_run)
+        origin, folder = done.info.origin, done.source.app
+        name = called(client.store.at(origin.root if origin else "")).get(folder, folder)
+        return shown.refreshed(done, name, client.flags, dry_run=dry_run)
 
     def remove(
         self,
@@ -171,16 +174,12 @@ class AppClones(AppHistory):
         Raises:
             Usage: nothing says where Kafka is, for `topics`.
             NotFound: there is no such app.
-            Refused: a clone lives from it, or a runner holds it; or Kafka does not let topics be removed.
+            Refused: a clone lives from it, a runner holds it, or it has the name of another app by a promotion; or
+                Kafka does not let topics be removed.
         """
-        if self.called != self.name and "~" not in self.called:
-            raise Refused(
-                f"{self.called} is what {self.name} is called since it was promoted over another app",
-                hint=f"give the name back first (promote --back --over {self.called}), or name it {self.name}",
-            )
         self._check_protected("to remove it", yes_really, dry_run=dry_run)
         done = _removed(self._client, self.name, topics=topics, fence=fence, force=force, dry_run=dry_run)
-        return maintenance.removed(done, _groups(done.removal), topics=topics, dry_run=dry_run)
+        return maintenance.removed(done, self.called, _groups(done.removal), topics=topics, dry_run=dry_run)
 
     def remove_clone(
         self, *, topics: bool = False, fence: bool = False, yes_really: str = "", dry_run: bool = False
@@ -189,34 +188,38 @@ class AppClones(AppHistory):
         store = self._client.store
         if (info := find_app(store, self.name)) is not None and info.origin is None:
             raise Refused(
-                f"app {self.name!r} is no clone: nothing was removed",
-                hint=f"`slackwater clone list` shows the clones; `slackwater app rm {self.name}` removes any app",
+                f"app {self.called!r} is no clone: nothing was removed",
+                hint=f"`slackwater clone list` shows the clones; `slackwater app rm {self.called}` removes any app",
             )
         return self.remove(topics=topics, fence=fence, yes_really=yes_really, dry_run=dry_run)
 
     def _check_protected(self, what: str, typed: str, *, dry_run: bool) -> None:
         if not dry_run:
-            protection.check(self._client.store, self.name, what, typed)
+            protection.check(self._client.store, self.name, what, typed, self.called)
 
 
 def listed(client: Backends, source: str) -> Result:
     """The clones that the store knows of; see `Client.clones`."""
-    return shown.listed(clones(client.store, source), source, instants.now_ms(), client.root)
+    return shown.listed(_clones(client, source), source, instants.now_ms(), client.root)
 
 
 def remove_expired(client: Backends, source: str, *, topics: bool, fence: bool, dry_run: bool) -> Result:
     """Remove the clones whose time is over; see `Client.remove_expired`."""
     now_ms = instants.now_ms()
-    due = [each for each in clones(client.store, source) if each.root == client.root and each.is_expired(now_ms)]
+    over = [each for each in _clones(client, source) if each.root == client.root and each.is_over(now_ms)]
     gone: list[Removed] = []
     left: dict[str, SlackwaterError] = {}
-    for each in due:
+    for each in [each for each in over if each.is_expired(now_ms)]:
         try:
             protection.check(client.store, each.name, "to remove it", "")
             gone.append(_removed(client, each.name, topics=topics, fence=fence, force=False, dry_run=dry_run))
         except Refused as error:  # the others all the same
             left[each.name] = error
-    return shown.expired(gone, left, dry_run=dry_run)
+    return shown.expired(gone, left, {each.name: each.called for each in over if each.called}, dry_run=dry_run)
+
+
+def _clones(client: Backends, source: str) -> tuple[KnownClone, ...]:
+    return clones(client.store, folder_of(client.store, source) if source else "")
 
 
 def _removed(client: Backends, name: str, *, topics: bool, fence: bool, force: bool, dry_run: bool) -> Removed:

@@ -226,11 +226,11 @@ class AppReleases(AppClones):
         from ..pipeline.publish.prepare import InternalTopics
 
         if bool(staging) == back:
-            raise Usage("the name goes to an app, or back to the one that had it; expected one of the two")
+            raise Usage("give either STAGING or --back: who gets the name is an app, or the one that had it before")
         client, name = self._client, self.called
         if "~" in name:
             raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
-        self._check_protected(f"to promote {staging or 'another app'} over it", yes_really, dry_run=dry_run)
+        what = f"to promote {staging} over it" if staging else "to give the name back"
         channels = client.known_channels("which has the topics that both apps read")
         done = promote(
             client.store,
@@ -241,6 +241,7 @@ class AppReleases(AppClones):
             cache=client.cache,
             timeout_s=timeout_s,
             dry_run=dry_run,
+            allowed=lambda: self._check_protected(what, yes_really, dry_run=dry_run),
             on_wait=on_wait,
         )
         if done.idle:

@@ -67,6 +67,11 @@ def bar(done: int, total: int) -> str:
     return f"{'━' * full}{'─' * (_BAR_WIDTH - full)}"
 
 
+def in_folder(called: str, folder: str) -> str:
+    """What an app is called, and its folder where that has another name."""
+    return folder if called == folder else f"{called} (folder {folder})"
+
+
 def store_flag(root: str | None) -> str:
     """The `--store` to type for a root; empty for None."""
     return f" --store {shlex.quote(root)}" if root else ""

@@ -15,7 +15,7 @@ from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from . import values
 from .document import TableBlock, Title
-from .formats import MOST_SHOWN, count, plural, size, windows
+from .formats import MOST_SHOWN, count, in_folder, plural, size, windows
 from .shown import Result, Words, fields, result
 
 _RULES = {
@@ -32,6 +32,10 @@ _RULES = {
     "clone": "clones",
 }
 """Why versions are kept, in words."""
+
+
+ASKING = "rewind, edit, retire, promote, app rm, clone rm and clone refresh"
+"""The verbs that want the name of a protected app."""
 
 
 def explained(found: Explanation) -> Result:
@@ -116,7 +120,7 @@ def protected(found: Protection, *, already: bool) -> Result:
     """An app that is protected."""
     why = f": {found.message}" if found.message else ""
     done = f"done already: {found.app} is protected by {found.by}, {instants.when(found.time_ms)}{why}"
-    new = f"{found.app} is protected{why}; rewind, edit, retire, app rm and clone refresh want its name once more"
+    new = f"{found.app} is protected{why}; {ASKING} want its name once more"
     return Result({"app": found.app, "protected": found, "done_already": already}, done if already else new)
 
 
@@ -258,16 +262,17 @@ def retired(done: Retired, flags: str, *, dry_run: bool) -> Words:
 
 
 @result
-def removed(done: Removed, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
+def removed(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
     """An app that was removed wholly; `groups` are its consumer groups, which go with the topics if `topics` do."""
     removal, what, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
+    app = in_folder(called, removal.app)
     if done.already:
-        yield f"{removal.app} was removed {instants.when(removal.time_ms)}, by {removal.by}: done already"
+        yield f"{app} was removed {instants.when(removal.time_ms)}, by {removal.by}: done already"
     else:
         stages, versions = (len(removal.stages), "stage"), (what.versions, "version")
         counted = (stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
         counts = ", ".join(plural(number, noun) for number, noun in counted)
-        yield f"{verb} {removal.app}: {counts}; {plural(what.objects, 'object')}, {size(what.bytes)}"
+        yield f"{verb} {app}: {counts}; {plural(what.objects, 'object')}, {size(what.bytes)}"
     for kind, names in (("topics", ", ".join(removal.topics)), ("consumer groups", ", ".join(groups))):
         if names and topics:
             yield f"{verb} from Kafka its {kind} {names}"

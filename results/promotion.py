@@ -2,6 +2,7 @@
 
 from ..keep.promote.promote import Promoted
 from ..moments.diff.key_changes import KeyChange
+from ..store.versions.apps import taken_back
 from . import formats, values
 from .document import TableBlock, Title
 from .formats import plural
@@ -14,7 +15,7 @@ def promoted(done: Promoted, flags: str, *, with_values: bool, dry_run: bool) ->
     """An app that was promoted over another one, or would be."""
     plan = done.plan
     if plan.done:
-        yield f"done already: {plan.to} has the name {plan.name}, and {plan.name}~1 is the app that had it before"
+        yield f"done already: the app in folder {plan.to} is {plan.name}, and {plan.name}~1 the one that was before"
     else:
         yield Title(f"{'would promote' if dry_run else 'promoted'} {plan.staging} over {plan.name}")
         if dry_run:
@@ -37,9 +38,11 @@ def promoted(done: Promoted, flags: str, *, with_values: bool, dry_run: bool) ->
         if dry_run:
             yield "nothing was changed (--dry-run)"
         else:
-            yield f"{plan.name} is {plan.to} from here on, and {plan.name}~1 is {plan.over}, whose runner stops"
+            old = f"{plan.name}~1 the one in folder {plan.over}, whose runner stops"
+            yield f"{plan.name} is the app in folder {plan.to} from here on, and {old}"
             yield f"start it from now on as: slackwater run FILE --app {plan.name}{flags}"
-            yield f"back: slackwater promote --back --over {plan.name}{flags}, once {plan.name}~1 runs again, silent"
+            back = taken_back(plan.name, plan.over)
+            yield f"back: {back}{flags}, once {plan.name}~1 runs again, silent"
     names = ("table", "added", "removed", "changed")
     return {
         "name": plan.name,

@@ -110,10 +110,10 @@ def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: boo
 
 
 @result
-def refreshed(plan: ClonePlan, flags: str, *, dry_run: bool) -> Words:
-    """A clone that was made anew, or would be."""
-    done = "would make" if dry_run else "made"
-    yield Title(f"{done} {plan.info.name} anew from {plan.source.app}, {instants.when(plan.source.time_ms)}")
+def refreshed(plan: ClonePlan, called: str, flags: str, *, dry_run: bool) -> Words:
+    """A clone that was made anew, or would be, from what is `called` so."""
+    done, source = "would make" if dry_run else "made", formats.in_folder(called, plan.source.app)
+    yield Title(f"{done} {plan.info.name} anew from {source}, {instants.when(plan.source.time_ms)}")
     if dry_run:
         yield "what it has done since it was cloned would be gone"
     yield from _made_of(plan, flags, dry_run)
@@ -187,7 +187,8 @@ def listed(found: Sequence[KnownClone], source: str, now_ms: int, root: str) -> 
         runs = each.state or {None: "?", False: "not yet", True: "has run"}[each.has_run]
         kept = (size(each.shared_bytes), size(each.kept_bytes)) if each.snapshot else ("-", "-")
         made = instants.age(each.created_ms, now_ms)
-        about = (name, f"{each.source}{moment}", each.owner or "-", made, _expiry(each, now_ms), runs)
+        source = each.source_called or each.source
+        about = (name, f"{source}{moment}", each.owner or "-", made, _expiry(each, now_ms), runs)
         rows.append((*about, *kept, each.reason or "-"))
     of = f" of {source}" if source else ""
     none = f"no clone{of} is known under {root}; `slackwater clone APP NAME` makes one"
@@ -197,12 +198,14 @@ def listed(found: Sequence[KnownClone], source: str, now_ms: int, root: str) -> 
         notes.append("the time of some is over: slackwater clone rm --expired")
     for each in found:
         if each.state == "gone":
-            words = f"slackwater snapshot rm {each.source} {each.snapshot}"
+            words = f"slackwater snapshot rm {each.source_called or each.source} {each.snapshot}"
             notes.append(f"{each.source} keeps a snapshot for {each.name}, which is gone: {words}")
     return Result({"clones": data}, TableBlock.of(headings, rows) if rows else none, notes=notes)
 
 
 def _expiry(each: KnownClone, now_ms: int) -> str:
+    if each.called:
+        return f"is {each.called} since a promotion"
     if not each.expires_ms:
         return "-"
     if each.is_expired(now_ms):
@@ -210,17 +213,21 @@ def _expiry(each: KnownClone, now_ms: int) -> str:
     return f"in {rounded(each.expires_ms - now_ms)}"
 
 
-def expired(gone: Sequence[Removed], left: Mapping[str, SlackwaterError], *, dry_run: bool) -> Result:
-    """The clones that went because their time was over, and those that could not."""
+def expired(
+    gone: Sequence[Removed], left: Mapping[str, SlackwaterError], promoted: Mapping[str, str], *, dry_run: bool
+) -> Result:
+    """The clones that went because their time was over, those that could not, and what others are since a promotion."""
     verb = "would remove" if dry_run else "removed"
     lines = [
         f"{verb} {each.removal.app}: {plural(each.contents.objects, 'object')}, {size(each.contents.bytes)}"
         for each in gone
     ]
     lines += [f"{name} stays: {error.message}" for name, error in left.items()]
+    lines += [f"{name} stays: it is {called} since a promotion" for name, called in promoted.items()]
     data = {
         "removed": [each.removal.app for each in gone],
         "left": {name: error.message for name, error in left.items()},
+        "promoted": promoted,
         "dry_run": dry_run,
     }
     return Result(data, *(lines or ["no clone's time is over"]), failed=bool(left))

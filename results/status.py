@@ -10,6 +10,7 @@ from ..keep.verify.report import CHECKS
 from ..moments.status.cost import AppCost
 from ..moments.status.lag import InputLag
 from ..moments.status.overview import AppOverview, StageOverview
+from . import formats
 from .document import Block, Cell, TableBlock, Title
 from .formats import count, plural, size
 from .shown import Result, Words, result
@@ -33,12 +34,12 @@ def status(
 
 
 def _overview(each: AppOverview) -> Iterator[Block]:
-    title = [f"{each.app}  created {instants.when(each.created_ms)}"]
+    # A name that went over to it comes before one that it had.
+    called = min(each.names, key=lambda name: "~" in name, default=each.app)
+    title = [f"{formats.in_folder(called, each.app)}  created {instants.when(each.created_ms)}"]
     if each.origin:
         moment = f"@{each.origin.snapshot}" if each.origin.snapshot else ", with everything of its own"
         title.append(f"clone of {each.origin.app}{moment}")
-    if each.names and each.names != (each.app,):
-        title.append(f"called {', '.join(each.names)} since a promotion")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)
@@ -55,7 +56,7 @@ def _overview(each: AppOverview) -> Iterator[Block]:
     for at in each.stages:
         if at.rejected:
             waiting = f"{plural(at.rejected, 'record')}, {at.rejected_waiting:,} waiting"
-            yield f"{at.stage} rejected {waiting}: slackwater rejected {each.app}"
+            yield f"{at.stage} rejected {waiting}: slackwater rejected {called}"
 
 
 def _stage(stage: StageOverview) -> tuple[Cell, ...]:

@@ -131,8 +131,9 @@ def rm(
 ) -> None:
     """Remove a clone, or those whose time is over.
 
-    As app rm, but never an app that is no clone. What its source kept for it is let go. With --expired, a clone that a
-    runner holds stays, unless --fence stops it; the others go all the same, and the exit code is 1.
+    As app rm, but never an app that is no clone, nor one that was promoted. What its source kept for it is let go. With
+    --expired, a clone that a runner holds stays, unless --fence stops it; the others go all the same, and the exit code
+    is 1.
     """
     if bool(name) == expired:
         raise Usage("clone rm takes the name of a clone, or --expired", hint="slackwater clone list shows the clones")

@@ -5,7 +5,7 @@ something that neither the source's newest versions nor another snapshot of it n
 with the history, as retention has it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -46,10 +46,18 @@ class KnownClone:
     """Of these, the ones that only its pin keeps, once retention lets the history go."""
     state: str = ""
     """`being made`, `gone` (a pin is left of it), or why it cannot be seen; empty for a clone that is whole."""
+    called: str = ""
+    """The name that it has, or had, since it was promoted over another app: it does not expire then."""
+    source_called: str = ""
+    """What the source is to be called, where that is not its folder: `NAME` or `NAME~1`, since a promotion."""
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether the time is over for which it was wanted as a clone."""
+        return 0 < self.expires_ms <= now_ms
 
     def is_expired(self, now_ms: int) -> bool:
-        """Whether the time is over for which it is wanted."""
-        return 0 < self.expires_ms <= now_ms
+        """Whether it may go."""
+        return self.is_over(now_ms) and not self.called
 
 
 def clones(store: ObjectStore, source: str = "") -> tuple[KnownClone, ...]:
@@ -65,12 +73,13 @@ def clones(store: ObjectStore, source: str = "") -> tuple[KnownClone, ...]:
 
 
 def _here(store: ObjectStore, source: str) -> Iterator[KnownClone]:
-    for name in store.list_folders(""):
+    called = apps.called(store)
+    for name in {*apps.list_apps(store), *apps.list_cloning(store)}:
         info, state = apps.find_app(store, name), ""
         if info is None and (note := apps.find_cloning(store, name)) is not None:
             info, state = note.info, "being made"
         if info is not None and info.origin is not None and source in ("", info.origin.app):
-            yield _known(store, store, info, state)
+            yield _known(store, store, info, state, called)
 
 
 def _elsewhere(store: ObjectStore, source: str) -> Iterator[KnownClone]:
@@ -84,22 +93,24 @@ def _elsewhere(store: ObjectStore, source: str) -> Iterator[KnownClone]:
                 info = apps.find_app(target, pin.clone)
                 if info is None and (note := apps.find_cloning(target, pin.clone)) is not None:
                     info, state = note.info, "being made"
+                called = apps.called(target)
             except SlackwaterError as error:
                 yield _pinned_only(store, pin, target.url, error.message)
                 continue
             if info is None or info.origin is None or info.origin.app != app:
                 yield _pinned_only(store, pin, target.url, "gone")
             elif target.url != store.url:
-                yield _known(store, target, info, state)
+                yield _known(store, target, info, state, called)
 
 
-def _known(store: ObjectStore, target: ObjectStore, info: AppInfo, state: str) -> KnownClone:
+def _known(store: ObjectStore, target: ObjectStore, info: AppInfo, state: str, called: Mapping[str, str]) -> KnownClone:
     origin = info.origin
     assert origin is not None  # noqa: S101  it is a clone
-    shared = kept = 0
+    shared, kept, source = 0, 0, ""
     if not origin.deep:
         try:
             at = store.at(origin.root)
+            source = apps.called(at).get(origin.app, "")
             pin = find_snapshot(at, origin.app, origin.snapshot)
             shared, kept = _bytes(at, pin) if pin is not None else (0, 0)
         except SlackwaterError as error:
@@ -122,6 +133,8 @@ def _known(store: ObjectStore, target: ObjectStore, info: AppInfo, state: str) -
         shared_bytes=shared,
         kept_bytes=kept,
         state=state,
+        called=called.get(info.name, ""),
+        source_called=source,
     )
 
 

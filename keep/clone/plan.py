@@ -211,6 +211,7 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) 
                 f"{target.url} has stages of an app {name!r} that has no identity",
                 hint="choose another name, or remove what is left of that app",
             )
+        apps.check_free(target, name)
         return None
     hint = "choose another name"
     if found.origin is None or planned.origin is None:

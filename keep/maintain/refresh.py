@@ -28,6 +28,8 @@ class Refreshing(Struct, frozen=True):
     """What it was."""
     by: limits.Line
     time_ms: limits.TimeMs
+    source: limits.NameOrNone = ""
+    """The app that it is made from."""
 
 
 def refresh(
@@ -44,20 +46,21 @@ def refresh(
 ) -> ClonePlan:
     """Make a clone anew from the newest moment of its source: same name, topics, sinks, masks, owner and time to live.
 
-    What it has done since is gone. `removing` are `fence`, `outside`, `on_wait` and `pause` of `remove_app`. With
-    `dry_run`, everything is checked and nothing changed; else as `clone`.
+    Where the name of its source went over to another app since it was made, it is made from that one, which the plan
+    has by its folder. What it has done since is gone. `removing` are `fence`, `outside`, `on_wait` and `pause` of
+    `remove_app`. With `dry_run`, everything is checked and nothing changed; else as `clone`.
 
     Raises `NotFound` where there is no such app, `Refused` where it is no clone, nothing says where it came from, other
-    clones live from it, a runner holds it, or it could not be made anew (nothing was changed then), and `Unavailable`:
-    the same call goes on.
+    clones live from it, a runner holds it, a name means it since a promotion, or it could not be made anew (nothing was
+    changed then), and `Unavailable`: the same call goes on.
     """
     key = keys.refreshing(keys.check_name("app", name))
 
-    def made(info: AppInfo, **how: Any) -> ClonePlan:
-        source, terms = _source(info), _terms(info, how.pop("left", ()))
+    def made(info: AppInfo, source: str, **how: Any) -> ClonePlan:
+        origin, terms = _source(info), _terms(info, how.pop("left", ()))
         return clone(
-            store.at(source.root),
-            source.app,
+            store.at(origin.root),
+            source or origin.app,
             name,
             channels=channels,
             terms=terms,
@@ -72,12 +75,14 @@ def refresh(
     note = notes.find(store, key, Refreshing)
     if note is None:
         info = apps.read_app(store, name)
-        _source(info)  # says why not
+        origin = _source(info)  # says why not
         gone = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
-        plan = made(info, dry_run=True, over=True, left=gone.removal.topics)
+        apps.check_free(store, name)
+        source = apps.means_now(store.at(origin.root), origin.app, info.created_ms)
+        plan = made(info, source, dry_run=True, over=True, left=gone.removal.topics)
         if dry_run:
             return plan
-        note = notes.add(store, key, Refreshing(info, by, now_ms))
+        note = notes.add(store, key, Refreshing(info, by, now_ms, source))
     elif dry_run:
         raise Refused(f"clone {name!r} is being made anew, by {note.by}", hint="without --dry-run it goes on with that")
     found, half = apps.find_app(store, name), apps.find_cloning(store, name)
@@ -97,7 +102,7 @@ def refresh(
         )
     if half is None and found in (None, note.before):
         left = remove_app(store, name, by=by, now_ms=now_ms, **removing).removal.topics
-    plan = made(note.before, left=left)
+    plan = made(note.before, note.source, left=left)
     record_once(store, name, "clone refresh", f"from {plan.source.ref}", by, since_ms=plan.info.created_ms)
     store.delete(key)
     return plan

@@ -101,14 +101,18 @@ def remove_app(
 ) -> Removed:
     """Delete an app with its history, its tables and its snapshots; with `dry_run`, only check everything.
 
+    An app that has the name of another one by a promotion stays, whatever is said.
+
     With `fence`, also when a runner holds it, which stops; with `force`, also when clones live from it, which are
     damaged then. `outside` removes what it has in Kafka; it may raise, and is called again by the next call then.
     `on_wait` gets a line about what is waited for, and `pause` waits so many seconds.
 
     Raises `NotFound` where there is no such app, and never was as far as one can tell, `Refused` where a clone needs
-    it, or may, or a runner holds it (nothing was deleted then), and `Unavailable`: the same call again goes on.
+    it, or may, a runner holds it, or a name means it since a promotion (nothing was deleted then), and `Unavailable`:
+    the same call again goes on.
     """
     keys.check_name("app", app)
+    check_nameless(store, app)
     begun = notes.find(store, keys.removing(app), Removal)
     if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
         before = removal_of(store, app)
@@ -163,6 +167,7 @@ def remove_app(
                     )
             if not force:
                 check_unused(store, app)
+            check_nameless(store, app)
         except Refused:
             store.delete(keys.removing(app))
             raise
@@ -180,6 +185,16 @@ def remove_app(
     history.forget(store, app)
     _release(store, removal)
     return Removed(removal, contents, False)
+
+
+def check_nameless(store: ObjectStore, app: str) -> None:
+    """Raise `Refused` where the app in this folder has the name of another one, whatever it was called by."""
+    if name := apps.name_of(store, app):
+        raise Refused(
+            f"app {app} is {name} since it was promoted over it: it is neither removed nor made anew",
+            hint=f"give the name back first (slackwater promote --back --over {name}), or promote another app over "
+            f"{name}; the app that had the name before is {name}~1",
+        )
 
 
 def removal_of(store: ObjectStore, app: str) -> Removal | None:
@@ -243,6 +258,8 @@ def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[Obje
     Snapshots before what they pin, and last the version of each stage that stops its runner.
     """
     stay = {keys.removing(app), keys.removed(app), keys.refreshing(app)}
+    if apps.folder_of(store, app) != app:
+        stay.add(keys.protected(app))  # of the app that has the name now
     left = [info for info in store.list(f"{app}/") if info.key not in stay]
     last = {
         max(found)

@@ -86,7 +86,12 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Promotable) -> tupl
     number = last.number if last is not None else 0
     if to == over:
         if not number or (staging == name and not back):
-            raise Refused(f"{staging} has the name {name} already", hint="name the app that is to have it: a clone")
+            has = apps.called(store).get(to, to)
+            hint = "name the app that is to have it: a clone"
+            if has != to:
+                hint = f"{apps.taken_back(has, has)} gives the name back to the app that was {has} before"
+            both = f"has the name {name} already" if staging == name else f"and {name} are the same app, in folder {to}"
+            raise Refused(f"{staging} {both}", hint=hint)
         return PromotionPlan(name, staging, to, over, number), old, new
     _check_names(store, name, (over, to), (old, new))
     if not set(apps.ancestors(store, to)) & set(apps.ancestors(store, over)):

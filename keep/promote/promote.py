@@ -77,6 +77,7 @@ def promote(
     cache: SstCache | None,
     timeout_s: float = 600,
     dry_run: bool = False,
+    allowed: Callable[[], None] = lambda: None,
     on_wait: Callable[[str], None] = lambda _what: None,
     pause: Callable[[], None] = lambda: time.sleep(_LOOK_S),
     clock: Callable[[], float] = time.monotonic,
@@ -85,9 +86,9 @@ def promote(
 
     Both have to stand at the same offsets of their topics, with all that follows from them done: it waits until the new
     app has read what the old one had, holds both, and goes on once they do. Without `staging` the name goes back to the
-    app that had it before. `on_wait` is told how far they are, `pause`
-    is called between two looks, `clock` gives seconds. With a `cache`, tables are compared. A call that was interrupted
-    is finished by the same call.
+    app that had it before. `allowed` is asked before anything is done, and may raise; `on_wait` is told how far they
+    are, `pause` is called between two looks, `clock` gives seconds. With a `cache`, tables are compared. A call that
+    was interrupted is finished by the same call.
 
     Raises `Refused` and `NotFound` as `plan`; `Refused` also where the new app never ran, or only the old one runs;
     where another promotion is under way; or where they did not come to stand at the same offsets in time: nothing has
@@ -101,6 +102,7 @@ def promote(
     if found.done:
         _finish(store, found.name, found.number, by)
         return Promoted(found, {})
+    allowed()
     watch = _Watch(store, {found.over: old, found.to: new})
     done = _resumed(store, kafka, found, watch, by)
     held_s, idle = 0.0, False
@@ -257,12 +259,13 @@ def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
     done = apps.NAMES.find(store, number, name)
     if done is None or done.withdrawn:
         return
-    for app, detail in ((done.folder, f"{done.folder} over {name}, until then {done.over}"), (done.over, "")):
+    became = f"the app in folder {done.folder} over {name}, until then the one in folder {done.over}"
+    for app, detail in ((done.folder, became), (done.over, "")):
         for request in open_requests(store, app) if app == done.over else ():
-            why = f"{done.folder} was promoted over the app while it was under way"
+            why = f"the app in folder {done.folder} was promoted over this one while it was under way"
             record(store, app, "snapshot failed", f"{request.name}: {why}", by)
             cancel(store, app, request)
-        said, made = detail or f"{done.folder} has the name {name}", _versions(store, app, number)
+        said, made = detail or f"the app in folder {done.folder} has the name {name}", _versions(store, app, number)
         record_once(store, app, "promote", said, by, made, since_ms=done.time_ms)
     holds.release(store, (done.over, done.folder))
 

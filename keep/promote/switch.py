@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from ...errors import SlackwaterError
+from ...errors import Refused, SlackwaterError
 from ...moments.cut.graph import order
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
@@ -61,9 +61,11 @@ class Switch:
     ) -> None:
         """Commit what is missing of both apps' versions; `heads` are the newest of the old one's and the new one's.
 
-        Raises `MovedOn` where a stage stands elsewhere, and what `amend` raises.
+        Raises `MovedOn` where a stage stands elsewhere, `Refused` where none is left, and what `amend` raises.
         """
         old, new = heads
+        if all(head.retired for head in new.values()):
+            raise Refused(f"every stage of {self.to} is retired: it may be removed at this moment")
         for stage in order(new):
             if not new[stage].retired:
                 self._amend(store, new[stage], self._promoting(store, kafka, new[stage]), now_ms)

@@ -30,19 +30,24 @@ from .audit_log import Operation, find_operation, record_once
 def check_unused(store: ObjectStore, app: str) -> None:
     """See that no clone lives from an app: in its own root, and in those that its pins name.
 
+    One that was promoted does no more when none of its versions that are left shares an SST.
+
     Raises `Refused` (one does, or may, under a root of which nothing is to be seen here) and `Unavailable` (the store
     of a clone did not answer).
     """
     # What is left of an app whose identity is gone has no snapshots that anybody could have made.
     found = list_snapshots(store, app) if apps.find_app(store, app) is not None else ()
     pins = [snapshot for snapshot in found if snapshot.kind == "clone"]
-    living = ((pin.clone, pin.clone_root) for pin in pins if clone_lives(store, pin))
+    living = ((pin.clone, pin.clone_root) for pin in pins if clone_lives(store, pin) and not _name(store, pin))
     roots = sorted({"", *(pin.clone_root for pin in pins)})
     sharing = ((other, root) for root in roots for other, objects in shared(store, app, root) if objects)
     for clone, root in chain(living, sharing):
+        first = f"remove {clone} first"
+        if name := apps.name_of(store.at(root), clone):
+            first = f"merge what {name} shares (slackwater compact {name} --full), and let gc collect what came before"
         raise Refused(
             f"app {clone!r}{_under(root)} lives from {app}: it is a clone, and shares its SSTs",
-            hint=f"remove {clone} first; with --force {app} goes all the same, and {clone} is damaged",
+            hint=f"{first}; with --force {app} goes all the same, and {clone} is damaged",
         )
 
 
@@ -68,6 +73,11 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
         return False
     origin = info.origin
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)
+
+
+def _name(store: ObjectStore, pin: Snapshot) -> str:
+    """The name that went over to a clone, in a promotion; empty for none."""
+    return apps.name_of(store.at(pin.clone_root), pin.clone)
 
 
 def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:

@@ -94,6 +94,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
     if info is None:
         apps.check_root(store)
         history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
+        apps.check_free(store, app.name)
     else:
         if waits_for_rows(store, info):
             raise Refused(

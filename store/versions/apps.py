@@ -83,6 +83,57 @@ def promotions(store: ObjectStore, name: str) -> tuple[NameNote, ...]:
     return tuple(each for each in NAMES.all(store, name) if not each.withdrawn)
 
 
+def called(store: ObjectStore) -> dict[str, str]:
+    """By folder, what an app is called since a promotion: by another's name, or `NAME~1` and so on where it lost one.
+
+    An app that gave the name back is not among them, nor is one that has its own. One listing, and twice the requests
+    of `folder_of` for each name that went over.
+    """
+    found: dict[str, str] = {}
+    for name in store.list_folders(f"{keys.NAMES}/"):
+        done, had = promotions(store, name), promoted(store, name)
+        newest = {folder: each for each in done for folder in (each.over, each.folder)}
+        stay = (folder for folder, each in newest.items() if folder == each.folder or not each.back)
+        found |= {folder: f"{name}~{ago}" if (ago := had.index(folder)) else name for folder in stay}
+        if had[0] == name:
+            found.pop(name, None)
+    return found
+
+
+def name_of(store: ObjectStore, folder: str) -> str:
+    """The name of another app that this folder's app has by a promotion; empty for none. Requests as `called`."""
+    name = called(store).get(folder, "")
+    return "" if "~" in name else name
+
+
+def means_now(store: ObjectStore, folder: str, time_ms: int) -> str:
+    """The folder of the app that has the name now which this folder's app had at that time. Requests as `called`.
+
+    The folder itself where no promotion was over that name, and where its app had lost it by then.
+    """
+    for name in store.list_folders(f"{keys.NAMES}/"):
+        done = promotions(store, name)
+        if next((each.folder for each in reversed(done) if each.time_ms <= time_ms), name) == folder:
+            return done[-1].folder if done else folder
+    return folder
+
+
+def taken_back(name: str, folder: str) -> str:
+    """What is typed to give a name back to the app that lost it last, in this folder."""
+    return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
+
+
+def check_free(store: ObjectStore, name: str) -> None:
+    """Raise `Refused` where a new app in this folder would get a name that went over. Requests as `called`."""
+    if over := name_of(store, name) or (name if promotions(store, name) else ""):
+        has = folder_of(store, over)
+        gone = ", which is gone" if find_app(store, has) is None else ""
+        raise Refused(
+            f"the name {over!r} went over to app {has!r}{gone}: no new app gets it",
+            hint=f"`slackwater status` shows which apps are left, such as {over}~1; a new one needs another name",
+        )
+
+
 def in_folder(store: ObjectStore, text: str) -> str:
     """A ref, or `APP/STAGE`, with the folder in the place of the app's name; as it is where no app can have that name.
 
@@ -236,6 +287,11 @@ def check_root(store: ObjectStore) -> None:
         above, _, folder = above.rpartition("/")
 
 
+def list_cloning(store: ObjectStore) -> tuple[str, ...]:
+    """Names of the clones that are not whole yet. Requests as `list_apps`."""
+    return tuple(name for name in store.list_folders("") if exists(store, keys.cloning(name)))
+
+
 def free_name(store: ObjectStore, wanted: str) -> str:
     """This name for a new app, or the first of `wanted-2`, `wanted-3`, … that no app has. Requests as `list_apps`."""
     taken = list_apps(store)
@@ -272,11 +328,7 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
     key = keys.app_info(keys.check_name("app", info.name))
     if not cloned:
         check_root(store)
-    if promotions(store, info.name):
-        raise Refused(
-            f"the name {info.name!r} went over to app {folder_of(store, info.name)!r}, and no new app gets it",
-            hint="choose another name",
-        )
+    check_free(store, info.name)
 
     def check() -> None:
         check_whole(info.name, tuple(store.list_folders(keys.stages(info.name))))

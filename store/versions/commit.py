@@ -16,6 +16,7 @@ from msgspec.structs import fields, replace
 from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, exists
 from . import codec, history, horizon, keys
+from .apps import taken_back
 from .limits import OWN
 from .manifest import Manifest, VersionKind
 
@@ -27,8 +28,8 @@ _TAKEN = {
     "rewind": ("rewound to an earlier moment", "start this one again: it goes on from there"),
     "demote": (
         "promoted over: another app has its name and its sinks",
-        "`slackwater status` shows which; run it as NAME~1 beside that one, silent, or take the name back: slackwater "
-        "promote --back --over NAME",
+        "it is {name}~1 now. To have the name back, run it beside that one, silent (slackwater run FILE --app "
+        "{name}~1), and then: {back}",
     ),
     "retire": ("retired", "take it out of the program; a program that has it brings it back where it stopped"),
 }
@@ -116,6 +117,8 @@ def check_epoch(head: Manifest, epoch: int) -> None:
     if head.epoch <= epoch:
         return
     done, hint = _TAKEN.get(head.kind, ("taken over", _GO_ON))
+    if head.kind == "demote" and head.promotion is not None:
+        hint = hint.format(name=head.promotion.name, back=taken_back(head.promotion.name, head.app))
     if head.called:
         done, hint = f"renamed to {head.called}", "start the program that has it under that name: this one is of before"
     raise Fenced(

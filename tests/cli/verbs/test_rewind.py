@@ -81,7 +81,8 @@ def test_what_cannot_be_is_refused_with_the_reason(words: tuple[str, ...], code:
 
 def test_what_could_lose_something_of_a_protected_app_wants_its_name(late: FlightsApp) -> None:
     assert done("protect", "flights", "--message", "production") == (
-        "flights is protected: production; rewind, edit, retire, app rm and clone refresh want its name once more\n"
+        "flights is protected: production; rewind, edit, retire, promote, app rm, clone rm and clone refresh want its "
+        "name once more\n"
     )
     assert done("protect", "flights").startswith("done already: flights is protected by ")
     before = versions(late.store)
@@ -96,7 +97,9 @@ def test_what_could_lose_something_of_a_protected_app_wants_its_name(late: Fligh
         assert "app 'flights' is protected, by " in refused.stderr
         assert "production" in refused.stderr
         assert "--yes-really flights" in refused.stderr
-        assert slackwater(*words, "--yes-really", "flight").exit_code == 1
+        wrong = slackwater(*words, "--yes-really", "flight")
+        assert wrong.exit_code == 1
+        assert "production; 'flight' is not its name" in wrong.stderr
     assert versions(late.store) == before
     done("rewind", "flights@good", "--dry-run")
     done("rewind", "flights@good", "--yes-really", "flights")

@@ -32,13 +32,18 @@ _LATER_MS = count(2_000_000_000_000, HOUR_MS)
 """When nobody has committed anything for long."""
 
 
+def publish(app: FlightsApp) -> None:
+    """From here on its stage `legs` has a sink."""
+    head = app.heads["legs"]
+    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="t", now_ms=app.clock.tick("legs"))
+    app.commit(replace(draft, sinks={"alerts": Sink("internal", 5, since=2, sent=5)}))
+
+
 def cloned_app() -> FlightsApp:
     """An app with a clone, which has run on; the app has gone on, too."""
     app = aging_app()
     app.run(flights(20))
-    head = app.heads["legs"]
-    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="t", now_ms=app.clock.tick("legs"))
-    app.commit(replace(draft, sinks={"alerts": Sink("internal", 5, since=2, sent=5)}))
+    publish(app)
     app.kafka.topics["corrected"] = app.kafka.topics["flights"]
     app.kafka.create("trial")
     clone(app.store, "flights", "staging", terms=TERMS, channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
@@ -145,6 +150,37 @@ def test_what_cannot_be_made_anew_stays_as_it_is(spoil: str, words: str) -> None
     with pytest.raises(Refused, match=words):
         fresh_state(app, now_ms=now_ms)
     assert {key: app.store.get(key) for key in keys_of(store_of(app)) if "gc.json" not in key} == before
+
+
+def test_it_is_made_from_what_the_name_of_its_source_means_now_and_a_begun_one_from_what_it_meant_then() -> None:
+    app = cloned_app()
+    clone(app.store, "flights", "next", channels=app.kafka, by="t")
+    following = FlightsApp(app.store, app.kafka, "next", clock=app.clock)
+    publish(following)
+    following.run(flights(12))
+    wait(app)
+    with store_of(app).requests() as made:
+        fresh_state(app, dry_run=True)
+    with pytest.raises(Killed), store_of(app).death_after(len(made) + 3):
+        fresh_state(app)
+    assert keys.refreshing("staging") in keys_of(store_of(app))
+    apps.NAMES.add(app.store, apps.NameNote("flights", 1, "next", "flights", "t", app.clock.now_ms))
+    assert fresh_state(app).source.app == "flights"
+    wait(app)
+    # `fresh_state` says another time than the app's clock: that it was made before the promotion.
+    info = apps.read_app(app.store, "staging")
+    app.store.delete(keys.app_info("staging"))
+    apps.create_app(app.store, replace(info, created_ms=1))
+    plan = fresh_state(app)
+    assert plan.source.app == "next"
+    assert plan.info.origin is not None
+    assert plan.info.origin.app == "next"
+    assert FlightsApp(app.store, app.kafka, "staging", clock=app.clock).state == following.state
+    assert [snapshot.name for snapshot in list_snapshots(app.store, "flights")] == ["clone-next"]
+    # And back: it follows the name, by which its source was called when it was made.
+    wait(app)
+    apps.NAMES.add(app.store, apps.NameNote("flights", 2, "flights", "next", "t", plan.info.created_ms + 1, back=True))
+    assert fresh_state(app, dry_run=True).source.app == "flights"
 
 
 def test_of_an_app_that_is_not_there_that_is_said() -> None:

@@ -8,7 +8,9 @@ from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
+from slackwater.keep.maintain.protection import find, protect
 from slackwater.keep.maintain.removal import Contents, Removal, Removed, remove_app
+from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import list_snapshots
 from slackwater.moments.take.remove import remove
@@ -18,9 +20,10 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import AppInfo
 
 from tests.models.profiles import SEARCHES
-from tests.support.collecting import AgingStore, Killed, aging_app, fresh, keys_of
+from tests.support.collecting import AgingStore, Killed, aging_app, fresh, keys_of, wait
 from tests.support.histories import FlightsApp, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
@@ -234,6 +237,47 @@ def test_a_clone_under_another_root_is_found_by_the_pin(tmp_path: Path) -> None:
     clone(home, "flights", "staging", topics={}, channels=app.kafka, by="t", target_store=there)
     with pytest.raises(Refused, match=f"app 'staging' under {there.url} lives from flights"):
         remove_app(home, "flights", by="t", now_ms=LATER_MS, dry_run=True)
+
+
+def promoted(app: FlightsApp, folder: str, over: str, number: int = 1) -> None:
+    apps.NAMES.add(app.store, apps.NameNote("flights", number, folder, over, "t", app.clock.now_ms))
+
+
+def test_an_app_that_gets_a_name_while_it_is_being_removed_stays() -> None:
+    app = made()
+    cloned(app, "flights", "next")
+    with pytest.raises(Refused, match="app next is flights since it was promoted over it"):
+        remove_app(app.store, "next", by="t", now_ms=LATER_MS, pause=lambda _s: wait_and(app, "next"))
+    assert apps.find_app(app.store, "next") is not None
+    assert not keys_of(app.store, keys.stages("next") + keys.REMOVING)  # type: ignore[arg-type]
+
+
+def wait_and(app: FlightsApp, folder: str) -> None:
+    wait(app)
+    promoted(app, folder, "flights")
+
+
+def test_the_app_of_before_goes_once_nothing_is_shared_and_its_name_stays_protected() -> None:
+    app = made()
+    taking_over = cloned(app, "flights", "next")
+    protect(app.store, "flights", by="t", now_ms=1)
+    promoted(app, "next", "flights")
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match="app 'next' lives from flights") as caught:
+            gone(app, dry_run=dry_run)
+        assert caught.value.hint.startswith("merge what flights shares (slackwater compact flights --full), and let gc")
+    for stage in ("aircraft", "carriers"):
+        taking_over.compact(stage)
+    taking_over.run(flights(8))
+    wait(app)
+    collect(app.store, "next", Retention(versions=1), by="t")
+    gone(app)
+    assert keys_of(app.store, "flights/") == {"flights/removed.json", "flights/protected.json"}  # type: ignore[arg-type]
+    assert find(app.store, "next") is not None
+    assert rows_of(fresh(app.store), taking_over.heads["carriers"]) == taking_over.state["carriers"]
+    assert verify(app.store, "next", now_ms=app.clock.now_ms).differences == ()
+    with pytest.raises(Refused, match="the name 'flights' went over to app 'next': no new app gets it"):
+        apps.create_app(app.store, AppInfo("flights", 1))
 
 
 def test_a_cut_that_is_pinned_when_the_note_is_there_is_given_up() -> None:

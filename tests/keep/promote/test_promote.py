@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import CommitConflict, Fenced, NotFound, Refused, SlackwaterError, Usage
 from slackwater.keep.clone.clone import clone
+from slackwater.keep.maintain.stages import commit_retired
 from slackwater.keep.promote import hold as holds
 from slackwater.keep.promote.plan import plan
-from slackwater.keep.promote.promote import Promoted, promote
+from slackwater.keep.promote.promote import Promoted, _Watch, promote
 from slackwater.keep.promote.switch import MovedOn
 from slackwater.moments.cut.moments import heads_of
 from slackwater.moments.status.lag import RUNNERS
@@ -438,6 +439,41 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
     new, old = start("p", files["s"]), start("p~1", files["p"])
     assert (new.claimer.app.name, new.claimer.publishes, new.clone) == ("s", None, False)
     assert (old.claimer.app.name, old.claimer.publishes, old.clone) == ("p", {}, True)
+    for info in list(world.store.list("s/")):
+        world.store.delete(info.key)
+    # Whatever took it away, nothing begins anew as production.
+    for called in "ps":
+        with pytest.raises(Refused, match="the name 'p' went over to app 's', which is gone: no new app gets it"):
+            start(called, files["s"])
+    with pytest.raises(Refused, match="no new app gets it"):
+        clone(world.store, "p", "s", topics={}, channels=KafkaChannels(world.kafka), by="ada@host")
+
+
+def test_an_app_that_is_being_removed_is_not_promoted(world: World) -> None:
+    world.start("s")
+    world.calmly()
+    found, old, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    for head in new.values():
+        commit_retired(world.store, head, by="eve@host", now_ms=1)
+    switch = found.switch(1, {TOPIC: (2, 1)}, "ada@host")
+    with pytest.raises(Refused, match="every stage of s is retired"):
+        switch.prepare(world.store, InternalTopics(world.kafka), _Watch(world.store, {"p": old, "s": new}).look(), 1)
+    assert apps.promotions(world.store, "p") == ()
+
+
+def test_the_runner_of_the_old_app_ends_with_what_to_type(world: World) -> None:
+    world.start("s")
+    old, new = world.runners["p"], world.runners["s"]
+    promote_with(world, pause=lambda: idle(old, new))
+    with pytest.raises(Fenced) as caught:
+        old.committers["numbers"].refresh()
+    assert caught.value.hint.endswith(
+        "silent (slackwater run FILE --app p~1), and then: slackwater promote --back --over p"
+    )
+    world.promote("p", "", calm=True)
+    with pytest.raises(Fenced) as caught:
+        new.committers["numbers"].refresh()
+    assert caught.value.hint.endswith("and then: slackwater promote s --over p")
 
 
 def tick(world: World, *runners: Runner) -> None:
