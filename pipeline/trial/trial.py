@@ -148,7 +148,7 @@ def trial(release: Release, options: Options, cache: SstCache, *, by: str, news:
             )
             compared = old.newest()
         news.doing("comparing")
-        found = diff(cache, StoredCut(store, compared), StoredCut(store, made.newest()))
+        found = diff(cache, StoredCut(store, compared), StoredCut(store, made.newest()), new_columns=False)
         tables = tuple(without(each, release.allow) for each in made.tried(found))
         both = sink_diffs(store, open_kafka(options.kafka), old.newest(), made.newest()) if old is not None else ()
         unknown = () if beside else tuple(sorted(sinks))
