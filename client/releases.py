@@ -140,8 +140,10 @@ class AppReleases(AppClones):
                 on the way at `end` or the app has sinks; without it, what sinks are given is not compared.
             rename: stored columns that have another name in the changed program, old to new.
             rename_stage: stored stages that do.
-            allow: queries that name the keys whose differences are meant: each sees the differences of a table under
-                its name, with its key, `change`, `before_…` and `after_…`, and returns keys.
+            allow: queries that name the keys whose differences are meant: each sees the differences of one table under
+                its name, with its key, `change`, `before_…` and `after_…`, and returns keys. What is wrong with one is
+                raised before anything runs, but for columns that only the schemas of the changed program decide: then
+                it has failed, and the result says so.
             stages: try these, and what they read from; default all.
             keys: try a fixed share of the keys, such as `"1%"`: exact for these, and refused where a stage mixes keys.
             keep: the name under which the clone stays.
@@ -154,23 +156,23 @@ class AppReleases(AppClones):
             on_progress: told in words what goes on.
 
         Raises:
-            Usage: a moment is malformed, the second one is not after the first, or nothing says where Kafka is.
-            NotFound: there is no such moment.
-            Refused: the program does not fit, Kafka does not have the records any more, or rows are on the way at `end`
-                and `before` is not given.
+            Usage: a moment is malformed, the second one is not after the first, a query of `allow` is wrong, or nothing
+                says where Kafka is.
+            NotFound: there is no such moment or stage, or a query names a column that there is not.
+            Refused: the program does not fit, Kafka does not have the records any more, rows are on the way at `end`
+                and `before` is not given, or an app has the name `keep`.
+            KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM. Nothing is compared then, and the clone is gone.
         """
         from ..pipeline.run.news import News
+        from ..pipeline.trial.plan import Release
         from ..pipeline.trial.sample import Sample
-        from ..pipeline.trial.trial import Release, trial
+        from ..pipeline.trial.trial import plan_of, trial
         from ..results import programs, trials
         from ..results.report import Mask
 
         client, by_stage = self._client, rename_stage or {}
         client.known_channels("which has the input to be read")
         options = self._run_options(master, spark_conf, py_files)
-        if dry_run:
-            looked = self.migrate(code, rename=rename, rename_stage=by_stage, dry_run=True)
-            return programs.migrated(looked, None, str(code), client.flags, dry_run=True)
         refs = self._ref(start), self._ref(end or "now")
         old = str(before) if before is not None else ""
         release = Release(
@@ -185,6 +187,10 @@ class AppReleases(AppClones):
             renames=rename or {},
             stages=by_stage,
         )
+        if dry_run:
+            plan_of(release, options)
+            looked = self.migrate(code, rename=rename, rename_stage=by_stage, dry_run=True)
+            return programs.migrated(looked, None, str(code), client.flags, dry_run=True)
         found = trial(release, options, client.cache, by=client.by, news=News(on_progress))
         if reports is not None:
             reports.put(client, trials.page(found, str(code), Mask(show_values)))

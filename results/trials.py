@@ -16,7 +16,7 @@ from .shown import Result, fields
 
 
 def trial(found: Trial, code: str, *, show_values: bool) -> Result:
-    """The differences, for a terminal and for machines; it has failed where there are any."""
+    """The differences, for a terminal and for machines; it has failed where there are any, or a query could not say."""
     blocks: list[Block] = [Title(sentence(found)), *_about(found)]
     for each in _all(found):
         blocks += ["", *_differing(each, Mask(show_values), with_values=show_values)]
@@ -34,8 +34,9 @@ def trial(found: Trial, code: str, *, show_values: bool) -> Result:
         "sinks": [_sink_data(each, with_values=show_values) for each in found.sinks],
         "unknown_sinks": found.unknown,
         "kept": found.kept or None,
+        "not_allowed": found.not_allowed,
     }
-    return Result(data, *blocks, notes=tuple(_notes(found)), failed=not found.same)
+    return Result(data, *blocks, notes=tuple(_notes(found)), failed=not found.same or bool(found.not_allowed))
 
 
 def sentence(found: Trial) -> str:
@@ -65,6 +66,10 @@ def page(found: Trial, code: str, mask: Mask) -> Page:
     ]
     if found.migrated:
         sections.insert(0, Section("What the migration changes", found.migrated))
+    if found.not_allowed:
+        sections.append(
+            Section("Queries for differences that are meant that could not be carried out", found.not_allowed)
+        )
     equal = [_name(each) for each in _all(found) if not _differs(each)]
     if equal or found.unknown:
         words = [f"The same: {', '.join(equal)}."] if equal else []
@@ -104,6 +109,9 @@ def _about(found: Trial) -> Iterator[str]:
 
 
 def _notes(found: Trial) -> Iterator[str]:
+    yield from (
+        f"note: --allow could not be carried out, so it leaves nothing out: {each}" for each in found.not_allowed
+    )
     if found.unknown:
         sinks = ", ".join(found.unknown)
         yield f"note: what sinks are given is not compared ({sinks}): --before FILE, the program that ran, does"

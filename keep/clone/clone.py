@@ -47,6 +47,7 @@ def clone(
     now_ms: int | None = None,
     dry_run: bool = False,
     over: bool = False,
+    noted: bool = True,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ClonePlan:
     """Make app `name` from another app's moment; the source only gets a snapshot that pins its cut.
@@ -59,7 +60,8 @@ def clone(
     for are `terms`, with these two in them. It lives in `target_store`, or in the source's. Relative refs count from
     `now_ms`, or the wall clock. With `dry_run`, everything is checked and nothing changed; `over` then says that a
     clone of that name would go first. `cache` is needed where something is hidden; `on_progress` is told how many SSTs
-    are copied, and of how many.
+    are copied, and of how many. The source's log of operations tells of it if it is `noted`: not of a clone that goes
+    again with the call that wanted it.
 
     Raises `Usage` where the ref, the name or a mask is malformed, `NotFound` where there is no such app, moment, topic,
     sink or column, `Refused` where the name or one of its topics is taken, a topic lacks the offsets, or records in
@@ -90,7 +92,9 @@ def clone(
     detail, same = f"{source} as {where}", f" as {where}"
     with suppress(Forbidden):  # who may pin, or only read, need not be able to write there
         remove_pins_without_clone(store, plan.source.app, name, root)
-        record_once(store, plan.source.app, "clone", detail, by, since_ms=since_ms, same=lambda had: had.endswith(same))
+        if noted:
+            app = plan.source.app
+            record_once(store, app, "clone", detail, by, since_ms=since_ms, same=lambda had: had.endswith(same))
     # In the logs of both apps, unless it is there: an earlier call may have died before or after it.
     born = f"from {source} in {store.url}"
     made = {stage: (0, version) for stage, version in plan.source.versions.items()}

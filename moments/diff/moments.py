@@ -1,6 +1,6 @@
 """The difference of two moments, of one app or of two: table by table, key by key."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,13 +83,16 @@ class StoredCut:
     cut: Cut
 
 
-def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") -> tuple[TableDiff, ...]:
+def diff(
+    cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "", new_columns: bool = True
+) -> tuple[TableDiff, ...]:
     """How the tables of two moments differ, upstream first; a table that one of them does not have is empty there.
 
-    What only `other` has was added. `table` is the only one to compare, empty for all. Reads manifests, and of SSTs
-    what was written since the two parted; of two moments that have nothing in common, all. Raises `NotFound` (neither
-    moment has such a table, or one was collected meanwhile), `Corruption` (an SST or manifest is not what it should be)
-    and `Unavailable`.
+    What only `other` has was added. `table` is the only one to compare, empty for all. Without `new_columns`, columns
+    that only `other` declares count for nothing; with them, rows from before a migration have there what it says. Reads
+    manifests, and of SSTs what was written since the two parted; of two moments that have nothing in common, all.
+    Raises `NotFound` (neither moment has such a table, or one was collected meanwhile), `Corruption` (an SST or
+    manifest is not what it should be) and `Unavailable`.
     """
     declared = {
         name: manifest.table
@@ -114,7 +117,10 @@ def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") 
 
     with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
         return tuple(
-            replace(table_diff(name, side(one, name), side(other, name)), formerly=former.get(name, ""))
+            replace(
+                table_diff(name, side(one, name), side(other, name), new_columns=new_columns),
+                formerly=former.get(name, ""),
+            )
             for name in ((pairs.get(table, table),) if table else names)
         )
 
@@ -130,8 +136,8 @@ def _renamed(one: Cut, other: Cut) -> dict[str, str]:
     return found
 
 
-def table_diff(name: str, before: TableSide, after: TableSide) -> TableDiff:
-    """How a table of this name differs between two sides. Errors as of `diff`."""
+def table_diff(name: str, before: TableSide, after: TableSide, *, new_columns: bool = True) -> TableDiff:
+    """How a table of this name differs between two sides, with or without `new_columns`. Errors as of `diff`."""
     # Ids of columns below `known` mean the same on both sides; 0 where none does.
     shared, is_one_app, known = Ancestry(), False, 0
     if before.manifest is not None and after.manifest is not None:
@@ -141,7 +147,12 @@ def table_diff(name: str, before: TableSide, after: TableSide) -> TableDiff:
     tables = before.table, after.table
     if is_one_app:
         known = max(each.next_id or len(each.columns) + 1 for each in tables)
-    unlike = tuple(_unlike(*tables, known))
+    had, has = (_known(each, known) for each in tables)
+    left_out = set[str]()
+    if not new_columns:
+        left_out = {column.name for number, column in has.items() if number not in had}
+        has = {number: column for number, column in has.items() if number in had}
+    unlike = tuple(_unlike(had, has, is_migrated=tables[0].schema != tables[1].schema, by_id=bool(known)))
     # Columns of one name that each of the two added by itself: rows that both have may differ in them, unseen.
     new = ({each.name for id_, each in zip(one.ids, one.columns, strict=True) if id_ >= known} for one in tables)
     added_by_each = set.intersection(*new) if shared.seq else set[str]()
@@ -160,7 +171,7 @@ def table_diff(name: str, before: TableSide, after: TableSide) -> TableDiff:
         changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
         return TableDiff(name, changes, 0, 0, 0, (), 0, True, (sentence, *unlike))
     mine, theirs = visible_schema(before.table), visible_schema(after.table)
-    left_out = {*before.key, *after.key, *added_by_each}
+    left_out |= {*before.key, *after.key, *added_by_each}
     common = [each.name for each in mine if each in theirs and each.name not in left_out]
     changes = changes_between(before, after, shared, common).changed().in_order()
     kinds = changes.kinds()
@@ -177,23 +188,26 @@ def table_diff(name: str, before: TableSide, after: TableSide) -> TableDiff:
     return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike)
 
 
-def _unlike(before: Table, after: Table, known: int) -> Iterator[str]:
+def _unlike(
+    had: Mapping[int | str, Column], has: Mapping[int | str, Column], *, is_migrated: bool, by_id: bool
+) -> Iterator[str]:
     """What is declared of columns by one side only, in words. A column that was renamed is one by its id.
 
-    Ids below `known` mean the same on both sides; other columns are told apart by their names.
+    Other columns are told apart by their names, or all are, where ids mean nothing (`by_id`).
     """
-    had, has = _known(before, known), _known(after, known)
     for number in dict.fromkeys((*had, *has)):
         was, now = had.get(number), has.get(number)
         if was is None or now is None:
-            yield f"column {(was or now or after.key[0]).name} is there {'before' if was else 'after'} only"
+            known = was or now
+            assert known is not None  # noqa: S101  it is one of both
+            yield f"column {known.name} is there {'before' if was else 'after'} only"
             continue
         if was.name != now.name:
             yield f"column {was.name} is called {now.name} after"
         if was.type != now.type:
             types = f"column {now.name} is {to_arrow(was.type)} before and {to_arrow(now.type)} after"
-            yield types if before.schema != after.schema else f"{types}: it is not compared"
-        elif isinstance(number, str) and known:
+            yield types if is_migrated else f"{types}: it is not compared"
+        elif isinstance(number, str) and by_id:
             yield f"column {number} came to each of the two by a migration of its own: it is not compared"
 
 

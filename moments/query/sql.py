@@ -34,6 +34,7 @@ SCHEMA_NAME = "inflight"
 _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""
 
+_TO_A_FILE = "--out writes a result to a file"
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
 _NO_TABLE = re.compile(r"Table with name \"?(.+?)\"? does not exist")
 _NO_COLUMN = re.compile(
@@ -118,35 +119,45 @@ def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
     return frozenset(cut.tables) if (or_all and not named) or "query" in text else named
 
 
-def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None = None) -> pa.Table:
+def run_query(
+    con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None = None, hint: str = _TO_A_FILE
+) -> pa.Table:
     """The rows of one reading statement; at most `max_rows` of them, when that is given.
 
-    Raises `Usage` (the SQL is wrong, more than one statement or none, or one that does not only read: in DuckDB's own
-    words), `NotFound` (it names a table or column that the cut does not have; tells the nearest) and `SlackwaterError`
-    (duckDB could not carry it out (for example for want of memory)).
+    `hint` is what to do instead of a statement that writes. Raises `Usage` (the SQL is wrong, more than one statement
+    or none, or one that does not only read: in DuckDB's own words), `NotFound` (it names a table or column that the cut
+    does not have; tells the nearest) and `SlackwaterError` (duckDB could not carry it out (for example for want of
+    memory)).
     """
+    statement = reading(con, sql, hint=hint)
     try:
-        rows = con.sql(_reading(con, sql))
+        rows = con.sql(statement)
         return (rows if max_rows is None else rows.limit(max_rows)).to_arrow_table()
     except duckdb.Error as error:
         raise in_words(con, sql, error) from error
 
 
-def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """The text of the one statement in `sql`. Raises `Usage` unless it is one that only reads."""
-    statements, query = con.extract_statements(sql), f"query: {sql.strip()}"
+def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE) -> str:
+    """The text of the one statement in `sql`, which no table is looked up for.
+
+    Raises `Usage` where it is wrong, or not one that only reads.
+    """
+    try:
+        statements, query = con.extract_statements(sql), f"query: {sql.strip()}"
+    except duckdb.Error as error:
+        raise in_words(con, sql, error) from error
     if len(statements) != 1:
         raise Usage(f"expected one SQL statement, found {len(statements)}", quoted=query)
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         # EXPLAIN ANALYZE carries out what it explains.
         explained, found = _EXPLAIN.subn("", statements[0].query, count=1)
-        _reading(con, explained if found else "")
+        reading(con, explained if found else "", hint=hint)
     elif kind not in _READING:
         raise Usage(
             f"this is a {kind} statement; a query can only read, with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN",
             quoted=query,
-            hint="--out writes a result to a file",
+            hint=hint,
         )
     return str(statements[0].query)
 

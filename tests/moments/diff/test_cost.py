@@ -77,6 +77,24 @@ def test_columns_that_only_one_side_has_are_said_and_the_others_compared(cold: S
     assert not found.equal
 
 
+def test_a_column_that_a_migration_added_is_compared_unless_asked_not_to(cold: SstCache) -> None:
+    more = (Column("v", "int64", id=2), Column("called", "string", id=3), Column("x", "int64", id=4, since=2))
+    stage = Stage()
+    before = stage.put(rows(1, 2, 3))
+    stage.table = replace(TABLE, key=(Column("k", "int64", id=1),), values=more, schema=2, next_id=5)
+    after = stage.put({(1,): (1, "row 1", 7), (2,): (2, "row two", 7)})
+    sides = [StoredCut(stage.store, Cut("app", {"stage": each})) for each in (before, after)]
+    (found,) = diff(cold, *sides)
+    assert found.unlike == ("column w is called called after", "column x is there after only")
+    assert [(each.column, each.differing) for each in found.columns] == [("v", 0), ("called", 1), ("x", 2)]
+    (found,) = diff(cold, *sides, new_columns=False)
+    assert found.unlike == ("column w is called called after",)
+    assert [(each.column, each.differing) for each in found.columns] == [("v", 0), ("called", 1)]
+    assert [(each.key, each.kind) for each in found.changes] == [({"k": 2}, "changed")]
+    # The other way round a column has gone, which is told.
+    assert "column x is there before only" in diff(cold, *reversed(sides), new_columns=False)[0].unlike
+
+
 def test_tables_with_other_keys_are_not_compared(cold: SstCache) -> None:
     stage, other = Stage(), Stage(replace(TABLE, key=(Column("k", "string"),)))
     before, after = stage.put(rows(1)), other.put({("1",): (1, "row 1")})
