@@ -125,8 +125,10 @@ def taken_back(name: str, folder: str) -> str:
 
 def check_free(store: ObjectStore, name: str) -> None:
     """Raise `Refused` where a new app in this folder would get a name that went over. Requests as `called`."""
-    if over := name_of(store, name) or (name if promotions(store, name) else ""):
-        has = folder_of(store, over)
+    for over in store.list_folders(f"{keys.NAMES}/"):
+        done = promotions(store, over)
+        if not done or name not in (over, has := done[-1].folder):
+            continue
         gone = ", which is gone" if find_app(store, has) is None else ""
         raise Refused(
             f"the name {over!r} went over to app {has!r}{gone}: no new app gets it",
@@ -326,9 +328,9 @@ def check_whole(app: str, folders: Container[str]) -> None:
 def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppInfo:
     """Write the identity unless there is one; return the stored one. Where it raises `Refused`, it leaves none."""
     key = keys.app_info(keys.check_name("app", info.name))
-    if not cloned:
+    if not cloned:  # else that was asked before its note was written
         check_root(store)
-    check_free(store, info.name)
+        check_free(store, info.name)
 
     def check() -> None:
         check_whole(info.name, tuple(store.list_folders(keys.stages(info.name))))

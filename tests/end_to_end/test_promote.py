@@ -46,7 +46,7 @@ def test_the_clone_publishes_what_comes_after_without_a_restart(
             eventually(lambda: len(published()) > before + 100, "the clone publishes")
         again = old.slackwater("promote", new.app, "--over", old.app)
         assert "done already" in again.stdout
-        assert f"called {old.app} since a promotion" in old.slackwater("status", old.app).stdout
+        assert f"{old.app} (folder {new.app})  created" in old.slackwater("status", old.app).stdout
         refused = old.slackwater("promote", f"{old.app}~1", "--over", old.app, check=False)
         assert refused.returncode == 2
     # Under the name, it is the clone that goes on; of before, the other.
