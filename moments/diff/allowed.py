@@ -7,7 +7,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ...errors import Usage
+from ...errors import SlackwaterError, Usage
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Table
 from ..query.columns import visible_schema
@@ -35,6 +35,20 @@ def check(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:
                 )
             if (table := known.get(named[0])) is not None:
                 _meant(con, named[0], sql, [column.name for column in table.key])
+
+
+def without_all(found: tuple[TableDiff, ...], queries: Iterable[str]) -> tuple[tuple[TableDiff, ...], tuple[str, ...]]:
+    """The differences of tables but for the keys that queries return, and which of these could not say, and why.
+
+    Such as one over a column that has gone: what was found is not lost for it.
+    """
+    wrong = []
+    for sql in queries:
+        try:
+            found = tuple(without(each, sql) for each in found)
+        except SlackwaterError as error:
+            wrong.append(f"{error.sentence} ({sql.strip()})")
+    return found, tuple(wrong)
 
 
 def without(found: TableDiff, sql: str) -> TableDiff:

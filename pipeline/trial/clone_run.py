@@ -21,7 +21,6 @@ from ...moments.status.lag import lapsed
 from ...moments.take.remove import remove_pins_without_clone
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
-from ...store.versions.manifest import Input
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..batch.schemas import shapes
@@ -33,7 +32,8 @@ from ..run.options import Options
 from ..run.runner import run
 from ..run.stopping import Stop, StopRequested
 from ..spark.session import running_session
-from .plan import Ends, Release, to_read
+from .plan import Release
+from .progress import Ends, check_reached, in_all_to_read
 from .sample import sampled
 
 _LOOK_S = 1.0
@@ -109,7 +109,7 @@ class CloneRun:
                 known = shapes(program, spark)
                 program, self.chosen_by = sampled(program, known, self.stages, self.release.sample)
         firsts = {stage.name for stage in program.in_order() if not stage.channels} & {*self.stages}
-        in_all = self._in_all(firsts)
+        in_all = in_all_to_read(self.newest(), firsts, self.ends)
 
         def told(report: BatchReport) -> None:
             self.records += report.rows_in if report.stage in firsts else 0
@@ -120,7 +120,7 @@ class CloneRun:
         options = replace(self.options, until_caught_up=True, until=self.ends, publishes=False, gc_every_ms=None)
         run(program, replace(options, stages=self.stages), told, news=News(self.news.doing), stop=self.stop)
         self.seconds = monotonic() - began
-        self._check_reached()
+        check_reached(self.newest(), self.stages, self.ends, self.what)
         return self
 
     def tried(self, found: tuple[TableDiff, ...]) -> Iterator[TableDiff]:
@@ -139,28 +139,6 @@ class CloneRun:
         renames, stages = self.release.renames, self.release.stages
         done = migrate_app(program, self.store, self.options, renames=renames, stages=stages, news=self.news)
         self.migrated = [f"{each.stage}: {line}" for each in done.plan.changes for line in lines(each)]
-
-    def _in_all(self, firsts: set[str]) -> int | None:
-        """How many records there are for these stages, or None where one begins with what the app has not read."""
-        counts = [to_read(read, self.ends) for read in self._inputs(firsts)]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) and firsts <= self.newest().stages.keys() else None
-
-    def _inputs(self, stages: set[str]) -> Iterator[Input]:
-        """What these stages read of users' topics, as far as they have."""
-        for name, head in self.newest().stages.items():
-            if name in stages:
-                yield from (read for read in head.inputs.values() if not read.upstream)
-
-    def _check_reached(self) -> None:
-        """See that nothing is left to read: else what differs would say nothing."""
-        if left := {read.topic: more for read in self._inputs({*self.stages}) if (more := to_read(read, self.ends))}:
-            short = ", ".join(f"{more:,} records of {topic}" for topic, more in left.items())
-            raise Refused(
-                f"{self.what} ended before it had read what {self.release.app} has read: {short} are left, so nothing "
-                "is compared",
-                hint="the same command begins anew",
-            )
 
     def _wait(self) -> None:
         self.news.doing("a trial of the same was broken off within the last minute: is it still there?")

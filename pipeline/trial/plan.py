@@ -8,20 +8,17 @@ from itertools import zip_longest
 
 from ... import instants
 from ...errors import Refused, Usage
-from ...fold.records import ranges
 from ...moments.cut.graph import Cut
 from ...moments.cut.in_flight import in_flight
 from ...moments.cut.resolve import resolve
 from ...moments.diff.allowed import check
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, keys
-from ...store.versions.manifest import Input, Table
+from ...store.versions.manifest import Table
 from ..api.app import App
 from ..run.program import load_app
+from .progress import Ends
 from .sample import Sample, up_to
-
-Ends = Mapping[str, tuple[int, ...]]
-"""How far users' topics are read, by topic and Kafka partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
     """
     now_ms = instants.now_ms()
     if release.keep:
-        _check_free(store, release.keep)
+        _check_free(store, release)
     start, end = (resolve(store, ref, now_ms=now_ms) for ref in (release.start, release.end))
     _check_order(release, start, end)
     new = load_app(release.code, name=release.app)
@@ -108,19 +105,13 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
     return TrialPlan(release, start, end, ends, new, new_stages, old, old_stages, sinks)
 
 
-def to_read(read: Input, ends: Ends) -> int | None:
-    """How many offsets are left of a user's topic up to where it is to be read; None where nothing says that."""
-    if read.topic not in ends:
-        return None
-    return sum(one.last - one.first for one in ranges(read.offsets, ends[read.topic]))
-
-
-def _check_free(store: ObjectStore, name: str) -> None:
-    keys.check_name("app", name)
-    if apps.find_app(store, name) is not None:
+def _check_free(store: ObjectStore, release: Release) -> None:
+    info = apps.find_app(store, keys.check_name("app", release.keep))
+    if info is not None:
+        is_like = info.origin is not None and info.origin.app == release.app
         raise Refused(
-            f"app {name!r} exists already: --keep takes a name that no app has",
-            hint=f"if a trial that was interrupted left it: slackwater clone rm {name}",
+            f"app {info.name!r} exists already: --keep takes a name that no app has",
+            hint=f"if a trial that was interrupted left it: slackwater clone rm {info.name}" if is_like else "",
         )
 
 

@@ -16,9 +16,8 @@ from functools import partial
 
 from xxhash import xxh3_64_hexdigest
 
-from ...errors import SlackwaterError
 from ...moments.cut.graph import Cut
-from ...moments.diff.allowed import without
+from ...moments.diff.allowed import without_all
 from ...moments.diff.moments import StoredCut, TableDiff, diff
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -104,7 +103,7 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
             compared = old.newest()
         news.doing("comparing")
         found = diff(cache, StoredCut(store, compared), StoredCut(store, made.newest()), new_columns=False)
-        tables, wrong = _without_allowed(tuple(made.tried(found)), release.allow)
+        tables, wrong = without_all(tuple(made.tried(found)), release.allow)
         both = sink_diffs(store, open_kafka(options.kafka), old.newest(), made.newest()) if old is not None else ()
         return Trial(
             release.app,
@@ -120,22 +119,6 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
             release.keep,
             wrong,
         )
-
-
-def _without_allowed(
-    found: tuple[TableDiff, ...], queries: tuple[str, ...]
-) -> tuple[tuple[TableDiff, ...], tuple[str, ...]]:
-    """Differences that are not meant, and which queries could not be carried out, and why.
-
-    Such as over columns that the changed program has no more: what was found is not lost for it.
-    """
-    wrong = []
-    for sql in queries:
-        try:
-            found = tuple(without(each, sql) for each in found)
-        except SlackwaterError as error:
-            wrong.append(f"{error.sentence} ({sql.strip()})")
-    return found, tuple(wrong)
 
 
 def _store(options: Options) -> ObjectStore:

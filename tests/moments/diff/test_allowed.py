@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import NotFound, SlackwaterError, Usage
 from slackwater.moments.cut.graph import Cut
-from slackwater.moments.diff.allowed import check, without
+from slackwater.moments.diff.allowed import check, without, without_all
 from slackwater.moments.diff.moments import StoredCut, TableDiff, diff
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Column
@@ -94,3 +94,13 @@ def test_a_column_that_the_differences_have_not_is_told_when_there_are_any(found
         without(found, "FROM stage WHERE after_x = 1")
     with pytest.raises(Usage, match="named by their key: k"):
         without(found, "SELECT change FROM stage")
+
+
+def test_what_others_leave_is_not_lost_for_one_that_could_not_say(found: TableDiff) -> None:
+    (left,), wrong = without_all(
+        (found,), ["SELECT k FROM stage WHERE k = 2", "FROM stage WHERE after_x = 1", "SELECT k FROM stage WHERE k = 5"]
+    )
+    assert left.changes.keys["k"].to_pylist() == [3]
+    (told,) = wrong
+    assert told.startswith("no column named 'after_x'; the nearest: ")
+    assert told.endswith("(FROM stage WHERE after_x = 1)")

@@ -7,11 +7,16 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.keep.clone.clone import clone
+from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.take import audit_log
-from slackwater.pipeline.trial.plan import Release, TrialPlan, make_plan, to_read
+from slackwater.pipeline.trial.plan import Release, TrialPlan, make_plan
+from slackwater.pipeline.trial.progress import check_reached, in_all_to_read
+from slackwater.pipeline.trial.trial import Trial
+from slackwater.results import trials
+from slackwater.results.render.markdown import render
+from slackwater.results.report import Mask
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import history
-from slackwater.store.versions.manifest import Input
 
 from tests.support.histories import FlightsApp, Kafka, flights
 
@@ -90,11 +95,27 @@ def test_names_that_a_release_gives_are_known_to_its_queries(app: FlightsApp, tm
     planned(app, tmp_path, **more, renames={"delay": "minutes"}, allow=("FROM planes WHERE before_minutes > 0",))
 
 
-def test_what_is_left_to_read_is_counted_up_to_the_end() -> None:
-    read = Input("flights", (3, 5))
-    assert to_read(read, {"flights": (10, 5)}) == 7
-    assert to_read(read, {"flights": (3, 4, 2)}) == 2
-    assert to_read(read, {"others": (9,)}) is None
+def test_what_there_is_to_read_is_counted_and_what_is_left_of_it_is_an_error(app: FlightsApp) -> None:
+    cut = resolve(app.store, "flights", now_ms=0)
+    assert in_all_to_read(cut, {"legs"}, {"flights": (10, 12, 3)}) == 5
+    assert in_all_to_read(cut, {"legs"}, {"others": (9,)}) is None
+    assert in_all_to_read(cut, {"legs", "new"}, {"flights": (10, 12)}) is None
+    check_reached(cut, app.heads, {"flights": (8, 12)}, "the program")
+    # Of stages that were not tried nothing is asked.
+    check_reached(cut, {"carriers"}, {"flights": (9, 12)}, "the program")
+    with pytest.raises(Refused, match=r"the program ended before .*; left: 1 of flights"):
+        check_reached(cut, app.heads, {"flights": (9, 12)}, "the program")
+
+
+def test_a_query_that_could_not_say_is_told_beside_the_result(app: FlightsApp) -> None:
+    cut = resolve(app.store, "flights", now_ms=0)
+    found = Trial("flights", cut, cut, (), (), (), 20, 1.0, False, (), not_allowed=("no column named 'x' (FROM legs)",))
+    shown = trials.trial(found, "new.py", show_values=False)
+    assert shown.failed
+    assert isinstance(shown.data, dict)
+    assert (shown.data["same"], shown.data["not_allowed"]) == (True, found.not_allowed)
+    assert "no column named 'x'" in shown.notes[0]
+    assert "no column named" in render(trials.page(found, "new.py", Mask(False)))
 
 
 def test_a_clone_that_goes_again_leaves_no_word_with_its_source(app: FlightsApp) -> None:
