@@ -443,7 +443,7 @@ def test_a_clone_has_an_owner_a_reason_and_an_end(app: StoredApp, client: Client
     assert (found["name"], found["owner"], found["reason"]) == ("staging", "ada", "a try")
     assert found["expires_ms"] - found["created_ms"] == 3 * 24 * 3_600_000
     assert "staging" in repr(client.clones())
-    assert client.remove_expired().data == {"removed": [], "left": {}, "dry_run": False}
+    assert client.remove_expired().data == {"removed": [], "left": {}, "promoted": {}, "dry_run": False}
     with pytest.raises(sw.errors.Usage, match="ttl 'soon' is not a span of time"):
         app.clone("other", ttl="soon")
     assert "would make staging anew" in repr(client.app("staging").refresh(dry_run=True, fence=True))
