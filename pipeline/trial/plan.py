@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from ... import instants
 from ...errors import Refused, Usage
+from ...keep.promote.standing import furthest, users_inputs
 from ...moments.cut.graph import Cut
 from ...moments.cut.in_flight import in_flight
 from ...moments.cut.resolve import resolve
@@ -90,7 +90,9 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
         tables = dict.fromkeys(tables)
     begun = {stage.name: None for stage in new.in_order() if stage.state is not None}
     check(release.allow, begun | tables)
-    uneven, ends = _ends(end)
+    heads = tuple(end.stages.values())
+    ends = furthest(heads)
+    uneven = any(read.offsets != ends[read.topic] for read in users_inputs(heads))
     on_the_way = uneven or bool(in_flight(store, end))
     if on_the_way and not release.before:
         raise Refused(
@@ -124,19 +126,6 @@ def _check_order(release: Release, start: Cut, end: Cut) -> None:
             f"{release.end} is not after {release.start}: expected a span in which {release.app} has read something",
             hint=f"--from an earlier moment: `slackwater log {release.app}` shows what there is",
         )
-
-
-def _ends(end: Cut) -> tuple[bool, dict[str, tuple[int, ...]]]:
-    """Whether some stages had read a user's topic further than others at a moment, and how far it was read at all."""
-    found: dict[str, tuple[int, ...]] = {}
-    uneven = False
-    for head in end.stages.values():
-        for read in head.inputs.values():
-            if not read.upstream:
-                known = found.setdefault(read.topic, read.offsets)
-                uneven |= known != read.offsets
-                found[read.topic] = tuple(map(max, zip_longest(known, read.offsets, fillvalue=0)))
-    return uneven, found
 
 
 def _counterparts(old: App, release: Release) -> tuple[str, ...]:
