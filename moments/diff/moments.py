@@ -11,6 +11,7 @@ from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.arrow_types import to_arrow
+from ...store.sst.key_share import SHARES, KeyShare
 from ...store.sst.types import arrow_schema, shape
 from ...store.versions.manifest import Column, Table, is_internal
 from ..cut.graph import Cut
@@ -84,12 +85,19 @@ class StoredCut:
 
 
 def diff(
-    cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "", new_columns: bool = True
+    cache: SstCache,
+    one: StoredCut,
+    other: StoredCut,
+    *,
+    table: str = "",
+    tables: Mapping[str, KeyShare | None] | None = None,
+    new_columns: bool = True,
 ) -> tuple[TableDiff, ...]:
     """How the tables of two moments differ, upstream first; a table that one of them does not have is empty there.
 
-    What only `other` has was added. `table` is the only one to compare, empty for all. Without `new_columns`, columns
-    that only `other` declares count for nothing; with them, rows from before a migration have there what it says. Reads
+    What only `other` has was added. `table` is the only one to compare, empty for all. `tables` are the only ones of
+    those that are there, each with the share of its keys, None for all of them. Without `new_columns`, columns that
+    only `other` declares count for nothing; with them, rows from before a migration have there what it says. Reads
     manifests, and of SSTs what was written since the two parted; of two moments that have nothing in common, all.
     Raises `NotFound` (neither moment has such a table, or one was collected meanwhile), `Corruption` (an SST or
     manifest is not what it should be) and `Unavailable`.
@@ -113,7 +121,8 @@ def diff(
         manifest = moment.cut.tables.get(name_then)
         if manifest is None or manifest.table is None:
             return TableSide(moment.store, cache, declared[name], None)
-        return TableSide(moment.store, cache, manifest.table, manifest, moment.cut.clock_ms(name_then))
+        share = tables[name] if tables is not None else None
+        return TableSide(moment.store, cache, manifest.table, manifest, moment.cut.clock_ms(name_then), share)
 
     with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
         return tuple(
@@ -122,6 +131,7 @@ def diff(
                 formerly=former.get(name, ""),
             )
             for name in ((pairs.get(table, table),) if table else names)
+            if tables is None or name in tables
         )
 
 
@@ -178,6 +188,8 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, new_columns: b
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
     about = not changed or sum(sst.bytes for sst in before.ssts) > _COUNTED_BYTES
     most_rows = sum(sst.rows - sst.tombstones for sst in before.ssts)
+    if before.share is not None:
+        most_rows = most_rows * before.share.parts // SHARES
     num_before = most_rows if about else int((~before.hidden(before.newest(before.ssts, 0))).sum())
     # Never fewer than differ, whatever is stored still.
     in_both = max(num_before - removed, changed)

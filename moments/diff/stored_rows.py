@@ -23,6 +23,7 @@ from ...store.read.remote_sst import SMALL_BYTES, Part, RangedSst
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.expiry import expired
 from ...store.sst.hashing import same_keys, sort_keys
+from ...store.sst.key_share import KeyShare
 from ...store.sst.sorted_runs import overlapping
 from ...store.sst.types import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
@@ -44,6 +45,8 @@ class TableSide:
     """None where the table had no version yet: then it holds nothing."""
     clock_ms: int = 0
     """Rows that expire at this time or before are absent."""
+    share: KeyShare | None = None
+    """The keys whose rows count; None for all."""
 
     @property
     def ssts(self) -> tuple[Sst, ...]:
@@ -84,9 +87,9 @@ class TableSide:
     def stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
         """The rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) lies from `low` to `high`.
 
-        They have `_hash`, the key columns, with `values` these too, `_seq`, `_op`, and `_expires_at`, which is null
-        where the SST has none. Of an SST that this machine does not have, and not all of which is asked for, only the
-        pages are read in which such rows can be. Raises as `look_up`.
+        With a `share`, those of its keys alone. They have `_hash`, the key columns, with `values` these too, `_seq`,
+        `_op`, and `_expires_at`, which is null where the SST has none. Of an SST that this machine does not have, and
+        not all of which is asked for, only the pages are read in which such rows can be. Raises as `look_up`.
         """
         schema = self.no_rows(values=values).schema
         whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
@@ -99,13 +102,21 @@ class TableSide:
             own = block.stored.schema.names
             if column in own:
                 at = block.stored.column(column)
-                matches = pc.fill_null(pc.and_(pc.greater_equal(at, low), pc.less_equal(at, high)), False)
+                matches = np.asarray(pc.fill_null(pc.and_(pc.greater_equal(at, low), pc.less_equal(at, high)), False))
+                if self.share is not None:
+                    matches = matches & self._in_share(block, self.share)
                 names = [name for name in schema.names if name != EXPIRES or EXPIRES in own]
                 columns = block.take(np.flatnonzero(matches), names).columns
                 if EXPIRES not in own:
                     columns.append(pa.nulls(len(columns[0]), pa.int64()))
                 found.append(pa.table(columns, schema=schema))
         return pa.concat_tables(found)
+
+    def _in_share(self, block: Block, share: KeyShare) -> npt.NDArray[np.bool_]:
+        """Which rows of a block have a key of a share."""
+        if share.columns == tuple(self.key):
+            return share.of_hashes(block.hashes)
+        return share.of_rows(block.rows(share.columns))
 
     def newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
         """Of each key the newest of its rows in these SSTs with a `_seq` from `low` to `high`, by hash and key.

@@ -12,8 +12,9 @@ from ...store.objects.s3.settings import aws_variables
 from ...store.versions.manifest import Manifest
 from ..source.data_source import open_stream
 from ..source.options import Private, SourceOptions
-from ..spark.plans import first_column, needed_columns, plan_of
+from ..spark.plans import first_column, needed_columns, optimised_paths, plan_of
 from ..spark.session import with_settings
+from ..spark.shares import needed_shares
 from .job import StageConfig
 from .transform import apply, tag
 
@@ -71,9 +72,11 @@ def start(
     positions = [Position(name, at.offsets, at.version, at.passed, (), at.watermark_ms) for name, at in ends]
     config.checkpoint.write(head.version, positions)
     rows = tag(applied.frames, config.shape.key)
-    known = needed_columns(rows)
+    used = optimised_paths(rows)
+    known, shares = needed_columns(used), needed_shares(used) if len(used) == len(streams) else {}
     ids = {name: first_column(plan_of(stream)) for name, stream in streams.items()}
     config.planners.need(stage.name, {name: known[one] for name, one in ids.items() if one in known})
+    config.planners.choose(stage.name, {name: shares[one] for name, one in ids.items() if one in shares})
     with with_settings(spark, PLANNED_AT_ONCE):
         return (
             rows.writeStream.queryName(stage.name)

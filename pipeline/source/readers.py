@@ -15,6 +15,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -64,6 +65,8 @@ class _SourceReader(DataSourceStreamReader):
         self._options = options
         self._schema = schema
         self._private = private
+        # Spark makes its readers when the query has been started: what is needed is known by then.
+        self._share = self._told.chosen(options.stage, options.input) if self._told is not None else None
 
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Spark's hook."""
@@ -122,11 +125,10 @@ class _SourceReader(DataSourceStreamReader):
 
 
 class TopicSourceReader(_SourceReader):
-    """Reads a user's Kafka topic: the columns that the stage needs. The others are null in each row."""
+    """Reads a user's Kafka topic: the rows and columns that the stage needs. Other columns are null in each row."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         super().__init__(options, schema, private)
-        # Spark makes its readers when the query has been started: what is needed is known by then.
         self._needed = self._told.needed(options.stage, options.input) if self._told is not None else None
 
     @cached_property
@@ -156,7 +158,12 @@ class TopicSourceReader(_SourceReader):
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end)
         for messages in self._kafka.read(*where, patience_s=self._options.patience_s):
-            yield pa.RecordBatch.from_arrays(topic_columns(messages, self._needed), schema=schema)
+            if self._share is not None:
+                keys = topic_columns(messages, self._share.columns)
+                mine = self._share.of_rows(pa.RecordBatch.from_arrays(keys, schema=schema))
+                messages = [messages[at] for at in np.flatnonzero(mine).tolist()]
+            if messages:
+                yield pa.RecordBatch.from_arrays(topic_columns(messages, self._needed), schema=schema)
 
 
 class ChannelSourceReader(_SourceReader):
@@ -187,4 +194,5 @@ class ChannelSourceReader(_SourceReader):
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end, partition.rows)
         decoded = partial(decode, attempts=partition.attempts, schema=schema)
-        return read_rows(self._kafka, *where, decoded, patience_s=self._options.patience_s)
+        for rows in read_rows(self._kafka, *where, decoded, patience_s=self._options.patience_s):
+            yield rows if self._share is None else rows.filter(pa.array(self._share.of_rows(rows)))

@@ -13,6 +13,7 @@ from ...keep.promote import hold
 from ...keep.promote.hold import LAPSE_S, Hold
 from ...moments.cut.stored import newest_notice, open_requests
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.key_share import KeyShare
 
 _BUSY_S = 0.25
 _IDLE_S = 1.5
@@ -52,6 +53,15 @@ class PlannerFiles:
         """The columns of an input that a stage needs; None for all."""
         known = json.loads(self._told(f"needed/{stage}") or "{}").get(name)
         return None if known is None else frozenset(known)
+
+    def choose(self, stage: str, shares: Mapping[str, KeyShare]) -> None:
+        """A stage needs of these inputs no rows but those of a share, by the input's name; all of what is not named."""
+        self._tell(f"chosen/{stage}", json.dumps({name: [each.columns, each.parts] for name, each in shares.items()}))
+
+    def chosen(self, stage: str, name: str) -> KeyShare | None:
+        """The share of an input that a stage needs; None for all."""
+        known = json.loads(self._told(f"chosen/{stage}") or "{}").get(name)
+        return None if known is None else KeyShare(tuple(known[0]), known[1])
 
     def wake(self, stage: str, version: int, at_ms: int | None) -> None:
         """Have a batch of a stage start after this version, at this time or later, in ms since 1970; None for none."""

@@ -81,14 +81,18 @@ def first_column(plan: Any) -> int:
     return int(plan.output().head().exprId().id())
 
 
-def needed_columns(frame: DataFrame) -> dict[int, frozenset[str]]:
-    """Of each stream that a DataFrame is made of, by its `first_column`: the names of those columns that it needs.
+def optimised_paths(frame: DataFrame) -> list[list[Any]]:
+    """`paths` of a streaming DataFrame's plan as Spark's optimiser would have it. It takes a few tenths of a second."""
+    return paths(frame.sparkSession._jsparkSession.sessionState().optimizer().execute(plan_of(frame)))
 
-    Where that is not plain to see in its optimised plan, the stream is left out.
+
+def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[str]]:
+    """Of each stream of these `optimised_paths`, by its `first_column`: the names of those columns that are needed.
+
+    Where that is not plain to see, the stream is left out.
     """
-    optimiser = frame.sparkSession._jsparkSession.sessionState().optimizer()
     found: dict[int, set[str] | None] = {}
-    for stream, *above in paths(optimiser.execute(plan_of(frame))):
+    for stream, *above in optimised:
         # One that is used twice needs what either use does.
         known, more = found.setdefault(first_column(stream), set()), _needed(above)
         found[first_column(stream)] = None if known is None or more is None else known | more

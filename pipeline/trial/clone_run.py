@@ -16,10 +16,10 @@ from ...keep.clone.plan import Terms
 from ...keep.migrate.migrate import lines
 from ...moments.cut.graph import Cut
 from ...moments.cut.resolve import resolve
-from ...moments.diff.moments import TableDiff
 from ...moments.status.lag import lapsed
 from ...moments.take.remove import remove_pins_without_clone
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.key_share import KeyShare
 from ...store.versions import apps
 from ..api.app import App
 from ..batch.batch_report import BatchReport
@@ -60,8 +60,8 @@ class CloneRun:
     records: int = 0
     seconds: float = 0.0
     migrated: list[str] = field(default_factory=list)
-    chosen_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By stage with a table, the columns by which its rows were chosen."""
+    shares: Mapping[str, KeyShare] = field(default_factory=dict)
+    """By stage with a table, the keys whose rows were chosen."""
 
     @property
     def _keeps(self) -> bool:
@@ -107,7 +107,7 @@ class CloneRun:
                 spark = running_session()
                 assert spark is not None  # noqa: S101  it was started for the trial
                 known = shapes(program, spark)
-                program, self.chosen_by = sampled(program, known, self.stages, self.release.sample)
+                program, self.shares = sampled(program, known, self.stages, self.release.sample)
         firsts = {stage.name for stage in program.in_order() if not stage.channels} & {*self.stages}
         in_all = in_all_to_read(self.newest(), firsts, self.ends)
 
@@ -123,13 +123,12 @@ class CloneRun:
         check_reached(self.newest(), self.stages, self.ends, self.what)
         return self
 
-    def tried(self, found: tuple[TableDiff, ...]) -> Iterator[TableDiff]:
-        """Of differences of tables, those of the stages and keys that were tried."""
-        for each in found:
-            if self.release.sample is not None and each.table in self.chosen_by:
-                yield self.release.sample.changes(each, self.chosen_by[each.table])
-            elif self.release.sample is None and (not self.release.only or each.table in self.stages):
-                yield each
+    @property
+    def tried(self) -> Mapping[str, KeyShare | None] | None:
+        """The tables that were tried, each with the share of its keys, or None for all of them; None for all tables."""
+        if self.release.sample is not None:
+            return self.shares
+        return dict.fromkeys(self.stages) if self.release.only else None
 
     def newest(self) -> Cut:
         """The clone as it is now."""

@@ -1,4 +1,4 @@
-"""A fixed share of keys: a program that works on the rows of these alone, and which differences are theirs.
+"""A fixed share of keys: a program that works on the rows of these alone.
 
 The share is exact: what a stage makes of a key is made of all its records. So the rows of a stage that nothing chose
 from before are chosen by its key, and a stage behind it must have that key in its own.
@@ -10,26 +10,20 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from pyspark.sql import functions as F
-
 from ...errors import Refused, Usage
-from ...moments.diff.moments import TableDiff
-from ...store.sst.hashing import hash_keys
+from ...store.sst.key_share import SHARES, KeyShare
 from ..api.app import App
 from ..api.stage import Stage
 from ..batch.schemas import Shape
+from ..spark.shares import of_share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_PARTS = 10_000
-"""The smallest share is one of so many."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Which keys: those whose hash falls into the first `parts` of `_PARTS`."""
+    """Which keys: those whose hash falls into the first `parts` of `SHARES`."""
 
     parts: int
 
@@ -38,25 +32,18 @@ class Sample:
         """From a share as it is written: `1%`. Raises `Usage` for what is none between 0.01% and 100%."""
         number = text.strip().removesuffix("%")
         try:
-            parts = round(float(number) * _PARTS / 100)
+            parts = round(float(number) * SHARES / 100)
         except ValueError:
             parts = 0
-        if not text.strip().endswith("%") or not 1 <= parts <= _PARTS:
+        if not text.strip().endswith("%") or not 1 <= parts <= SHARES:
             raise Usage(f"--keys is {text!r}; expected a share of all keys from 0.01% to 100%, such as 1%")
         return cls(parts)
 
-    def rows(self, frame: DataFrame, key: tuple[str, ...]) -> DataFrame:
-        """The rows of a DataFrame whose key is among them."""
-        return frame.where(F.pmod(F.xxhash64(*(F.col(f"`{name}`") for name in key)), F.lit(_PARTS)) < self.parts)
 
-    def changes(self, found: TableDiff, key: tuple[str, ...]) -> TableDiff:
-        """The differences of a table whose key is among them."""
-        mine = np.mod(hash_keys(found.changes.keys, key), _PARTS) < self.parts
-        return found.only(np.flatnonzero(mine))
-
-
-def sampled(app: App, known: Mapping[str, Shape], names: Collection[str], sample: Sample) -> tuple[App, dict[str, Any]]:
-    """The program over such rows, and by stage with a table the columns that they were chosen by.
+def sampled(
+    app: App, known: Mapping[str, Shape], names: Collection[str], sample: Sample
+) -> tuple[App, dict[str, KeyShare]]:
+    """The program over such rows, and by stage with a table the keys that these have.
 
     Of the stages `names`. Raises `Refused` where a stage would get some of the records of a key, or goes by the times
     of rows of all keys.
@@ -76,13 +63,13 @@ def sampled(app: App, known: Mapping[str, Shape], names: Collection[str], sample
             by[stage.name] = before
         elif not before:
             by[stage.name] = key = app.key_of(stage)
-            stages[stage.name] = replace(stage, transform=_choosing(stage, key, sample))
+            stages[stage.name] = replace(stage, transform=_choosing(stage, KeyShare(key, sample.parts)))
         elif {*before} <= {*app.key_of(stage)}:
             by[stage.name] = before
         else:
             others = f"has the key ({', '.join(app.key_of(stage))}), of which it would get some of the records"
             raise _mixing(stage, f"{others}: rows are chosen by ({', '.join(before)})")
-    tables = {name: key for name, key in by.items() if app.stages[name].state is not None}
+    tables = {name: KeyShare(key, sample.parts) for name, key in by.items() if app.stages[name].state is not None}
     return App(app.name, stages, app.file), tables
 
 
@@ -91,10 +78,10 @@ def _chosen(app: App, stage: Stage, by: Mapping[str, tuple[str, ...]]) -> Iterat
         yield by[writer] if writer else ()
 
 
-def _choosing(stage: Stage, key: tuple[str, ...], sample: Sample) -> Any:
+def _choosing(stage: Stage, share: KeyShare) -> Any:
     def transform(*frames: DataFrame) -> Any:
         made = stage.transform(*frames)
-        return tuple(sample.rows(each, key) for each in made) if isinstance(made, tuple) else sample.rows(made, key)
+        return tuple(of_share(each, share) for each in made) if isinstance(made, tuple) else of_share(made, share)
 
     return transform
 

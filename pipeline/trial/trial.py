@@ -102,8 +102,8 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
             stack.enter_context(old.going(plan.old))
             compared = old.newest()
         news.doing("comparing")
-        found = diff(cache, StoredCut(store, compared), StoredCut(store, made.newest()), new_columns=False)
-        tables, wrong = without_all(tuple(made.tried(found)), release.allow)
+        cuts = StoredCut(store, compared), StoredCut(store, made.newest())
+        tables, wrong = without_all(diff(cache, *cuts, tables=made.tried, new_columns=False), release.allow)
         both = sink_diffs(store, open_kafka(options.kafka), old.newest(), made.newest()) if old is not None else ()
         return Trial(
             release.app,

@@ -1,8 +1,10 @@
 """Differences and histories beside a dictionary: whatever was merged, deleted, expired, cloned and collected."""
 
+from dataclasses import replace
 from itertools import islice, pairwise, product
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
@@ -12,6 +14,7 @@ from slackwater.moments.diff.moments import table_diff
 from slackwater.moments.diff.stored_rows import StoredKey, TableSide
 from slackwater.moments.diff.versions import VersionList
 from slackwater.store.sst.hashing import normalise_keys
+from slackwater.store.sst.key_share import KeyShare
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 
@@ -61,7 +64,14 @@ class DiffModel(StateModel):
                 patch.setattr(candidates, "VERSION_BYTES", 0)
             if by_ranges:
                 patch.setattr(stored_rows, "SMALL_BYTES", 0)
-            found = table_diff(STAGE, self.side(*one), self.side(*other))
+            sides = self.side(*one), self.side(*other)
+            found = table_diff(STAGE, *sides)
+            key = tuple(sides[0].key)
+            share = KeyShare(key if by_ranges else key[:1], 4_000)
+            some = table_diff(STAGE, *(replace(side, share=share) for side in sides))
+        of_share = found.only(np.flatnonzero(share.of_rows(found.changes.keys)))
+        assert [*map(repr, some.changes)] == [*map(repr, of_share.changes)]
+        assert (some.added, some.removed, some.changed) == (of_share.added, of_share.removed, of_share.changed)
         before, after = (self.states[place].shown() for place in (one, other))
         expected = {
             form: (before.get(form), after.get(form))

@@ -19,7 +19,7 @@ from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.wake import PlannerFiles
-from slackwater.pipeline.spark.plans import first_column, needed_columns, plan_of
+from slackwater.pipeline.spark.plans import first_column, needed_columns, optimised_paths, plan_of
 
 KINDS = {
     "binary": BinaryType(),
@@ -79,7 +79,7 @@ def test_without_the_columns_that_it_does_not_need_a_function_gives_the_same_row
     assert spark is not None
     function, expected = FUNCTIONS[name]
     stream = spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri())
-    needed = needed_columns(function(stream)).get(first_column(plan_of(stream)))
+    needed = needed_columns(optimised_paths(function(stream))).get(first_column(plan_of(stream)))
     assert needed == expected
     whole = spark.createDataFrame(ROWS, TOPIC_SCHEMA)
     kept = ALL if needed is None else needed
@@ -100,8 +100,8 @@ def test_each_of_two_streams_has_its_own_and_of_one_that_is_used_twice_both_uses
     one, two = (spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri()) for _ in range(2))
     first, second = first_column(plan_of(one)), first_column(plan_of(two))
     united = one.select("key", "offset").union(two.select("value", "offset"))
-    assert needed_columns(united) == {first: {"key", "offset"}, second: {"value", "offset"}}
-    known = needed_columns(one.select("key").union(one.select("value")))
+    assert needed_columns(optimised_paths(united)) == {first: {"key", "offset"}, second: {"value", "offset"}}
+    known = needed_columns(optimised_paths(one.select("key").union(one.select("value"))))
     assert all(columns in ({"key"}, {"value"}, {"key", "value"}) for columns in known.values())
 
 

@@ -19,6 +19,7 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.trial.sample import Sample, sampled, up_to
 from slackwater.store.objects.open import open_store
+from slackwater.store.sst.key_share import KeyShare
 from slackwater.store.versions import apps
 
 from tests.support.running import SLACKWATER, TWO_STAGES, Ledger
@@ -168,7 +169,7 @@ def test_a_share_of_keys_is_refused_where_a_stage_mixes_them(kafka: EmbeddedKafk
         sampled(app, known, stages, Sample.of("1%"))
     some = up_to(app, ["latest"])
     assert some == ("entries", "latest")
-    assert sampled(app, known, some, Sample.of("1%"))[1] == {"latest": ("account",)}
+    assert sampled(app, known, some, Sample.of("1%"))[1] == {"latest": KeyShare(("account",), 100)}
     for wrong in ("1", "0%", "101%", "a%"):
         with pytest.raises(Usage, match="expected a share of all keys"):
             Sample.of(wrong)
