@@ -54,7 +54,7 @@ class Notes(Generic[T]):
     name: Callable[[T], str | int]
     """What one is called in it. Numbers sort as such."""
     app: Callable[[T], str] | None = None
-    """The app that it says it is of, for kinds that do."""
+    """The app, or whatever the folder is of, that it says it is of, for kinds that do."""
 
     def key(self, note: T, *of: str) -> str:
         """Under which key it belongs."""
