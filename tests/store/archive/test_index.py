@@ -11,7 +11,7 @@ from slackwater.store.archive.index import Index
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.versions import horizon, keys
 
-from tests.support.archives import BY, append, put
+from tests.store.archive.small_archives import BY, append, put
 
 APP, TOPIC = "shop", "orders"
 PREFIX = "shop/input/orders/"

@@ -12,7 +12,7 @@ from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.reading import Archive
 from slackwater.store.objects.memory import MemoryStore
 
-from tests.support.archives import BY, append, put, records
+from tests.store.archive.small_archives import BY, append, put, records
 
 APP, TOPIC = "shop", "orders"
 EMPTY = index.empty(APP, TOPIC)
