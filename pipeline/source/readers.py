@@ -24,7 +24,8 @@ from ... import instants
 from ...fold.records import Position, ranges
 from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
-from ..kafka.messages import decode, read_rows, topic_columns
+from ..kafka.columns import topic_columns
+from ..kafka.messages import decode, read_rows
 from ..kafka.open import open_kafka
 from ..kafka.patience import patience_with
 from ..kafka.protocol import Kafka
