@@ -20,9 +20,9 @@ _LOST = "gone from Kafka"
 _ANOTHER = "of a topic that was deleted and made anew since"
 
 
-def archived(kafka: Kafka, store: ObjectStore, app: str, also: Iterable[str] = ()) -> ArchivedKafka:
-    """Kafka as an app's past is read: with the archives of the app, and of those that it came from, behind it."""
-    return ArchivedKafka(kafka, Archives(store, app, also))
+def archived(kafka: Kafka, store: ObjectStore, *apps: str) -> ArchivedKafka:
+    """Kafka as the past of apps is read: with their archives, and of those that they came from, behind it."""
+    return ArchivedKafka(kafka, Archives(lambda: store, *apps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,11 @@ class Columns:
 
     def records(self) -> pa.RecordBatch:
         """All of them, as an archive has them."""
-        return pa.RecordBatch.from_arrays([self._get(name) for name in SCHEMA.names], schema=SCHEMA)
+        return self.of(SCHEMA)
+
+    def of(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Those of some columns of an archive."""
+        return pa.RecordBatch.from_arrays([self._get(name) for name in schema.names], schema=schema)
 
     def _get(self, name: str) -> pa.Array:
         if name not in self._made:
@@ -87,8 +91,7 @@ class Columns:
         found = [message.headers() for message in self._messages]
         if not any(found):
             return pa.nulls(len(found), HEADERS)
-        named = [each and [{"key": name, "value": value} for name, value in each] for each in found]
-        return pa.array(named, HEADERS)
+        return pa.array([[{"key": n, "value": v} for n, v in each] if each else None for each in found], HEADERS)
 
 
 def topic_columns(messages: Sequence[Message], needed: Collection[str] | None = None) -> list[pa.Array]:

@@ -9,8 +9,8 @@ A topic that was deleted and made again under its name counts its offsets from 0
 and its archive is another one, of the next `life`: records of the two never mix.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import CommitConflict
-from ..objects.protocol import ObjectStore
+from ..objects.protocol import ObjectInfo, ObjectStore
 from ..versions import checks, horizon, keys, limits
 from ..versions.checks import Wrong
 from ..versions.notes import Notes
@@ -72,6 +72,9 @@ class Index(Struct, frozen=True):
     """host:pid or user@host of whoever made it, for people."""
     topic_id: limits.Line = ""
     """Kafka's id of the topic; empty where the brokers do not say."""
+    begins: limits.Offsets = ()
+    """Where the app stood when the archive was begun, by partition: what it read from there on is to be here. Of
+    partitions that came since, 0."""
     objects: Annotated[tuple[ArchiveObject, ...], Meta(max_length=limits.MAX_SSTS)] = ()
     """In the order in which they were appended."""
     covered: Extents = ()
@@ -103,6 +106,12 @@ class Index(Struct, frozen=True):
     def gaps(self) -> Extents:
         """What it lacks between what it has, and never had."""
         return extents.minus(extents.gaps((*self.thinned, *self.covered)), self.thinned)
+
+    def owes(self, ends: Sequence[int]) -> Extents:
+        """What it lacks of what was read since it was begun, up to these offsets, by partition."""
+        starts = zip_longest(self.begins, ends, fillvalue=0)
+        read = (extents.Extent(partition, first, end) for partition, (first, end) in enumerate(starts))
+        return extents.minus((each for each in read if each.first < each.end), (*self.covered, *self.thinned))
 
     def lacks(self, partition: int, first: int, end: int) -> Extents:
         """Of a range of offsets, what cannot be read here."""
@@ -157,9 +166,13 @@ def empty(app: str, topic: str, life: int = 1, topic_id: str = "") -> Index:
     return Index(app, topic, life, 0, str(ULID()), "", 0, "", topic_id)
 
 
-def newest(store: ObjectStore, app: str, topic: str, life: int = 1) -> Index | None:
-    """What an archive holds; None where there is none. A listing, and a read. Raises `Corruption`, `Unavailable`."""
-    return INDEXES.newest(store, keys.archive(app, keys.archive_folder(topic, life)))
+def newest(store: ObjectStore, app: str, topic: str, life: int = 1, *, known: Index | None = None) -> Index | None:
+    """What an archive holds; None where there is none. A listing, and a read. Raises `Corruption`, `Unavailable`.
+
+    What was `known` earlier makes the listing short, where the archive was changed often.
+    """
+    prefix, after = keys.archive(app, keys.archive_folder(topic, life)), max(known.number - 1, 0) if known else 0
+    return INDEXES.newest(store, prefix, after=after)
 
 
 def topics(store: ObjectStore, app: str) -> dict[str, int]:
@@ -181,12 +194,21 @@ def all_of(store: ObjectStore, app: str) -> Iterator[Index]:
 
 
 def change(
-    store: ObjectStore, app: str, topic: str, update: Update, *, life: int = 1, by: str, now_ms: int, topic_id: str = ""
+    store: ObjectStore,
+    app: str,
+    topic: str,
+    update: Update,
+    *,
+    life: int = 1,
+    by: str,
+    now_ms: int,
+    topic_id: str = "",
+    known: Index | None = None,
 ) -> Index:
     """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest.
 
     Returns the one that was made, or the newest where `update` changes nothing; without an archive that gets an
-    `empty` one, of `topic_id`.
+    `empty` one, of `topic_id`. `known` is one that was the newest.
 
     Raises `CommitConflict` where others kept winning the race, `Corruption`, `Unavailable`, and `Unstorable`.
     """
@@ -194,7 +216,7 @@ def change(
     for _ in range(_ATTEMPTS):
         clock = horizon.freshness(store)
         began = clock.now()
-        head = newest(store, app, topic, life) or empty(app, topic, life, topic_id)
+        head = newest(store, app, topic, life, known=known) or empty(app, topic, life, topic_id)
         made = update(head)
         if made is None:
             return head
@@ -213,6 +235,21 @@ def change(
     )
 
 
+def change_of(store: ObjectStore, archive: Index, update: Update, *, by: str, now_ms: int) -> Index:
+    """The same for an archive of which an index is known, that was the newest. Returns and raises as `change`."""
+    return change(
+        store,
+        archive.app,
+        archive.topic,
+        update,
+        life=archive.life,
+        by=by,
+        now_ms=now_ms,
+        topic_id=archive.topic_id,
+        known=archive if archive.number else None,
+    )
+
+
 def _counts(store: ObjectStore, made: Index) -> bool:
     """Whether an index that took long to be put is not below one that knows nothing of it, its number swept since."""
     after = INDEXES.find(store, made.number + 1, made.prefix)
@@ -220,6 +257,11 @@ def _counts(store: ObjectStore, made: Index) -> bool:
         return after.follows == made.id
     found = INDEXES.newest(store, made.prefix)
     return found is None or found.number <= made.number
+
+
+def begun(at: Sequence[int]) -> Update:
+    """Begin an archive where an app stands, by partition. Changes nothing where it is begun already."""
+    return lambda head: None if head.number else replace(head, begins=tuple(at))
 
 
 def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
@@ -280,3 +322,18 @@ def thinned(before_ms: int) -> Update:
         )
 
     return update
+
+
+def sweep(store: ObjectStore, listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> int:
+    """Delete those of an archive's indexes, all of them in order, that were replaced so long ago; how many.
+
+    By storage's clock, of which the newest index is what is known here: one that goes was replaced before that, and
+    whoever was about to replace it finds its successor.
+    """
+    if not listed:
+        return 0
+    before_ms = listed[-1].modified_ms - margin_ms
+    old = [each for each, after in pairwise(listed) if after.modified_ms < before_ms]
+    for info in old:
+        store.delete(info.key)
+    return len(old)

@@ -72,8 +72,7 @@ def merge(store: ObjectStore, archive: Index, inputs: Sequence[ArchiveObject], *
     extents = union(*(each.extents for each in inputs))
     output, data = writer.finish(index.new_object(archive), extents, max(each.read_ms for each in inputs))
     store.put(output.object, data)
-    update = index.merged(inputs, output)
-    made = index.change(store, archive.app, archive.topic, update, life=archive.life, by=by, now_ms=now_ms)
+    made = index.change_of(store, archive, index.merged(inputs, output), by=by, now_ms=now_ms)
     if all(each.object != output.object for each in made.objects):
         with suppress(OSError):  # nobody names it: a collection takes it otherwise
             store.delete(output.object)

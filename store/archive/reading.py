@@ -1,7 +1,7 @@
 """Reading an archive: the records of a range of offsets, out of whichever objects have them."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -118,11 +118,12 @@ class TopicArchives:
 class Archives:
     """The archives from which an app's past may be read: its own, and those of the apps that it was cloned from.
 
-    `also` are further apps, such as that of which a backfill computes a column. What is found is known for a while.
+    Of several apps, such as one that computes a column and the one it computes it for, those of all. `opened` gives the
+    store, when there is something to be read there. What is found is known for a while.
     """
 
-    def __init__(self, store: ObjectStore, app: str, also: Iterable[str] = (), *, fresh_s: float = 30.0) -> None:
-        self._store, self._apps, self._fresh_s = store, (app, *also), fresh_s
+    def __init__(self, opened: Callable[[], ObjectStore], *apps: str, fresh_s: float = 30.0) -> None:
+        self._opened, self._apps, self._fresh_s = opened, apps, fresh_s
         self._known: dict[str, tuple[float, TopicArchives]] = {}
 
     def of(self, topic: str) -> TopicArchives:
@@ -140,7 +141,7 @@ class Archives:
     def _find(self, topic: str) -> Iterator[Archive]:
         seen: set[tuple[str, str]] = set()
         for app in self._apps:
-            store, name = self._store, app
+            store, name = self._opened(), app
             while (store.url, name) not in seen:
                 seen.add((store.url, name))
                 life = topics(store, name).get(topic)
