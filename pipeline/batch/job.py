@@ -73,9 +73,9 @@ class StageConfig:
     retry: Callable[["Batch"], Written] | None = None
     """Puts the rejected records that wait through, as a batch of their own."""
     archives: tuple[str, ...] = ()
-    """Apps in whose input archives what Kafka has lost of users' topics is read."""
+    """Apps in whose input archives is read what Kafka has lost."""
     input_spools: Mapping[str, str] = field(default_factory=dict)
-    """By the users' topics that are archived, the folder in which readers leave what they have fetched."""
+    """By the topics that are archived, the folder in which readers leave what they have fetched."""
 
 
 @dataclass(slots=True)

@@ -144,7 +144,7 @@ def run(
 def _archiver(
     start: Start, options: Options, retention: Retention, spark: SparkSession, news: News, stack: ExitStack
 ) -> tuple[Archiver | None, InputSpool | None]:
-    """What archives users' topics, if any are, and where readers leave them for it, if that is this machine."""
+    """What archives what is read, if anything does, and where readers leave it for that, if that is this machine."""
     if not (options.archive and retention.archives):
         return None, None
     claimer, spool = start.claimer, None
@@ -167,8 +167,8 @@ def _archiver(
 
 
 def _topics_of(claimed: Mapping[str, Manifest], retention: Retention, folder: str) -> dict[str, str]:
-    """The folder for each users' topic that is archived."""
-    read = {at.topic for head in claimed.values() for at in head.inputs.values() if not at.upstream}
+    """The folder for each topic that is archived."""
+    read = {at.topic for head in claimed.values() for at in head.inputs.values()}
     return {topic: folder for topic in read if retention.input_of(topic) is not None}
 
 

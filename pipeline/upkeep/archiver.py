@@ -1,4 +1,4 @@
-"""What committed batches read of users' topics, appended to the app's input archive, in a thread beside the batches.
+"""What committed batches read, appended to the app's input archive, in a thread beside the batches.
 
 Readers have left it in a spool on this machine; what is not there (tasks on other machines, a crash) is read from Kafka
 again. Nothing waits for it: the manifests say what was read, and the archive's index what it has of that, so the next
@@ -112,7 +112,7 @@ class Archiver:
             self._heads[head.stage] = head
             for name, at in head.inputs.items():
                 keep_ms = self._keep_ms(at.topic)
-                if at.upstream or keep_ms is None:
+                if keep_ms is None:
                     continue
                 topic = self._topics.setdefault(at.topic, _Topic(at.topic, keep_ms))
                 known = before.inputs.get(name) if before is not None else None
