@@ -76,7 +76,9 @@ class StoredApp(AppReleases):
             )
         self._check_protected("to rewind it", yes_really, dry_run=dry_run)
         client, now_ms = self._client, instants.now_ms()
-        channels = None if keep_offsets else client.known_channels("which holds what is to be read once more")
+        channels = (
+            None if keep_offsets else client.known_channels("which holds what is to be read once more", self.name)
+        )
         done = rewind(
             client.store,
             self.name,
@@ -87,7 +89,7 @@ class StoredApp(AppReleases):
             cache=client.cache,
             fence=fence,
             dry_run=dry_run,
-            reader=channels or client.channels(),
+            reader=channels or client.channels_of(self.name),
         )
         client.note_thinned(done.plan.ref, done.plan.to.thinned)
         return maintenance.rewound(done, client.flags, dry_run=dry_run)

@@ -72,8 +72,6 @@ class StageConfig:
     """Computes a batch that failed without the records to blame, or raises its error; None where none are rejected."""
     retry: Callable[["Batch"], Written] | None = None
     """Puts the rejected records that wait through, as a batch of their own."""
-    archives: tuple[str, ...] = ()
-    """Apps in whose input archives is read what Kafka has lost."""
     input_spools: Mapping[str, str] = field(default_factory=dict)
     """By the topics that are archived, the folder in which readers leave what they have fetched."""
 

@@ -22,6 +22,7 @@ from ..batch.job import StageConfig
 from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer, KafkaChannels
+from ..kafka.open import open_kafka
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..source.checkpoint import Checkpoint
@@ -155,7 +156,7 @@ def _archiver(
         Archiver(
             start.store,
             claimer.app.name,
-            claimer.kafka,
+            open_kafka(options.kafka),
             retention.input_of,
             spool=spool,
             by=claimer.by,
@@ -235,6 +236,7 @@ def _build(
             str(spool) if limits.max_unflushed else "",
             elsewhere=not local,
             s3_settings=options.s3,
+            archives=options.archives,
         )
         rejecter = None
         if stage.on_error == "reject":
@@ -250,7 +252,6 @@ def _build(
             prefetch=options.prefetch and local,
             rescue=rejecter.rescue if rejecter else None,
             retry=rejecter.retry if rejecter else None,
-            archives=(app, *options.archives),
             input_spools=input_spools,
         )
         runner = StageRunner(
