@@ -216,8 +216,8 @@ class StoredApp(AppReleases):
         """Collect versions that retention lets go, and objects that nothing has named for `margin_ms`, an hour or more.
 
         With `explained`, an object, it only says why that is kept, or not. `rules` are `all_ms`, `hourly_ms`,
-        `daily_ms` and `versions`, before those of the settings. Raises `Usage` for a shorter margin, and `NotFound`
-        for the app or the object.
+        `daily_ms`, `versions` and `input_ms`, before those of the settings. Raises `Usage` for a shorter margin, and
+        `NotFound` for the app or the object.
         """
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)

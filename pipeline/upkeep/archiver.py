@@ -24,6 +24,7 @@ from ...store.archive.extents import Extent, Extents, common, count, minus, unio
 from ...store.archive.index import INDEXES, Index
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
+from ...store.versions.apps import read_app
 from ...store.versions.manifest import Manifest
 from ..kafka.columns import Columns
 from ..kafka.protocol import Kafka
@@ -205,6 +206,7 @@ class Archiver:
         """Find the archive of the topic as Kafka has it now, or begin one where the stages stand."""
         with self._lock:
             stands = list(topic.first.values())
+        read_app(self._store, self._app)  # one that was removed shall not be there again
         topic_id, known = self._kafka.topic_id(topic.name), topic.head
         life = known.life if known is not None else index.topics(self._store, self._app).get(topic.name, 1)
         head = index.newest(self._store, self._app, topic.name, life, known=known)
@@ -297,7 +299,8 @@ class Archiver:
             topic.head = merge.merge(self._store, topic.head, inputs, by=self._by, now_ms=instants.now_ms())
         if topic.head.number - topic.swept >= _SWEEP_EVERY:
             topic.swept = topic.head.number
-            index.sweep(self._store, INDEXES.listed(self._store, topic.head.prefix))
+            for info in index.replaced(INDEXES.listed(self._store, topic.head.prefix)):
+                self._store.delete(info.key)
 
 
 def _sources(wanted: Extents, spooled: Sequence[Spooled]) -> Iterator[tuple[Extent, Spooled | None]]:

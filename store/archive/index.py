@@ -324,16 +324,11 @@ def thinned(before_ms: int) -> Update:
     return update
 
 
-def sweep(store: ObjectStore, listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> int:
-    """Delete those of an archive's indexes, all of them in order, that were replaced so long ago; how many.
+def replaced(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
+    """Of an archive's indexes, all of them in order, those that were replaced so long ago.
 
-    By storage's clock, of which the newest index is what is known here: one that goes was replaced before that, and
-    whoever was about to replace it finds its successor.
+    By storage's clock, of which the newest index is what is known here. Deleted in this order, none is missed by who
+    was about to replace it: its successor is there.
     """
-    if not listed:
-        return 0
-    before_ms = listed[-1].modified_ms - margin_ms
-    old = [each for each, after in pairwise(listed) if after.modified_ms < before_ms]
-    for info in old:
-        store.delete(info.key)
-    return len(old)
+    before_ms = listed[-1].modified_ms - margin_ms if listed else 0
+    return [each for each, after in pairwise(listed) if after.modified_ms < before_ms]
