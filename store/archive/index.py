@@ -70,6 +70,8 @@ class Index(Struct, frozen=True):
     time_ms: limits.TimeMs
     by: limits.Line
     """host:pid or user@host of whoever made it, for people."""
+    begun_ms: limits.TimeMs = 0
+    """When its first index was made."""
     topic_id: limits.Line = ""
     """Kafka's id of the topic; empty where the brokers do not say."""
     begins: limits.Offsets = ()
@@ -163,7 +165,7 @@ def new_object(index: Index) -> str:
 
 def empty(app: str, topic: str, life: int = 1, topic_id: str = "") -> Index:
     """An archive that does not exist yet."""
-    return Index(app, topic, life, 0, str(ULID()), "", 0, "", topic_id)
+    return Index(app, topic, life, 0, str(ULID()), "", 0, "", topic_id=topic_id)
 
 
 def newest(store: ObjectStore, app: str, topic: str, life: int = 1, *, known: Index | None = None) -> Index | None:
@@ -221,7 +223,13 @@ def change(
         if made is None:
             return head
         made = replace(
-            made, number=head.number + 1, id=str(ULID()), follows=head.id if head.number else "", time_ms=now_ms, by=by
+            made,
+            number=head.number + 1,
+            id=str(ULID()),
+            follows=head.id if head.number else "",
+            time_ms=now_ms,
+            by=by,
+            begun_ms=head.begun_ms if head.number else now_ms,
         )
         if INDEXES.add(store, made) != made:
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -170,19 +170,30 @@ def fetch(store: ObjectStore, one: ArchiveObject) -> bytes:
     return data
 
 
+def opened(store: ObjectStore, one: ArchiveObject, failed: Callable[[Exception], None]) -> pa.PythonFile:
+    """An object as a file, of which what is read is fetched. `failed` is told of what goes wrong as it is read.
+
+    Raises `Corruption` and `Unavailable` as `fetch` for what is read at once, the footer.
+    """
+    return pa.PythonFile(_open(store, one, failed), mode="r")
+
+
+def _open(store: ObjectStore, one: ArchiveObject, failed: Callable[[Exception], None]) -> _Pieces:
+    if one.bytes <= _WHOLE_BYTES:
+        return _Pieces(store, one, {0: fetch(store, one)}, failed)
+    pieces = _Pieces(store, one, {}, failed)
+    footer = pieces.get(one.bytes - one.footer_bytes, one.footer_bytes)
+    if (found := xxhash.xxh3_128_hexdigest(footer)) != one.footer_checksum:
+        raise damaged(one, f"expected checksum {one.footer_checksum} of its footer, found {found}")
+    return pieces
+
+
 class ArchivedRecords:
     """One object in the store, of which only the row groups are read that are asked for, each once in a row."""
 
     def __init__(self, store: ObjectStore, one: ArchiveObject) -> None:
         """Read the footer, or all of a small object. Raises `Corruption` and `Unavailable` as `fetch`."""
-        self._one = one
-        if one.bytes <= _WHOLE_BYTES:
-            self._pieces = _Pieces(store, one, {0: fetch(store, one)})
-        else:
-            self._pieces = _Pieces(store, one, {})
-            footer = self._pieces.get(one.bytes - one.footer_bytes, one.footer_bytes)
-            if (found := xxhash.xxh3_128_hexdigest(footer)) != one.footer_checksum:
-                raise damaged(one, f"expected checksum {one.footer_checksum} of its footer, found {found}")
+        self._one, self._pieces = one, _open(store, one, lambda _error: None)
         try:
             file = pa.PythonFile(self._pieces, mode="r")
             self._file = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
@@ -251,9 +262,11 @@ def _names(schema: pa.Schema) -> str:
 class _Pieces(io.RawIOBase):
     """An object as a file, of which some pieces are here and others are read when they are asked for."""
 
-    def __init__(self, store: ObjectStore, one: ArchiveObject, found: dict[int, bytes]) -> None:
+    def __init__(
+        self, store: ObjectStore, one: ArchiveObject, found: dict[int, bytes], failed: Callable[[Exception], None]
+    ) -> None:
         super().__init__()
-        self._store, self._one, self._found, self._at = store, one, found, 0
+        self._store, self._one, self._found, self._at, self._failed = store, one, found, 0, failed
         self._keep = frozenset(found)
 
     def get(self, start: int, length: int) -> bytes:
@@ -301,6 +314,14 @@ class _Pieces(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         length = self._one.bytes - self._at if size < 0 else min(size, self._one.bytes - self._at)
         found = self._piece(self._at, length)
-        data = self.get(self._at, length) if found is None else found
-        self._at += len(data)
-        return data
+        if found is None:
+            try:
+                # Who reads the whole of it, a piece at a time, does not keep them.
+                found = self._store.get_range(self._one.object, self._at, length)
+                if len(found) != length:
+                    raise damaged(self._one, f"expected {length} bytes from {self._at} on, found {len(found)}")
+            except Exception as error:
+                self._failed(error)
+                raise
+        self._at += length
+        return found

@@ -122,14 +122,17 @@ class Archives:
     store, when there is something to be read there. What is found is known for a while.
     """
 
-    def __init__(self, opened: Callable[[], ObjectStore], *apps: str, fresh_s: float = 30.0) -> None:
-        self._opened, self._apps, self._fresh_s = opened, apps, fresh_s
+    def __init__(
+        self, opened: Callable[[], ObjectStore], *apps: str, fresh_s: float = 30.0, at_ms: int | None = None
+    ) -> None:
+        self._opened, self._apps, self._fresh_s, self._at_ms = opened, apps, fresh_s, at_ms
         self._known: dict[str, tuple[float, TopicArchives]] = {}
 
     def of(self, topic: str) -> TopicArchives:
-        """The archives of a topic, the nearest app's first; of topics made anew under the name, that of the last one.
+        """The archives of a topic, the nearest app's first.
 
-        A few requests for each app. Raises `Corruption` and `Unavailable`.
+        Of topics made anew under the name it is that of the last one, or of the last one that had begun `at_ms`. A few
+        requests for each app. Raises `Corruption` and `Unavailable`.
         """
         now_s = time.monotonic()
         at_s, found = self._known.get(topic, (now_s - self._fresh_s - 1, TopicArchives(())))
@@ -144,9 +147,11 @@ class Archives:
             store, name = self._opened(), app
             while (store.url, name) not in seen:
                 seen.add((store.url, name))
-                life = topics(store, name).get(topic)
-                if life is not None and (index := newest(store, name, topic, life)) is not None:
-                    yield Archive(store, index)
+                for life in range(topics(store, name).get(topic, 0), 0, -1):
+                    index = newest(store, name, topic, life)
+                    if index is not None and (life == 1 or self._at_ms is None or index.begun_ms <= self._at_ms):
+                        yield Archive(store, index)
+                        break
                 info = find_app(store, name)
                 if info is None or info.origin is None or info.origin.deep:
                     break

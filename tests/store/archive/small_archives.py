@@ -39,7 +39,8 @@ def put(
 ) -> ArchiveObject:
     """One object with a record at each of these offsets but those in `gaps`."""
     rows = [
-        records(each.partition, (at for at in range(each.first, each.end) if at not in gaps), **of) for each in extents
+        records(each.partition, (at for at in range(each.first, each.end) if at not in gaps), topic=archive.topic, **of)
+        for each in extents
     ]
     return objects.write(store, index.new_object(archive), rows, extents, read_ms)
 
