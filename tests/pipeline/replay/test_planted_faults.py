@@ -240,9 +240,9 @@ def test_it_does_with_nothing_left_in_kafka_where_the_input_was_archived(ledger:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(20, 25))
+@pytest.mark.parametrize("seed", range(20, 28))
 def test_so_does_every_fault_of_a_hundred_with_nothing_left_in_kafka(ledger: Ledger, seed: int) -> None:
-    assert check(ledger, seed, empties=True) == {"record": PHASES * KINDS}
+    assert check(ledger, seed, phases=2, empties=True) == {"record": 2 * KINDS}
 
 
 @pytest.mark.soak
