@@ -4,6 +4,7 @@ A request is one object, which a running app finds by a notice that there is one
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Literal
 
 from msgspec import Struct
@@ -239,7 +240,7 @@ def _left(index: Forgotten, captured: Captured) -> Captured:
             objects.append(CapturedObject(now.key, now.rows, now.bytes, now.checksum))
     if gone == captured.forgotten:
         return captured
-    counts = tuple(had - less for had, less in zip(captured.counts, gone, strict=True)) if captured.counts else ()
+    counts = tuple(had - less for had, less in zip_longest(captured.counts, gone, fillvalue=0)) if captured.counts else ()
     return replace(captured, objects=tuple(objects), counts=counts, forgotten=gone)
 
 

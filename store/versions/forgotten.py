@@ -10,15 +10,17 @@ forgotten; and again where a manifest says that there is a newer one (`Manifest.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 from threading import Lock
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...errors import CommitConflict
+from ... import instants
+from ...errors import CommitConflict, Refused
 from ..objects.protocol import ObjectStore
-from . import checks, keys, limits
+from . import checks, keys, limits, notes
 from .checks import Wrong
 from .manifest import Manifest, Sst
 from .notes import Notes
@@ -92,8 +94,8 @@ class Forgotten(Struct, frozen=True):
 
 
 def added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """The sum of two counts by Kafka partition, either of which may be empty for nothing."""
-    return tuple(map(int.__add__, one, other)) if one and other else one or other
+    """The sum of two counts by Kafka partition, either of which may be shorter, or empty for nothing."""
+    return tuple(has + more for has, more in zip_longest(one, other, fillvalue=0))
 
 
 INDEXES = Notes(Forgotten, keys.forgotten, lambda each: each.number, app=lambda each: each.app)
@@ -186,3 +188,41 @@ def change(
                 _known.setdefault(store, {})[app] = made
             return made
     raise CommitConflict(f"others kept forgetting keys of {app} at the same moment", version=0, hint="try again")
+
+
+class Forgetting(Struct, frozen=True):
+    """The note that keys are being forgotten in an app, and in those that have its SSTs: each has one."""
+
+    id: limits.Ulid
+    of: limits.Name
+    """The app that it was asked of."""
+    by: limits.Line
+    time_ms: limits.TimeMs
+    salt: limits.Line
+    digest: limits.Checksum
+    """Of the keys, with the salt: tells whether the same ones are asked for again. It goes with the note."""
+
+
+def find_forgetting(store: ObjectStore, app: str) -> Forgetting | None:
+    """The note, where keys are being forgotten in an app. One request. Raises `Corruption` and `Unavailable`."""
+    return notes.find(store, keys.forgetting(app), Forgetting)
+
+
+def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
+    """Write the note, unless there is one; the one that is there. One request, or two."""
+    return notes.add(store, keys.forgetting(app), note)
+
+
+def end(store: ObjectStore, app: str) -> None:
+    """Take the note away. One request."""
+    store.delete(keys.forgetting(app))
+
+
+def check_none(store: ObjectStore, app: str, what: str) -> None:
+    """Raise `Refused` where keys are being forgotten in an app; `what` cannot be done meanwhile. One request."""
+    if (note := find_forgetting(store, app)) is not None:
+        raise Refused(
+            f"{note.by} forgets keys of {note.of} since {instants.iso(note.time_ms)}: {what} meanwhile",
+            hint="let that end, and try again; if it broke off, `slackwater forget` with the same keys finishes it, and "
+            f"`slackwater forget {note.of} --give-up` ends it for those who do not have them",
+        )
