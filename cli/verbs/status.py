@@ -6,7 +6,21 @@ from pathlib import Path
 
 from ...durations import HOUR_MS
 from ...errors import Usage
-from ..options import APP, KEY, REF, TABLE, argument, flag, key_values, option, program, span
+from ..options import (
+    APP,
+    FORGOTTEN_KEY,
+    FORGOTTEN_KEYS,
+    KEY,
+    REF,
+    TABLE,
+    Many,
+    argument,
+    flag,
+    key_values,
+    option,
+    program,
+    span,
+)
 from ..session import Session, verb
 
 
@@ -158,19 +172,37 @@ _TELL_S = 1.0
     "slackwater verify flights@before-deploy",
     "slackwater verify flights@before-deploy --deep   # every byte, every row, the whole history",
     "slackwater verify flights --json                 # all differences, for machines",
+    "slackwater verify flights --forgotten --key aircraft=N14228 --deep",
     kafka=True,
 )
 def verify(
     session: Session,
     ref: str = REF,
     deep: bool = flag("--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."),
+    forgotten: bool = flag("--forgotten", "Instead, look whether anything of the app holds keys that were forgotten."),
+    key: Many = FORGOTTEN_KEY,
+    keys: list[Path] | None = FORGOTTEN_KEYS,
 ) -> None:
     """Prove that a moment is whole: that it is consistent, complete and undamaged.
 
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.
+
+    With --forgotten and keys: that no object of the app and its clones holds one of them, of no version; and what is
+    out of reach. The keys are asked for again, because nothing that is stored says which they were.
     """
     from ...results.status import verification
+
+    if forgotten != bool(key or keys):
+        raise Usage("--forgotten goes with --key TABLE=KEY, or --keys FILE: nothing stored says which keys they were")
+    if forgotten:
+        if "@" in ref or "/" in ref:
+            raise Usage(f"--forgotten is of a whole app and all its versions; expected APP, found {ref}")
+        with session.progress() as progress:
+            session.show(
+                session.app(ref).verify_forgotten(key or (), files=keys or (), deep=deep, on_progress=progress)
+            )
+        return
 
     last_s = time.monotonic()
     with session.progress() as progress:

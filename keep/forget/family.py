@@ -71,12 +71,13 @@ def _clones(of: Member) -> Iterator[Member]:
     for root in sorted({"", *(pin.clone_root for pin in pins)}):
         where = of.store.at(root)
         for name in apps.list_cloning(where):
-            if (note := apps.find_cloning(where, name)) is not None and note.info.origin is not None:
-                if note.info.origin.app == of.app and note.root in ("", of.store.url):
-                    raise Refused(
-                        f"a clone of {of.app}, {name}, is being made: it would have what is to be forgotten",
-                        hint="let it end, or type it again if it broke off; then forget the key",
-                    )
+            note = apps.find_cloning(where, name)
+            origin = note.info.origin if note is not None and note.root in ("", of.store.url) else None
+            if origin is not None and origin.app == of.app:
+                raise Refused(
+                    f"a clone of {of.app}, {name}, is being made: it would have what is to be forgotten",
+                    hint="let it end, or type it again if it broke off; then forget the key",
+                )
         for other, objects in shared(of.store, of.app, root):
             # One that has merged all that it shared has the rows all the same.
             if objects or (root, other) in living:
@@ -102,7 +103,7 @@ def _check_lives_from_none(me: Member) -> None:
 
 
 def check_tables(me: Member, asked: Asked) -> None:
-    """Raise `NotFound` where no stage of an app ever had a table of that name, and `Refused` for one of rejected ones."""
+    """Raise `NotFound` where no stage of an app had a table of that name, and `Refused` for one of rejected records."""
     has = {head.stage for head in me.heads.values() if head.table is not None}
     was = {each.stage for head in me.heads.values() for each in head.formerly if head.table is not None}
     for table in asked.tables:

@@ -17,7 +17,6 @@ from ...store.compaction.rewrite import Chosen, of_keys, whole_blocks
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import Block, read_whole
 from ...store.read.multi_get import multi_get
-from ...store.sst.hashing import hash_keys
 from ...store.sst.types import HASH
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest, Sst, Table
@@ -27,7 +26,7 @@ from ..gc.inventory import many
 from .asked import Asked, Keys
 from .family import Member
 from .words import Words, holding
-
+Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)
 """Before all times: then nothing has expired."""
 _SSTS = "SST"
@@ -45,7 +44,8 @@ class Held:
     root: str
     object: str
     what: str
-    """`SST`, `rejected records`, `records in flight`, `input archive`, `edit` or `log of operations`."""
+    """`SST`, `rejected records`, `records in flight`, `input archive`, `edit`, `log of operations`; or, where somebody
+    looked into everything, `a value` or `a text`."""
     table: str
     """The table, channel or topic; empty for none."""
     bytes: int
@@ -82,6 +82,8 @@ class Search:
     seen: set[str] = field(default_factory=set)
     _known: dict[str, set[str]] = field(default_factory=dict)
     """By stage, all SSTs that its versions were found to name."""
+    looked_into: int = 0
+    """Objects."""
     _read_up_to: dict[str, int] = field(default_factory=dict)
     _keys: dict[tuple[str, Table], Keys] = field(default_factory=dict)
 
@@ -124,6 +126,7 @@ class Search:
 
     def chosen(self, one: NamedSst) -> Chosen | None:
         """Which rows of an SST go; None where it holds none of the keys. Raises `Corruption` and `Unavailable`."""
+        self.looked_into += 1
         if one.side:
             chosen = partial(_holding_block, self.words)
             blocks = whole_blocks(self.member.store, one.sst, one.table)
@@ -131,7 +134,10 @@ class Search:
         found = self.keys_of(one.stage, one.table)
         if found is None:
             return None
-        low, high = np.searchsorted(found.hashes, one.sst.hash_min), np.searchsorted(found.hashes, one.sst.hash_max, "right")
+        low, high = (
+            np.searchsorted(found.hashes, one.sst.hash_min),
+            np.searchsorted(found.hashes, one.sst.hash_max, "right"),
+        )
         some, rows = found.hashes[low:high], found.rows.slice(low, high - low)
         if not some.size:
             return None
@@ -161,6 +167,7 @@ class Search:
                 for each in channel.objects:
                     if each.key not in seen:
                         seen.add(each.key)
+                        self.looked_into += 1
                         rows = read_object(self.member.store, each)
                         if (mine := holding(rows, self.words)).any():
                             yield each.key, rows, mine
@@ -199,9 +206,9 @@ class Search:
             if head.table is None:
                 continue
             for manifest in many(partial(_stored, store, app, stage), history.versions(store, app, stage)):
-                if manifest is not None and manifest.edited is not None:
-                    if self.in_text(manifest.edited.what, manifest.edited.message):
-                        yield manifest
+                edit = manifest.edited if manifest is not None else None
+                if manifest is not None and edit is not None and self.in_text(edit.what, edit.message):
+                    yield manifest
 
     def unnamed(self, replaced: Container[str] = ()) -> Iterator[tuple[Held, int]]:
         """SSTs in the app's folder that no version names, and that hold a key; when they were written.
@@ -225,6 +232,34 @@ class Search:
                     yield Held(app, store.url, info.key, _SSTS, stage, info.size_bytes, named=False), info.modified_ms
 
 
+def in_full(member: Member, words: tuple[Words, ...], on_progress: Progress) -> Iterator[tuple[Held | None, int]]:
+    """Each object in an app's folder, decoded: what it is if a key stands anywhere in it, and how many were decoded.
+
+    Raises `Corruption` where one cannot be, and `Unavailable`.
+    """
+    store = member.store
+    texts = tuple(each for each in words if each.texts)
+    for info in store.list(f"{member.app}/"):
+        on_progress(info.key)
+        try:
+            data = store.get(info.key)
+        except ObjectNotFound:
+            continue
+        try:
+            if info.key.endswith(".parquet"):
+                found = bool(holding(read_whole(data), words).any())
+            elif info.key.endswith(".arrow"):
+                with pa.ipc.open_stream(data) as stream:
+                    found = bool(holding(stream.read_all(), words).any())
+            else:
+                found = bool(holding(pa.table({"text": pa.array([data], pa.binary())}), texts).any())
+        except (pa.ArrowException, OSError) as error:
+            raise Corruption(f"{info.key} cannot be decoded: {error}", object_key=info.key) from error
+        what = "a value" if info.key.endswith(".parquet") else "a text"
+        table = info.key.split("/")[2] if "/sst/" in info.key else ""
+        yield (Held(member.app, store.url, info.key, what, table, info.size_bytes) if found else None), 1
+
+
 def _tables(manifest: Manifest) -> Iterator[tuple[str, Table | None, tuple[Sst, ...]]]:
     yield "", manifest.table, manifest.ssts
     for name, side in manifest.side_tables.items():
@@ -242,7 +277,9 @@ def _holding_block(words: tuple[Words, ...], block: Block) -> np.ndarray:
     return holding(pa.Table.from_batches([block.stored]), words)
 
 
-def _holds(store: ObjectStore, key: str, hashes: np.ndarray | None, words: tuple[Words, ...], with_records: bool) -> bool:
+def _holds(
+    store: ObjectStore, key: str, hashes: np.ndarray | None, words: tuple[Words, ...], with_records: bool
+) -> bool:
     try:
         data = store.get(key)
         rows = read_whole(data) if with_records else pq.read_table(BytesIO(data), columns=[HASH])
@@ -255,4 +292,3 @@ def _holds(store: ObjectStore, key: str, hashes: np.ndarray | None, words: tuple
     return with_records and bool(holding(rows, words).any())
 
 
-Progress = Callable[[str], None]

@@ -84,5 +84,3 @@ class Rewriting:
         search.member.store.put(made, data)
         self.written_bytes += len(data)
         return Records(made, kept.num_rows, len(data), xxhash.xxh3_128_hexdigest(data), gone)
-
-

@@ -114,7 +114,7 @@ class Captured(Struct, frozen=True):
     """The channel's columns as a Spark DDL string."""
     objects: tuple[CapturedObject, ...]
     forgotten: limits.Counts = ()
-    """Records that were here and were forgotten, by partition; empty for none. Stored where a pin shares what is left."""
+    """Records that were here and were forgotten, by partition; empty for none. Stored by pins that share the rest."""
 
     @property
     def rows(self) -> int:
@@ -240,7 +240,9 @@ def _left(index: Forgotten, captured: Captured) -> Captured:
             objects.append(CapturedObject(now.key, now.rows, now.bytes, now.checksum))
     if gone == captured.forgotten:
         return captured
-    counts = tuple(had - less for had, less in zip_longest(captured.counts, gone, fillvalue=0)) if captured.counts else ()
+    counts = (
+        tuple(had - less for had, less in zip_longest(captured.counts, gone, fillvalue=0)) if captured.counts else ()
+    )
     return replace(captured, objects=tuple(objects), counts=counts, forgotten=gone)
 
 

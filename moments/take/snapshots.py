@@ -30,9 +30,10 @@ def pin(
     With a `reader`, records in flight are kept with it; else it shares those that `keeper` keeps, another snapshot of
     the same cut, and of all others only Kafka knows, as long as it keeps them. Raises `Usage` (no snapshot can have
     this name), `NotFound` (a version of the cut was collected meanwhile, or is about to be; `keeper` was removed),
-    `Refused` (the name is asked for, or taken by other versions or by a snapshot that keeps less; keys are being
-    forgotten; the cut is empty or not consistent; records in flight are gone), `Corruption` (records in flight are not as many as their writers'
-    manifests say) and `Unavailable` (storage or Kafka did not answer).
+    `Refused` (the name is asked for, or taken by other versions or by a snapshot that keeps less; the cut is empty or
+    not consistent; records in flight are gone; keys are being forgotten, and it keeps records or is for a clone),
+    `Corruption` (records in flight are not as many as their writers' manifests say) and `Unavailable` (storage or Kafka
+    did not answer).
     """
     check_snapshot_name(name)
     wrong = violations(cut.stages)

@@ -1,4 +1,4 @@
-"""What became of objects that held keys which were forgotten: under which names the rest of them is now, or that it went.
+"""What became of objects that held keys which were forgotten: which ones have the rest of them now, if any has.
 
 Manifests and snapshots are never changed. What they name is looked up here when they are read (`history`, and
 `moments.cut.stored`), so all versions, old and new, change in one moment: when the app's index gets its next number.
@@ -67,8 +67,13 @@ class Forgotten(Struct, frozen=True):
 
     def names(self, objects: Iterable[str]) -> tuple[str, ...]:
         """The objects that manifests which name these SSTs mean by it."""
-        now = (self.ssts[each] if each in self.ssts else each for each in objects)
-        return tuple(each if isinstance(each, str) else each.object for each in now if each is not None)
+        return tuple(name for each in objects if (name := self._name(each)))
+
+    def _name(self, name: str) -> str:
+        if name not in self.ssts:
+            return name
+        now = self.ssts[name]
+        return "" if now is None else now.object
 
     def with_changes(
         self,
@@ -172,7 +177,7 @@ _ATTEMPTS = 100
 def change(
     store: ObjectStore, app: str, update: Callable[[Forgotten], Forgotten | None], *, by: str, now_ms: int
 ) -> Forgotten:
-    """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest. The newest afterwards.
+    """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest. Returns the newest.
 
     `update` is pure, and gives None where nothing is to be changed. Raises `CommitConflict` where others kept winning
     the race, `Corruption`, `Unavailable`, and `Unstorable` where it would be too large.
@@ -223,6 +228,6 @@ def check_none(store: ObjectStore, app: str, what: str) -> None:
     if (note := find_forgetting(store, app)) is not None:
         raise Refused(
             f"{note.by} forgets keys of {note.of} since {instants.iso(note.time_ms)}: {what} meanwhile",
-            hint="let that end, and try again; if it broke off, `slackwater forget` with the same keys finishes it, and "
-            f"`slackwater forget {note.of} --give-up` ends it for those who do not have them",
+            hint="let that end, and try again; if it broke off, `slackwater forget` with the same keys finishes it, "
+            f"and `slackwater forget {note.of} --give-up` ends it for those who do not have them",
         )

@@ -1,0 +1,37 @@
+"""Everything under a root, decoded: in which objects a text stands, and what each version of each table shows."""
+
+import io
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import history
+
+from tests.support.histories import rows_of
+
+
+def occurrences(store: ObjectStore, text: str) -> list[tuple[str, int]]:
+    """The objects in which it stands as a value or anywhere in a text, and how often."""
+    found = []
+    for info in type(store).list(store, ""):
+        data = store.get(info.key)
+        if info.key.endswith(".parquet"):
+            count = repr(pq.read_table(io.BytesIO(data)).to_pylist()).count(text)
+        elif info.key.endswith(".arrow"):
+            with pa.ipc.open_stream(data) as stream:
+                count = repr(stream.read_all().to_pylist()).count(text)
+        else:
+            count = data.decode().count(text)
+        if count:
+            found.append((info.key, count))
+    return found
+
+
+def tables_of_all_versions(store: ObjectStore, app: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """What each version that is there shows, by stage and version; merged without the code under test."""
+    return {
+        (stage, version): rows_of(store, history.read(store, app, stage, version))
+        for stage in history.list_stages(store, app)
+        for version in history.versions(store, app, stage)
+    }
