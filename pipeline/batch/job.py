@@ -72,6 +72,10 @@ class StageConfig:
     """Computes a batch that failed without the records to blame, or raises its error; None where none are rejected."""
     retry: Callable[["Batch"], Written] | None = None
     """Puts the rejected records that wait through, as a batch of their own."""
+    archives: tuple[str, ...] = ()
+    """Apps in whose input archives what Kafka has lost of users' topics is read."""
+    input_spools: Mapping[str, str] = field(default_factory=dict)
+    """By the users' topics that are archived, the folder in which readers leave what they have fetched."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
+from uuid import uuid4
 from zlib import crc32
 
 from ...durations import DAY_MS
@@ -83,6 +84,7 @@ class MemoryKafka:
         self._topics: dict[str, list[_Partition]] = {}
         self._retention_ms: dict[str, int] = {}
         """What topics say; nothing goes by itself."""
+        self._ids: dict[str, str] = {}
         self._producers: dict[str, object] = {}
         """Who may write, by transactional id."""
         self._lock = Lock()
@@ -116,6 +118,9 @@ class MemoryKafka:
             for at, each in zip(times_ms, self._partitions(topic), strict=True)
         )
 
+    def topic_id(self, topic: str) -> str:
+        return self._ids.get(topic, "")
+
     def create_topics(
         self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
@@ -124,6 +129,7 @@ class MemoryKafka:
                 if name not in self._topics:
                     self._topics[name] = [_Partition() for _ in range(count)]
                     self._retention_ms[name] = int((config or {}).get("retention.ms", 7 * DAY_MS))
+                self._ids.setdefault(name, uuid4().hex)
 
     def add_partitions(self, topic: str, count: int) -> None:
         """Give a topic more partitions, up to `count`."""
@@ -135,6 +141,7 @@ class MemoryKafka:
         with self._lock:
             for name in names:
                 self._topics.pop(name, None)
+                self._ids.pop(name, None)
         return ()
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:

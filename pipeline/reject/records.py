@@ -16,7 +16,8 @@ from ...fold.failing import Failure
 from ...fold.records import Position, Range, ranges
 from ...moments.cut.stored import ADDRESS
 from ...store.versions.manifest import Input
-from ..kafka.messages import check_count, decode, decode_addressed, encode, topic_columns
+from ..kafka.columns import topic_columns
+from ..kafka.messages import check_count, decode, decode_addressed, encode
 from ..kafka.open import open_kafka
 from ..kafka.protocol import Kafka, Message, Properties
 from ..source.worker import configure_worker

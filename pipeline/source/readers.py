@@ -9,6 +9,7 @@ import os
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,14 +23,20 @@ from pyspark.sql.types import StructType
 
 from ... import instants
 from ...fold.records import Position, ranges
+from ...store.archive.extents import Extent
+from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
-from ..kafka.messages import decode, read_rows, topic_columns
+from ...store.objects.protocol import ObjectStore
+from ..kafka.archived import ArchivedKafka
+from ..kafka.columns import Columns
+from ..kafka.messages import decode, read_rows
 from ..kafka.open import open_kafka
 from ..kafka.patience import patience_with
 from ..kafka.protocol import Kafka
 from .options import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
+from .spool import InputSpool
 from .wake import PlannerFiles
 from .worker import configure_worker
 
@@ -154,9 +161,19 @@ class TopicSourceReader(_SourceReader):
         return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        where = (partition.topic, partition.partition, partition.start, partition.end)
-        for messages in self._kafka.read(*where, patience_s=self._options.patience_s):
-            yield pa.RecordBatch.from_arrays(topic_columns(messages, self._needed), schema=schema)
+        where, options = (partition.partition, partition.start, partition.end), self._options
+        kafka = ArchivedKafka(self._kafka, Archives(self._store, *options.archives), of_past=False)
+        spool = InputSpool(Path(options.spool)) if options.spool else None
+        with spool.keep(partition.topic, Extent(*where)) if spool is not None else nullcontext() as keeper:
+            for messages in kafka.read(partition.topic, *where, patience_s=options.patience_s):
+                columns = Columns(messages)
+                if keeper is not None:
+                    keeper.add(columns)
+                yield pa.RecordBatch.from_arrays(columns.source(self._needed), schema=schema)
+
+    def _store(self) -> ObjectStore:
+        os.environ.update(self._private.environ)
+        return open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
 
 
 class ChannelSourceReader(_SourceReader):
