@@ -9,6 +9,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import codec, forgotten, history, keys
 from ..gc.inventory import do_all
+from . import archive
 from .held import Held
 from .taking_out import Work
 
@@ -26,6 +27,7 @@ def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
         there = {info.key for stage in search.member.heads for info in store.list(keys.ssts(app, stage))}
         there |= {info.key for info in store.list(keys.snapshots(app))}
         old = [name for name in (*index.ssts, *index.records) if name in there]
+        old += archive.replaced(search)
         do_all(store.delete, old)
         deleted += len(old)
         for found, written_ms in search.unnamed(index.ssts):

@@ -31,6 +31,7 @@ from ...store.read.cache import SstCache
 from ...store.versions import apps, forgotten, keys
 from ...store.versions.forgotten import Forgetting
 from ..edit.request import EDITS
+from . import archive
 from .asked import Asked, Keys
 from .cleaning import blot, sweep
 from .family import Member, check_tables, family_of
@@ -135,6 +136,8 @@ def forget(
         made = {stage: (version - 1, version) for owner, stage, version in versions if owner == search.member.app}
         since_ms = _note(search).time_ms
         record_once(search.member.store, search.member.app, "forget", tables, by, made, since_ms=since_ms)
+    reach = out_of_reach(members, kafka)
+    # Last of all: while the note is there, the same call goes on.
     _end(work)
     rewriting = work.rewriting
     return Forgot(
@@ -151,7 +154,7 @@ def forget(
         snapshots=snapshots,
         unnamed=unnamed,
         others=others,
-        out_of_reach=out_of_reach(members, kafka),
+        out_of_reach=reach,
     )
 
 
@@ -236,6 +239,8 @@ def holders(search: Search) -> Iterator[Held]:
 def _loose(search: Search) -> Iterator[Held]:
     """Records and texts of an app that hold a key."""
     store, app = search.member.store, search.member.app
+    for found, one in archive.holders(search):
+        yield Held(app, store.url, one.object, "input archive", found.topic, one.bytes)
     for key, _, _ in search.captured():
         yield Held(app, store.url, key, "records in flight", "", len(store.get(key)))
     for key in search.edits():

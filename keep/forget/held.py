@@ -26,6 +26,7 @@ from ..gc.inventory import many
 from .asked import Asked, Keys
 from .family import Member
 from .words import Words, holding
+
 Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)
 """Before all times: then nothing has expired."""
@@ -290,5 +291,3 @@ def _holds(
     if hashes is not None and np.isin(rows[HASH].to_numpy(), hashes).any():
         return True
     return with_records and bool(holding(rows, words).any())
-
-

@@ -30,6 +30,12 @@ class Rewriting:
     rows: int = 0
     """That were taken out, each stored one."""
 
+    def count(self, read_bytes: int, written_bytes: int, rows: int) -> None:
+        """Count an object that held a key, the one in its place, and what was taken out."""
+        self.read_bytes += read_bytes
+        self.written_bytes += written_bytes
+        self.rows += rows
+
     def learn(self, search: Search, index: Forgotten) -> None:
         """Take from an app's index what was made for it: others that have the same SSTs get the same ones."""
         for name, sst in index.ssts.items():
@@ -52,15 +58,14 @@ class Rewriting:
         if (chosen := search.chosen(one)) is None:
             return sst
         writer, rows = without(search.member.store, sst, one.table, chosen)
-        self.read_bytes += sst.bytes
-        self.rows += rows
         if not writer.num_rows:
+            self.count(sst.bytes, 0, rows)
             return None
         # In the folder of the app that has it: it is collected there.
         app, _, stage, *_ = sst.object.split("/")
         made, data = writer.finish(app=app, stage=stage, partition=sst.partition, level=sst.level)
         store.put(made.object, data)
-        self.written_bytes += made.bytes
+        self.count(sst.bytes, made.bytes, rows)
         return made
 
     def records(self, search: Search) -> Iterator[tuple[str, Records]]:
@@ -69,9 +74,9 @@ class Rewriting:
             kept = rows.filter(pa.array(~mine))
             places = rows["_partition"].to_numpy()
             gone = count_by_partition(rows.filter(pa.array(mine)), int(places.max()) + 1)
-            self.rows += int(mine.sum())
-            self.read_bytes += len(search.member.store.get(key))
-            yield key, self._records(search, key, kept, tuple(gone.tolist()))
+            made = self._records(search, key, kept, tuple(gone.tolist()))
+            self.count(len(search.member.store.get(key)), made.bytes, int(mine.sum()))
+            yield key, made
 
     def _records(self, search: Search, key: str, kept: pa.Table, gone: tuple[int, ...]) -> Records:
         if not kept.num_rows:
@@ -82,5 +87,4 @@ class Rewriting:
         name = key.split("/")[2]
         made = keys.captured(search.member.app, name, str(ULID()))
         search.member.store.put(made, data)
-        self.written_bytes += len(data)
         return Records(made, kept.num_rows, len(data), xxhash.xxh3_128_hexdigest(data), gone)

@@ -16,6 +16,7 @@ from ...store.versions.forgotten import Forgotten, Records
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
 from ..rejected.schema import REJECTED_RECORDS
+from . import archive
 from .asked import Asked
 from .held import Progress, Search
 from .rewrite import Rewriting
@@ -47,6 +48,10 @@ def take_out(work: Work) -> bool:
                 ssts |= work.rewriting.change(search, one)
         records = dict(work.rewriting.records(search))
         found = _publish(work, search, ssts, records) or found
+        work.on_progress(f"{search.member.app}: looking through its input archive")
+        for each, rows, written_bytes in archive.take_out(search, by=work.by, now_ms=work.now_ms):
+            work.rewriting.count(each.bytes, written_bytes, rows)
+            found = True
     return found
 
 

@@ -5,9 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from slackwater.store.archive import index, objects
+from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 
+from tests.store.archive.small_archives import BY, TOPIC, records
 from tests.support.histories import rows_of
 
 
@@ -35,3 +38,14 @@ def tables_of_all_versions(store: ObjectStore, app: str) -> dict[tuple[str, int]
         for stage in history.list_stages(store, app)
         for version in history.versions(store, app, stage)
     }
+
+
+def archive_of(store: ObjectStore, app: str, extent: Extent, values: dict[int, bytes]) -> None:
+    """An input archive with a record at each of these offsets, some of these values."""
+    rows = records(extent.partition, range(extent.first, extent.end))
+    had = rows["value"].to_pylist()
+    made = [values.get(offset, value) for offset, value in zip(rows["offset"].to_pylist(), had, strict=True)]
+    rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(made, pa.binary()))
+    archive = index.newest(store, app, TOPIC) or index.empty(app, TOPIC)
+    one = objects.write(store, index.new_object(archive), [rows], (extent,), 1)
+    index.change(store, app, TOPIC, index.appended((one,), (extent,)), by=BY, now_ms=1)

@@ -255,9 +255,9 @@ def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache)
 def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> None:
     app = busy_app()
     there = {info.key for info in app.store.list("")}
-    with pytest.raises(NotFound, match=r"no key of app 'flights' 'that was given'|no object under"):
+    with pytest.raises(NotFound, match="no object under"):
         make(app, cache, "aircraft=N999")
-    with pytest.raises(NotFound, match="no table of app 'flights' named 'plane'|plane"):
+    with pytest.raises(NotFound, match="plane"):
         make(app, cache, "plane=N003")
     with pytest.raises(Usage, match="has no table, or no '='"):
         make(app, cache, "N003")
