@@ -6,7 +6,7 @@ from typing import Any
 from ...errors import Usage
 from ...results.shown import Result
 from ..options import APP, DRY_RUN, FORGOTTEN_KEY, FORGOTTEN_KEYS, YES_REALLY, Many, flag
-from ..session import Session, verb
+from ..session import Session, now_and_then, verb
 
 
 @verb(
@@ -42,7 +42,7 @@ def forget(
 
     def act(typed: str) -> Result:
         with session.progress() as progress:
-            how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": progress}
+            how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": now_and_then(progress)}
             return app.forget_keys(key or (), yes_really=typed, **how)
 
     session.show(session.confirmed(act, yes_really))

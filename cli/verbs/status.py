@@ -3,6 +3,7 @@
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from ...durations import HOUR_MS
 from ...errors import Usage
@@ -21,7 +22,7 @@ from ..options import (
     program,
     span,
 )
-from ..session import Session, verb
+from ..session import Session, now_and_then, verb
 
 
 @verb(
@@ -164,10 +165,6 @@ def diff(
     session.show(shown(found.refs, found.cuts, found.found, with_rows=not stat, with_values=not keys, out=out))
 
 
-_TELL_S = 1.0
-"""A person reads no faster."""
-
-
 @verb(
     "slackwater verify flights@before-deploy",
     "slackwater verify flights@before-deploy --deep   # every byte, every row, the whole history",
@@ -199,19 +196,10 @@ def verify(
         if "@" in ref or "/" in ref:
             raise Usage(f"--forgotten is of a whole app and all its versions; expected APP, found {ref}")
         with session.progress() as progress:
-            session.show(
-                session.app(ref).verify_forgotten(key or (), files=keys or (), deep=deep, on_progress=progress)
-            )
+            how: dict[str, Any] = {"files": keys or (), "deep": deep, "on_progress": now_and_then(progress)}
+            session.show(session.app(ref).verify_forgotten(key or (), **how))
         return
 
-    last_s = time.monotonic()
     with session.progress() as progress:
-
-        def now_and_then(line: str) -> None:
-            nonlocal last_s
-            if time.monotonic() - last_s > _TELL_S:
-                last_s = time.monotonic()
-                progress(line)
-
-        report = session.app(ref).verify(ref, deep=deep, on_progress=now_and_then)
+        report = session.app(ref).verify(ref, deep=deep, on_progress=now_and_then(progress))
     session.show(verification(report))
