@@ -41,6 +41,8 @@ TABLE = argument("TABLE", "Name of the table.")
 KEY = argument(
     "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
 )
+FORGOTTEN_KEY = option("TABLE=KEY", "A key of a table; one of several columns as a JSON array. May be repeated.")
+FORGOTTEN_KEYS = option("FILE", "A file with a TABLE=KEY on each line. May be repeated.")
 CONF = option("KEY=VALUE", "A setting of Spark, before all others; may be repeated.")
 PY_FILES = option("FILES", "Python files and zips that the program imports, comma between; may be repeated.")
 

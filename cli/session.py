@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
@@ -80,6 +81,23 @@ class Session(Printer):
         """Give back open files."""
         if "client" in self.__dict__:
             self.client.close()
+
+
+_TELL_S = 1.0
+"""A person reads no faster."""
+
+
+def now_and_then(progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells of what it is told once a second, and not at first: most verbs are done by then."""
+    last_s = time.monotonic()
+
+    def tell(line: str) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > _TELL_S:
+            last_s = time.monotonic()
+            progress(line)
+
+    return tell
 
 
 class _Either(TyperGroup):

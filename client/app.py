@@ -1,6 +1,6 @@
 """An app as it is stored: what was before, and what operators do to it, from a rewind and an edit to compaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from threading import Event
@@ -9,6 +9,8 @@ from .. import instants
 from ..durations import format_ms
 from ..errors import Unavailable, Usage
 from ..keep.edit.edit import edit, newest
+from ..keep.forget.asked import Asked
+from ..keep.forget.forget import forget, give_up, look
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.init.source import RowSource
 from ..keep.maintain import protection
@@ -19,7 +21,7 @@ from ..keep.rewind.rewind import rewind
 from ..moments.cut.refs import parse
 from ..moments.status import lag
 from ..pipeline.kafka.channels import group_of
-from ..results import maintenance, rows
+from ..results import erasure, maintenance, rows
 from ..results.shown import Result
 from .releases import AppReleases
 
@@ -145,6 +147,64 @@ class StoredApp(AppReleases):
         )
         return maintenance.edited(done, before, client.flags, with_values=show_values, dry_run=dry_run)
 
+    def forget_keys(
+        self,
+        keys: Sequence[str] | Mapping[str, Iterable[object]] = (),
+        *,
+        files: Sequence[Path] = (),
+        yes_really: str = "",
+        dry_run: bool = False,
+        on_progress: Callable[[str], None] = lambda _line: None,
+    ) -> Result:
+        """Take keys out of all that the app has stored, of whatever version, and of its clones.
+
+        Args:
+            keys: by table, the keys; a tuple for one of several columns. Or `TABLE=KEY` each, as on the command line.
+            files: files with a `TABLE=KEY` on each line.
+            yes_really: the app's name once more, where it is protected.
+            dry_run: only look: which objects hold one.
+            on_progress: told what it is at.
+
+        Raises:
+            Usage: there is no key, or one is not of its columns' types.
+            NotFound: there is no such app or table, or nothing holds any of the keys.
+            Refused: the app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot,
+                a clone, an edit or a backfill is under way; a clone cannot be reached.
+        """
+        self._check_protected("to forget keys of it", yes_really, dry_run=dry_run)
+        client = self._client
+        done = forget(
+            client.store,
+            client.cache,
+            self.name,
+            _asked(keys, files),
+            by=client.by,
+            kafka=client.channels(),
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
+        return erasure.forgot(done, client.flags)
+
+    def verify_forgotten(
+        self,
+        keys: Sequence[str] | Mapping[str, Iterable[object]] = (),
+        *,
+        files: Sequence[Path] = (),
+        deep: bool = False,
+        on_progress: Callable[[str], None] = lambda _line: None,
+    ) -> Result:
+        """Look whether anything of the app and its clones holds keys, as `forget_keys` takes them. Changes nothing.
+
+        With `deep`, each object is decoded in full, other tables' too. Raises as `forget_keys`.
+        """
+        client, asked = self._client, _asked(keys, files)
+        found = look(client.store, self.name, asked, kafka=client.channels(), deep=deep, on_progress=on_progress)
+        return erasure.looked(found, client.flags)
+
+    def give_up_forgetting(self) -> Result:
+        """End a `forget_keys` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""
+        return erasure.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
+
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
         """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""
         client, now_ms = self._client, instants.now_ms()
@@ -154,10 +214,10 @@ class StoredApp(AppReleases):
     def protect(self) -> Result:
         """Have methods that could lose something of the app want its name.
 
-        These are `rewind`, `edit`, `retire`, `promote` over it, `remove`, `remove_clone` and `refresh`. It is the name
-        that is protected: after a promotion the app that has it, and the one in the folder that is called so. Whoever
-        is asked for it is told what `slackwater.because` says here. Raises `NotFound` for the app, and `Refused` for
-        one whose own name another has.
+        These are `rewind`, `edit`, `forget_keys`, `retire`, `promote` over it, `remove`, `remove_clone` and `refresh`.
+        It is the name that is protected: after a promotion the app that has it, and the one in the folder that is
+        called so. Whoever is asked for it is told what `slackwater.because` says here. Raises `NotFound` for the app,
+        and `Refused` for one whose own name another has.
         """
         client, now_ms = self._client, instants.now_ms()
         found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms)
@@ -229,3 +289,11 @@ class StoredApp(AppReleases):
             return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
         return maintenance.collected(done)
+
+
+def _asked(keys: Sequence[str] | Mapping[str, Iterable[object]], files: Sequence[Path]) -> Asked:
+    if isinstance(keys, Mapping):
+        if files:
+            raise Usage("keys by table do not go with files", hint="give TABLE=KEY each, or only files")
+        return Asked.of_values(keys)
+    return Asked.of(keys, files)

@@ -13,9 +13,9 @@ from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.in_flight import in_flight
 from ..moments.cut.refs import AtTime, parse
-from ..moments.cut.resolve import resolve
+from ..moments.cut.resolve import again_if_forgotten, resolve
 from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
-from ..moments.diff.key_history import key_history
+from ..moments.diff.key_history import RowHistory, key_history
 from ..moments.query.log import entries, unreplayable
 from ..moments.status import lag
 from ..moments.take import taking
@@ -210,7 +210,11 @@ class AppHistory(Shown):
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         now_ms = instants.now_ms()
-        return KeyHistory(key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms))
+
+        def found() -> RowHistory:
+            return key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms)
+
+        return KeyHistory(again_if_forgotten(client.store, self.name, found))
 
     def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
         """The newest `limit` records (0 for all) that stages, or one, rejected and that wait to be retried.

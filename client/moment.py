@@ -17,7 +17,7 @@ from ..keep.verify.verify import verify
 from ..moments.cut.graph import Cut, Thinned, channels
 from ..moments.cut.lineage import Window
 from ..moments.cut.moments import having, later_stages
-from ..moments.cut.resolve import resolve_around, telling_if_collected
+from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
 from ..moments.diff.moments import StoredCut, diff
 from ..moments.query.answers import answer, as_relation, channel_tables, names_channels
 from ..moments.query.columns import TableColumn, columns, get
@@ -29,6 +29,7 @@ from ..results.shown import Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.sst.arrow_types import python_rows
+from ..store.versions import forgotten
 from .backends import Backends
 from .results import Difference, Verification
 
@@ -49,7 +50,7 @@ class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
 
 
 class Moment(Shown):
-    """What all stages of an app had committed at one moment. It changes nothing, and nothing changes it.
+    """What all stages of an app had committed at one moment. It changes nothing, and nothing changes it but `forget`.
 
     Whatever reads it raises `NotFound` when it was collected meanwhile, `Corruption` when an object is not what a
     manifest promises, and `Unavailable` when the store or Kafka does not answer.
@@ -58,8 +59,7 @@ class Moment(Shown):
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
         self.ref = ref
         """As it was asked for, in the words of the command line."""
-        self.cut = cut
-        """Its manifests."""
+        self._cut = cut
         self._client = client
         self._is_whole = is_whole
 
@@ -74,6 +74,17 @@ class Moment(Shown):
             client.note(f"only {', '.join(cut.stages)} is {done}, by itself: {damage.message}")
         client.note_thinned(ref, cut.thinned)
         return cls(client, ref, cut, is_whole=damage is None)
+
+    @property
+    def cut(self) -> Cut:
+        """Its manifests, as this process knows them."""
+        self._cut = as_known(self._client.store, self._cut)
+        return self._cut
+
+    def _now(self) -> Cut:
+        """Its manifests, with what was forgotten up to now: a moment may be held for long. One listing."""
+        forgotten.newest(self._client.store, self._cut.app)
+        return self.cut
 
     @property
     def versions(self) -> dict[str, int]:
@@ -115,7 +126,7 @@ class Moment(Shown):
 
         Notes tell which of its tables there were not yet, or had another name.
         """
-        client, cut = self._client, self.cut
+        client, cut = self._client, self._now()
         others: dict[str, Cut] = {}
         # A stage that could not be read is none that has not begun.
         later = later_stages(client.store, cut) if self._is_whole else {}
@@ -151,8 +162,12 @@ class Moment(Shown):
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
         """What `export` does, for some tables or all; gives what was written."""
-        client = self._client
-        return export(client.store, client.cache, self.cut, self.ref, path, only=tables, force=force)
+        client, _ = self._client, self._now()
+
+        def written() -> Exported:
+            return export(client.store, client.cache, self.cut, self.ref, path, only=tables, force=force)
+
+        return again_if_forgotten(client.store, self._cut.app, written)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """The row of one key, by column; None when it is not there. Reads only the parts that can hold it.
@@ -169,10 +184,15 @@ class Moment(Shown):
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
         """What `get` does: the row, or none, as a table; the cut that has the table; requests and bytes read for it."""
-        counted = CountingStore(self._client.store)
-        with telling_if_collected(counted, self.cut):
-            cut = having(counted, self.cut, (table,))
-            found = get(counted, cut, table, key if isinstance(key, tuple) else (key,))
+        self._now()
+
+        def read() -> tuple[pa.Table, Cut, CountingStore]:
+            counted = CountingStore(self._client.store)
+            with telling_if_collected(counted, self.cut):
+                cut = having(counted, self.cut, (table,))
+                return get(counted, cut, table, key if isinstance(key, tuple) else (key,)), cut, counted
+
+        found, cut, counted = again_if_forgotten(self._client.store, self._cut.app, read)
         manifest = cut.tables[table]
         self._note_name(table, manifest.stage)
         effort = {"requests": counted.requests, "bytes": counted.bytes_read}
@@ -184,7 +204,7 @@ class Moment(Shown):
         The other may be one of another app. What both have is not read: the cost follows what was written since the two
         parted. Raises `NotFound` where neither has such a table.
         """
-        one, two = (StoredCut(each._client.store, each.cut) for each in (self, other))
+        one, two = (StoredCut(each._client.store, each._now()) for each in (self, other))
         found = diff(self._client.cache, one, two, table=table)
         return Difference((self.ref, other.ref), (self.cut, other.cut), found)
 

@@ -35,7 +35,7 @@ _RULES = {
 """Why versions are kept, in words."""
 
 
-ASKING = "rewind, edit, retire, promote, app rm, clone rm and clone refresh"
+ASKING = "rewind, edit, forget, retire, promote, app rm, clone rm and clone refresh"
 """The verbs that want the name of a protected app."""
 
 

@@ -42,7 +42,10 @@ def requested(app_name: str, request: Request, *, already: bool) -> Result:
 
 def snapshots(app_name: str, taken: Sequence[Snapshot], asked: Sequence[Request], waiting: Iterable[str]) -> Result:
     """Those that were taken and those that were asked for; `waiting` says what these wait for."""
-    rows: list[tuple[str, ...]] = [(s.name, instants.when(s.completed_ms), s.kind, versions(s), s.by) for s in taken]
+    rows: list[tuple[str, ...]] = [
+        (s.name, instants.when(s.completed_ms), f"{s.kind}, edited" if s.edited_ms else s.kind, versions(s), s.by)
+        for s in taken
+    ]
     rows += [(r.name, instants.when(r.created_ms), "asked for", "…", r.by) for r in asked]
     none = f"{app_name} has no snapshot; `slackwater snapshot take {app_name} NAME` takes one"
     table = TableBlock.of(("name", "taken", "kind", "versions", "by"), rows)
@@ -56,6 +59,10 @@ def snapshot(found: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
     yield f"{found.app}@{found.name}  {found.kind}, {instants.when(found.completed_ms)}{by}"
     if found.clone:
         yield f"kept for the clone {found.clone}"
+    if found.edited_ms:
+        gone = sum(sum(each.forgotten) for each in found.channels)
+        records = f", {plural(gone, 'record')} on the way with them" if gone else ""
+        yield f"edited {instants.when(found.edited_ms)}: keys were forgotten (slackwater forget){records}"
     rows: list[tuple[Cell, ...]] = []
     for stage, version in cut.versions.items():
         at = cut.stages[stage]

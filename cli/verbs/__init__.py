@@ -18,6 +18,7 @@ VERBS = {
     "trial": "trial",
     "clone": "clone",
     **dict.fromkeys(("promote", "rewind", "edit"), "keep"),
+    "forget": "forget",
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
 }

@@ -263,8 +263,9 @@ def protect(
 ) -> None:
     """Have verbs that could lose something of an app ask for its name once more.
 
-    These are rewind, edit, retire, promote, app rm, clone rm and clone refresh. A person types it when asked, a machine
-    says --yes-really APP. What is protected is the name: a promotion takes it to another app, with its protection.
+    These are rewind, edit, forget, retire, promote, app rm, clone rm and clone refresh. A person types it when asked, a
+    machine says --yes-really APP. What is protected is the name: a promotion takes it to another app, with its
+    protection.
     """
     app = session.app(app_name)
     session.show(session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect())

@@ -3,11 +3,26 @@
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from ...durations import HOUR_MS
 from ...errors import Usage
-from ..options import APP, KEY, REF, TABLE, argument, flag, key_values, option, program, span
-from ..session import Session, verb
+from ..options import (
+    APP,
+    FORGOTTEN_KEY,
+    FORGOTTEN_KEYS,
+    KEY,
+    REF,
+    TABLE,
+    Many,
+    argument,
+    flag,
+    key_values,
+    option,
+    program,
+    span,
+)
+from ..session import Session, now_and_then, verb
 
 
 @verb(
@@ -150,36 +165,41 @@ def diff(
     session.show(shown(found.refs, found.cuts, found.found, with_rows=not stat, with_values=not keys, out=out))
 
 
-_TELL_S = 1.0
-"""A person reads no faster."""
-
-
 @verb(
     "slackwater verify flights@before-deploy",
     "slackwater verify flights@before-deploy --deep   # every byte, every row, the whole history",
     "slackwater verify flights --json                 # all differences, for machines",
+    "slackwater verify flights --forgotten --key aircraft=N14228 --deep",
     kafka=True,
 )
 def verify(
     session: Session,
     ref: str = REF,
     deep: bool = flag("--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."),
+    forgotten: bool = flag("--forgotten", "Instead, look whether anything of the app holds keys that were forgotten."),
+    key: Many = FORGOTTEN_KEY,
+    keys: list[Path] | None = FORGOTTEN_KEYS,
 ) -> None:
     """Prove that a moment is whole: that it is consistent, complete and undamaged.
 
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.
+
+    With --forgotten and keys: that no object of the app and its clones holds one of them, of no version; and what is
+    out of reach. The keys are asked for again, because nothing that is stored says which they were.
     """
     from ...results.status import verification
 
-    last_s = time.monotonic()
+    if forgotten != bool(key or keys):
+        raise Usage("--forgotten goes with --key TABLE=KEY, or --keys FILE: nothing stored says which keys they were")
+    if forgotten:
+        if "@" in ref or "/" in ref:
+            raise Usage(f"--forgotten is of a whole app and all its versions; expected APP, found {ref}")
+        with session.progress() as progress:
+            how: dict[str, Any] = {"files": keys or (), "deep": deep, "on_progress": now_and_then(progress)}
+            session.show(session.app(ref).verify_forgotten(key or (), **how))
+        return
+
     with session.progress() as progress:
-
-        def now_and_then(line: str) -> None:
-            nonlocal last_s
-            if time.monotonic() - last_s > _TELL_S:
-                last_s = time.monotonic()
-                progress(line)
-
-        report = session.app(ref).verify(ref, deep=deep, on_progress=now_and_then)
+        report = session.app(ref).verify(ref, deep=deep, on_progress=now_and_then(progress))
     session.show(verification(report))

@@ -8,6 +8,8 @@ from itertools import groupby, zip_longest
 from operator import attrgetter
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,12 +20,13 @@ from ...moments.cut.graph import Cut, channels, order
 from ...moments.cut.in_flight import InFlight, channel_state
 from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import Snapshot
-from ...moments.take.capture import read
+from ...moments.take.capture import count_by_partition, read
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits, notes
 from ...store.versions.amend import begin
 from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
+from ...store.versions.forgotten import added
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output
 from .copies import Copies
 
@@ -66,6 +69,8 @@ class Carried(Struct, frozen=True):
     rows: limits.Count
     starts: dict[limits.NameOrNone, limits.Offsets]
     """For each receiver, where it reads on."""
+    forgotten: dict[limits.NameOrNone, limits.Counts] = {}
+    """For each receiver, how many records were forgotten of those on their way to it, by Kafka partition."""
 
 
 def channel_topic(app: str, channel: str) -> str:
@@ -96,18 +101,33 @@ def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snap
         topic, rows = channel_topic(app, name), 0
         starts: dict[str, tuple[int, ...]] = {}
         attempts: list[str] = []
+        forgotten: dict[str, tuple[int, ...]] = {}
         ends: tuple[int, ...] = ()
         for reader, following in zip_longest(readers, readers[1:]):
             state = channel_state(store, cut, reader, following.input if following else None)
             captured = keeper.captured(state) if state.attempts and keeper is not None else None
             records = read(store, captured, state) if captured else None
+            found = np.zeros(len(state.ends), np.int64)
+            if records is not None and captured is not None and captured.forgotten:
+                records = _counted(records, found)
             ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, records)
             if state.attempts:
                 attempts.append(attempt)
                 # A clone's first version says how much it copied for all of its readers.
                 rows += sum(state.counts) if state.counts else state.rows
-        copied[name] = Carried(topic, ends, tuple(attempts), rows, starts)
+            if captured is not None and captured.forgotten:
+                gone = np.array(state.counts or added(captured.counts, captured.forgotten)) - found
+                forgotten[reader.receiver] = tuple(gone.tolist())
+                rows -= int(gone.sum())
+        copied[name] = Carried(topic, ends, tuple(attempts), rows, starts, forgotten)
     return copied
+
+
+def _counted(chunks: Iterator[pa.Table], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
+    """These records, counted by Kafka partition as they pass."""
+    for rows in chunks:
+        counts += count_by_partition(rows, len(counts))
+        yield rows
 
 
 def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, copied: Mapping[str, Carried]) -> Input:
@@ -124,7 +144,10 @@ def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, 
     # A watermark that was not read yet is in flight, too.
     read_all = starts == channel.ends and source.watermark_ms == sender.handed_on_ms
     at = sender.version if read_all else sender.version - 1
-    return replace(source, topic=channel.topic, offsets=starts, version=at)
+    # What was forgotten on its way is not there to be read.
+    gone = channel.forgotten.get(receiver, ())
+    lost = added(source.lost, gone) if any(gone) else source.lost
+    return replace(source, topic=channel.topic, offsets=starts, version=at, lost=lost)
 
 
 class _CarriedChannels(Struct, frozen=True):
@@ -212,9 +235,10 @@ def _first_version(source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[st
         promotion=None,
         # Rows that the source's version wrote are told by it.
         seq=source.seq,
-        # What it took is the source's, and so are its migrations, which have numbers of their own, and where its
-        # channels were left.
+        # What it took is the source's, and so are its migrations and what was forgotten, which have numbers of their
+        # own, and where its channels were left.
         totals=None,
         migration=0,
+        forgotten=0,
         stopped={},
     )

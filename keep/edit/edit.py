@@ -25,7 +25,7 @@ from ...moments.take.audit_log import find_operation, why
 from ...moments.take.taking import REPEAT_MS
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import history
+from ...store.versions import forgotten, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Edit, Manifest
 from ..init.source import RowSource
@@ -98,6 +98,12 @@ def edit(
         if rows is not None:
             store.put(rows_key(app, asked), data)
         EDITS.put(store, asked, app)
+        try:
+            # Who forgets keys looks for requests once its note is there.
+            forgotten.check_none(store, app, "an edit could have them, so none is made")
+        except Refused:
+            withdraw(store, app, asked)
+            raise
         notify(store, app)
     request = earlier or asked
     return _carried_out(store, cache, app, request, Change(sql, rows), by, patience_s, on_wait)

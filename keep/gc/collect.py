@@ -21,7 +21,7 @@ from ...errors import Corruption, NotFound, SlackwaterError
 from ...moments.cut.stored import list_snapshots
 from ...moments.take.audit_log import record
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
-from ...store.versions import horizon, keys
+from ...store.versions import forgotten, horizon, keys
 from ...store.versions.horizon import MIN_AGE_MS
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
 from .inventory import Inventory, do_all, last_commit_ms, named, note_end, take_inventory, unnamed_records
@@ -102,8 +102,11 @@ def collect(
 
     Raises `NotFound` where there is no such app, `Corruption` where a manifest that should be there is missing or not
     readable, or the index of an input archive is not, with nothing deleted, `Refused` where another collection of the
-    app went on at the same time, and `Unavailable`: the next collection goes on where this one ended.
+    app went on at the same time, or keys are being forgotten, and `Unavailable`: the next collection goes on where this
+    one ended.
     """
+    if not dry_run:
+        forgotten.check_none(store, app, "what it has written is named by nothing yet, so nothing is collected")
     seen = take_inventory(store, app, dry_run=dry_run)
     planned = plan_archives(store, app, retention, seen.known.now_ms)
     names: set[str] = set()
@@ -284,6 +287,8 @@ def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_
 _DOCUMENTS = {
     **dict.fromkeys(("app.json", "channels.json"), "it says who the app is: kept as long as the app"),
     **dict.fromkeys(("gc.json", "boundaries/"), "it belongs to garbage collection itself"),
+    "forgotten/": "it says what became of objects that held keys which were forgotten: readers of versions need it",
+    "forgetting.json": "it says that keys are being forgotten: kept until that is done",
     "snapshots/": "it is a snapshot: kept until `slackwater snapshot rm` removes it",
     "requests/": "it asks for a snapshot: kept until that is complete or withdrawn",
     "notice.json": "it tells runners that something was asked of them: written over each time, kept as long as the app",

@@ -23,7 +23,7 @@ from ... import instants
 from ...errors import Corruption, ObjectNotFound
 from ...moments.cut.stored import list_snapshots, open_requests
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, codec, history, horizon, keys, limits, published
+from ...store.versions import apps, codec, forgotten, history, horizon, keys, limits, published
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from .retention import Known, StageKnown
@@ -133,6 +133,7 @@ def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator
     Raises `Corruption` when a manifest is missing, or not readable.
     """
     store, app = inventory.store, inventory.app
+    gone = forgotten.newest(store, app)
 
     def read(version: int) -> tuple[int, tuple[str, ...]]:
         key = keys.manifest(app, stage, version)
@@ -141,7 +142,7 @@ def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator
         except ObjectNotFound:
             raise _missing(app, stage, (version,)) from None
         named = (*found.ssts, *(sst for each in found.side_tables.values() for sst in each.ssts))
-        return version, tuple(sst.object for sst in named if sst.root in ("", store.url))
+        return version, gone.names(sst.object for sst in named if sst.root in ("", store.url))
 
     return many(read, versions)
 

@@ -15,6 +15,7 @@ from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ...moments.cut.graph import Cut
 from ...moments.cut.stored import Captured
 from ...moments.take.capture import ChannelReader, count_by_partition
+from ...store.versions.forgotten import added
 from .captured import ChannelState
 from .report import Verified, as_sentence
 
@@ -100,12 +101,13 @@ def entries(
         if place not in captured:
             counted = _count_in_flight(state, reader, deep=deep)
         elif place not in recounts:
-            counts = captured[place].counts
+            counts = added(captured[place].counts, captured[place].forgotten)
             counted = Counted(sum(counts), counts, "snapshot", wrong=state.wrong)
         elif (recounted := recounts[place]) is None:
             # What is wrong with the objects is said where they are checked.
             counted = Counted(None, (), "", not_reread="an object cannot be read", wrong=state.wrong)
         else:
+            recounted = added(recounted, captured[place].forgotten)
             counted = Counted(sum(recounted), recounted, "kept records", wrong=state.wrong)
         yield LedgerEntry(
             channel=channel.name,

@@ -1,20 +1,23 @@
 """From a ref to a consistent cut."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from typing import TypeVar
 
 from ... import instants
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, horizon
+from ...store.versions import forgotten, history, horizon
 from ...store.versions.manifest import Manifest
 from .graph import Cut
 from .line import newest_first
 from .moments import cut_around, cut_of_time, heads_of, newest, newest_cut, read_version, retired_since, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
 from .stored import of_snapshot, read_snapshot
+
+T = TypeVar("T")
 
 
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
@@ -80,6 +83,28 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
             found=f"{', '.join(gone)} went while it was read: retention does not keep it any more (slackwater gc)",
             hint=f"choose a later moment; `slackwater snapshot take {cut.app} NAME --instant` keeps one from going",
         ) from error
+
+
+def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T:
+    """What reading an app's versions gives; once more where it failed, and keys were forgotten meanwhile.
+
+    Then objects that it had the names of are gone, and there are others in their place. Raises as `read`.
+    """
+    while True:
+        before = forgotten.known(store, app).number
+        try:
+            return read()
+        except SlackwaterError:
+            if forgotten.newest(store, app).number == before:
+                raise
+
+
+def as_known(store: ObjectStore, cut: Cut) -> Cut:
+    """A cut from before with the SSTs that have its rows now, as far as this process knows; mostly the very same."""
+    stages = {stage: forgotten.resolved(store, manifest) for stage, manifest in cut.stages.items()}
+    if all(stages[stage] is manifest for stage, manifest in cut.stages.items()):
+        return cut
+    return replace(cut, stages=stages)
 
 
 def cut_at(store: ObjectStore, ref: Ref, *, alone: bool = False) -> Cut:

@@ -3,16 +3,19 @@
 A request is one object, which a running app finds by a notice that there is one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, checks, column_types, history, keys, limits, notes
+from ...store.versions import apps, checks, column_types, forgotten, history, keys, limits, notes
 from ...store.versions.checks import Wrong
+from ...store.versions.forgotten import Forgotten, added
 from ...store.versions.notes import Notes
 from .graph import Cut
 from .in_flight import InFlight
@@ -110,6 +113,8 @@ class Captured(Struct, frozen=True):
     schema: limits.Text
     """The channel's columns as a Spark DDL string."""
     objects: tuple[CapturedObject, ...]
+    forgotten: limits.Counts = ()
+    """Records that were here and were forgotten, by partition; empty for none. Stored by pins that share the rest."""
 
     @property
     def rows(self) -> int:
@@ -140,6 +145,8 @@ class Snapshot(Struct, frozen=True):
     """The store root of that app, empty for the snapshot's own."""
     channels: tuple[Captured, ...] = ()
     """The records in flight that it keeps."""
+    edited_ms: limits.TimeMs = 0
+    """When keys were last taken out of what it pins or keeps (`forget`); 0 for never. Known when it is read."""
 
     @property
     def object_keys(self) -> frozenset[str]:
@@ -196,12 +203,47 @@ def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[
     found = SNAPSHOTS.all(store, app, since_ms=since_ms)
     if not found:
         apps.read_app(store, app)
-    return tuple(sorted(found, key=lambda each: (each.completed_ms, each.name)))
+        return ()
+    return tuple(sorted(_resolved(store, app, found), key=lambda each: (each.completed_ms, each.name)))
 
 
 def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
     """A snapshot by name, or None when there is none."""
-    return SNAPSHOTS.find(store, name, app)
+    found = SNAPSHOTS.find(store, name, app)
+    return next(_resolved(store, app, (found,))) if found is not None else None
+
+
+def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> Iterator[Snapshot]:
+    """The snapshots with the objects that have their records in flight now."""
+    # Only those that keep records must know the newest.
+    is_known = not any(each.channels for each in snapshots)
+    index = forgotten.known(store, app) if is_known else forgotten.newest(store, app)
+    for each in snapshots:
+        edited_ms = index.snapshots.get(each.name, 0)
+        if edited_ms < each.completed_ms:
+            edited_ms = 0  # that was another one of its name
+        if edited_ms or not index.records.keys().isdisjoint(each.object_keys):
+            yield replace(each, edited_ms=edited_ms, channels=tuple(_left(index, one) for one in each.channels))
+        else:
+            yield each
+
+
+def _left(index: Forgotten, captured: Captured) -> Captured:
+    objects, gone = [], captured.forgotten
+    for each in captured.objects:
+        now = index.records.get(each.key)
+        if now is None:
+            objects.append(each)
+            continue
+        gone = added(gone, now.gone)
+        if now.key is not None:
+            objects.append(CapturedObject(now.key, now.rows, now.bytes, now.checksum))
+    if gone == captured.forgotten:
+        return captured
+    counts = (
+        tuple(had - less for had, less in zip_longest(captured.counts, gone, fillvalue=0)) if captured.counts else ()
+    )
+    return replace(captured, objects=tuple(objects), counts=counts, forgotten=gone)
 
 
 def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:

@@ -15,7 +15,7 @@ from ...store.sst.key_share import SHARES, KeyShare
 from ...store.sst.types import arrow_schema, shape
 from ...store.versions.manifest import Column, Table, is_internal
 from ..cut.graph import Cut
-from ..cut.resolve import telling_if_collected
+from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..query.columns import visible_schema
 from .candidates import changes_between
 from .key_changes import KeyChanges
@@ -102,6 +102,18 @@ def diff(
     Raises `NotFound` (neither moment has such a table, or one was collected meanwhile), `Corruption` (an SST or
     manifest is not what it should be) and `Unavailable`.
     """
+
+    def found() -> tuple[TableDiff, ...]:
+        now = (StoredCut(each.store, as_known(each.store, each.cut)) for each in (one, other))
+        return _diff(cache, *now, table=table, new_columns=new_columns)
+
+    def of_one() -> tuple[TableDiff, ...]:
+        return again_if_forgotten(one.store, one.cut.app, found)
+
+    return again_if_forgotten(other.store, other.cut.app, of_one)
+
+
+def _diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str, new_columns: bool) -> tuple[TableDiff, ...]:
     declared = {
         name: manifest.table
         for moment in (other, one)

@@ -24,11 +24,11 @@ from ...store.versions.side_tables import columns_of
 from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, channel_state
 from ..cut.moments import hint_of_missing
-from ..cut.resolve import telling_if_collected
+from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
 from ..take.capture import ChannelReader
-from .clauses import InputOf, understand
+from .clauses import InputOf, Statement, understand
 from .inputs import in_archive, reading_failed, register_input
 from .moments import Moments, OnMoment
 from .sql import SCHEMA_NAME, connect, named_tables, run_query
@@ -131,6 +131,27 @@ def answer(
     """
     statement = understand(sql)
     is_steady = now_ms is None
+
+    def rows() -> pa.Table:
+        at = as_known(store, cut)
+        return _rows(store, cache, at, statement, later, only, reader, max_rows, now_ms, is_steady, on_moment)
+
+    return again_if_forgotten(store, cut.app, rows)
+
+
+def _rows(
+    store: ObjectStore,
+    cache: SstCache,
+    cut: Cut,
+    statement: Statement,
+    later: Mapping[str, Manifest],
+    only: Collection[str] | None,
+    reader: ChannelReader | None,
+    max_rows: int | None,
+    now_ms: int | None,
+    is_steady: bool,
+    on_moment: OnMoment,
+) -> pa.Table:
     moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
     inputs = tuple(each for each in statement.clauses if isinstance(each, InputOf))
     others = moments.find([each for each in statement.clauses if not isinstance(each, InputOf)])

@@ -5,7 +5,7 @@ from ulid import ULID
 
 from ...errors import NotFound, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
-from ...store.versions import history, horizon
+from ...store.versions import forgotten, history, horizon
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
 from ..cut.refs import check_snapshot_name
@@ -31,8 +31,9 @@ def pin(
     the same cut, and of all others only Kafka knows, as long as it keeps them. Raises `Usage` (no snapshot can have
     this name), `NotFound` (a version of the cut was collected meanwhile, or is about to be; `keeper` was removed),
     `Refused` (the name is asked for, or taken by other versions or by a snapshot that keeps less; the cut is empty or
-    not consistent; records in flight are gone), `Corruption` (records in flight are not as many as their writers'
-    manifests say) and `Unavailable` (storage or Kafka did not answer).
+    not consistent; records in flight are gone; keys are being forgotten, and it keeps records or is for a clone),
+    `Corruption` (records in flight are not as many as their writers' manifests say) and `Unavailable` (storage or Kafka
+    did not answer).
     """
     check_snapshot_name(name)
     wrong = violations(cut.stages)
@@ -111,6 +112,8 @@ def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Sn
             hint="choose another moment",
         )
     history.list_stages(store, written.app)  # raises when the app is being removed: the same holds of that
+    if written.channels or written.kind == "clone":
+        forgotten.check_none(store, written.app, "what a snapshot keeps could have them, so none is taken")
     limit = horizon.newest(store, written.app)
     for stage, version in written.stages.items():
         if not limit.allows(stage, version):

@@ -14,7 +14,7 @@ from ...chandy_lamport.events import ProtocolError
 from ...chandy_lamport.global_state import Ports, completed
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history
+from ...store.versions import apps, forgotten, history
 from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
@@ -64,7 +64,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     """Ask a running app for a snapshot; its stages answer one after the other.
 
     Raises `Usage` (no snapshot can have this name), `NotFound` (there is no such app) and `Refused` (the name is taken,
-    or asked for already; or every stage of the app is retired).
+    or asked for already; or every stage of the app is retired, or keys are being forgotten).
     """
     check_snapshot_name(name)
     apps.read_app(store, app)
@@ -81,6 +81,12 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=through)
     # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
     REQUESTS.put(store, asked, app)
+    try:
+        # Who forgets keys looks for requests once its note is there.
+        forgotten.check_none(store, app, "what a snapshot keeps could have them, so none is taken")
+    except Refused:
+        cancel(store, app, asked)
+        raise
     notify(store, app)
     return asked
 

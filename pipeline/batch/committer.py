@@ -7,7 +7,8 @@ version that never was committed is computed again.
 
 The head that a version is built on may not be the newest when it is committed: a compaction of another process is a
 version, too. It changes no row, so the change follows it under the next number (`store.compaction.plan.rebase`). So it
-does where columns were backfilled meanwhile, once its own rows are, too. What else took the number ends this writer.
+does where columns were backfilled meanwhile, once its own rows are, too. Where keys were forgotten, or the app was
+promoted, a batch that did anything is `Outdated`. What else took the number ends this writer.
 """
 
 import fcntl
@@ -41,8 +42,16 @@ _UPLOADS = 4
 FillChanges = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
 
 
-class PromotedMeanwhile(CommitConflict):
-    """A batch was computed without the sinks that its app has by now: it is to be computed once more."""
+class Outdated(CommitConflict):
+    """A batch was computed on what is not so any more: it is to be computed once more."""
+
+
+class PromotedMeanwhile(Outdated):
+    """A batch was computed without the sinks that its app has by now."""
+
+
+class ForgottenMeanwhile(Outdated):
+    """A batch was computed on rows of keys, perhaps, that were forgotten since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +140,7 @@ class Committer:
         With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way.
 
         Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else
-        committed what is of none of `BESIDE_BATCHES`, `PromotedMeanwhile`, `Unavailable` where storage did not answer,
+        committed what is of none of `BESIDE_BATCHES`, `Outdated`, `Unavailable` where storage did not answer,
         `Refused` where this was closed.
         """
         if not self._max_unflushed:
@@ -251,6 +260,12 @@ class Committer:
         """The change built on this head. Its rows get the values of backfills that they were computed without."""
         if head.sinks.keys() != change.before.sinks.keys() or head.promotion != change.before.promotion:
             change = self._promoted(change, head)
+        if head.forgotten != change.before.forgotten and change.added:
+            raise ForgottenMeanwhile(
+                f"keys of {head.app}/{head.stage} were forgotten at v{head.version} while a batch of it was under way",
+                version=head.version,
+                hint="start this one again: the batch is computed once more",
+            )
         moved = replace(change, before=head)
         # Where there is no other version, at most what the head took has been written up since.
         if head.version != change.before.version:

@@ -38,7 +38,7 @@ from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep
 from . import query
 from .batch_report import BatchReport
-from .committer import Committed, Committer, PendingVersion, PromotedMeanwhile
+from .committer import Committed, Committer, Outdated, PendingVersion
 from .job import Batch, StageConfig, StageJob
 from .snapshot_events import arrive
 
@@ -183,12 +183,21 @@ class StageRunner:
             stall_seconds = self._upkeep.stall.wait(self._batch_s, lambda: self._stopping)
         if self._stopping:
             return
+        self._again_if_outdated(lambda: self._make(rows, before, after, stall_seconds, with_rows=with_rows))
+
+    def _again_if_outdated(self, make: Callable[[], None]) -> None:
+        """Make a version, and once more where its app was promoted meanwhile, or keys were forgotten.
+
+        Then its rows are for the sinks, too, or it may have read rows that are gone, objects and all.
+        """
+        tip = self.tip
         try:
-            self._make(rows, before, after, stall_seconds, with_rows=with_rows)
-        except PromotedMeanwhile:
-            # Its rows are for the sinks, too.
+            make()
+        except Exception as error:
             self.check_epoch()
-            self._make(rows, before, after, stall_seconds, with_rows=with_rows)
+            if not isinstance(error, Outdated) and self.tip.forgotten == tip.forgotten:
+                raise
+            make()
 
     def _make(
         self,
@@ -224,14 +233,18 @@ class StageRunner:
             base, retry = self.tip, self._config.retry
             if self._stopping or retry is None or not rejected_of(base).waiting:
                 return
-            started, times = time.monotonic(), self._job.times(base)
             try:
-                merged = replace(base, ssts=plan.apply(base.ssts, self._finished))
-                written = retry(Batch(self._job, merged, {}, times))
-                self._submit(base, {}, arrive(base, {}, {}, ()), written, times, started)
+                self._again_if_outdated(lambda: self._retry(retry))
             except BaseException as error:
                 self._fail(error)
                 raise
+
+    def _retry(self, retry: Callable[[Batch], Written]) -> None:
+        base, started = self.tip, time.monotonic()
+        times = self._job.times(base)
+        merged = replace(base, ssts=plan.apply(base.ssts, self._finished))
+        written = retry(Batch(self._job, merged, {}, times))
+        self._submit(base, {}, arrive(base, {}, {}, ()), written, times, started)
 
     def edit(self, store: ObjectStore, request: EditRequest) -> None:
         """Change rows by hand as asked, between two batches: a version of its own, unless one has it already.

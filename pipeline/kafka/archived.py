@@ -80,6 +80,9 @@ class ArchivedKafka:
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
         self.kafka.delete_records(topic, offset, partition)
 
+    def retention_ms(self, topic: str) -> int | None:
+        return self.kafka.retention_ms(topic)
+
     def not_writable(self, topic: str) -> Refused | None:
         return self.kafka.not_writable(topic)
 

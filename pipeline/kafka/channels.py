@@ -66,6 +66,10 @@ class KafkaChannels:
         except NotFound:
             return None
 
+    def retention_ms(self, topic: str, /) -> int | None:
+        """How long a topic keeps records, -1 for ever; None where nobody says."""
+        return self.kafka.retention_ms(topic)
+
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         decoded = partial(decode_addressed, attempts=frozenset(in_flight.attempts))
         counts = in_flight.counts or (None,) * len(in_flight.ends)

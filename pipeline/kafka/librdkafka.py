@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition, Uuid
-from confluent_kafka.admin import AclOperation, NewTopic, OffsetSpec
+from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec
 
 from ...errors import Gone, NotFound, Refused
 from .clients import GONE, POLL_S, Clients, asking, clients, lacking, read_range, server, unavailable
@@ -134,6 +134,12 @@ class LibrdKafka:
         place = TopicPartition(topic, partition, offset)
         with suppress(KafkaException):
             self._clients.admin.delete_records([place], request_timeout=10)[place].result()
+
+    def retention_ms(self, topic: str) -> int | None:
+        asked = self._clients.admin.describe_configs([ConfigResource("topic", topic)], request_timeout=10)
+        with suppress(KafkaException, KeyError, ValueError):
+            return int(next(iter(asked.values())).result()["retention.ms"].value)
+        return None
 
     def not_writable(self, topic: str) -> Refused | None:
         topics, admin = TopicCollection([topic]), self._clients.admin

@@ -14,6 +14,7 @@ from threading import Lock
 from uuid import uuid4
 from zlib import crc32
 
+from ...durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
 from .patience import patience_with
 from .protocol import (
@@ -81,6 +82,8 @@ class MemoryKafka:
         self.groups: dict[str, dict[tuple[str, int], tuple[int, str]]] = {}
         """What groups have committed: offset and text, by topic and partition."""
         self._topics: dict[str, list[_Partition]] = {}
+        self._retention_ms: dict[str, int] = {}
+        """What topics say; nothing goes by itself."""
         self._ids: dict[str, str] = {}
         self._producers: dict[str, object] = {}
         """Who may write, by transactional id."""
@@ -123,7 +126,9 @@ class MemoryKafka:
     ) -> None:
         with self._lock:
             for name, count in partitions.items() if not only_ask else ():
-                self._topics.setdefault(name, [_Partition() for _ in range(count)])
+                if name not in self._topics:
+                    self._topics[name] = [_Partition() for _ in range(count)]
+                    self._retention_ms[name] = int((config or {}).get("retention.ms", 7 * DAY_MS))
                 self._ids.setdefault(name, uuid4().hex)
 
     def add_partitions(self, topic: str, count: int) -> None:
@@ -144,6 +149,9 @@ class MemoryKafka:
             with self._lock:
                 if each.start < offset <= len(each.log):
                     each.start = offset
+
+    def retention_ms(self, topic: str) -> int | None:
+        return self._retention_ms.get(topic) if topic in self._topics else None
 
     def not_writable(self, topic: str) -> Refused | None:
         return None

@@ -145,6 +145,9 @@ class Kafka(Protocol):
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
         """Delete what a partition has before an offset; where Kafka does not let us, or is away, it stays."""
 
+    def retention_ms(self, topic: str) -> int | None:
+        """How long a topic keeps records, -1 for as long as there is room; None where nobody says, or there is none."""
+
     def not_writable(self, topic: str) -> Refused | None:
         """Why we may not write to a topic; None where we may, or the broker does not say."""
 

@@ -17,6 +17,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Manifest, Sst, Table
+from ...store.versions.side_tables import all_ssts
 from .prefetcher import Prefetcher
 from .write_stall import Compacting, Stall, Triggers
 
@@ -74,6 +75,9 @@ class Upkeep:
         read byte ranges: they are fetched; None where there was no batch.
         """
         due = pick_for(head)
+        if head.forgotten != self._head.forgotten:
+            # What was rewritten held keys that are to be nowhere any more.
+            self._cache.drop({sst.object for sst in all_ssts(self._head)} - {sst.object for sst in all_ssts(head)})
         with self._lock:
             self._busy.difference_update(one.compaction for one in merges)
             self.finished = tuple(one for one in self.finished if one not in merges)

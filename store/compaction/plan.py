@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ..sst.sorted_runs import bounds, overlapping
-from ..versions.manifest import Manifest, Sst
+from ..versions.commit import carried
+from ..versions.manifest import Manifest, SideTable, Sst
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,18 @@ def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequenc
         time_ms=max(manifest.time_ms, onto.time_ms + 1),
         table=onto.table,
         backfills=onto.backfills,
+        forgotten=onto.forgotten,
+        side_tables=_side_tables(before, manifest, onto),
         ssts=apply((*onto.ssts, *added), merges),
         recorded={
             snapshot: version if at == manifest.version else onto.recorded.get(snapshot, at)
             for snapshot, at in manifest.recorded.items()
         },
     )
+
+
+def _side_tables(before: Manifest, manifest: Manifest, onto: Manifest) -> dict[str, SideTable]:
+    """Those that a rebased version has: its own where it changed them, else those of what it follows."""
+    if manifest.side_tables != carried(before).side_tables:
+        return manifest.side_tables
+    return carried(onto).side_tables

@@ -178,6 +178,18 @@ class SstCache:
         """
         return self._parquet.path(store, sst)
 
+    def drop(self, objects: Iterable[str]) -> None:
+        """Keep nothing of these objects, in memory or in the folder: what they held is to be forgotten.
+
+        Who has one mapped, keeps it for as long.
+        """
+        names = {key.rpartition("/")[2].removesuffix(".parquet") for key in objects}
+        with self._lock:
+            for kept in (self._mapped, self._in_memory):
+                for name in [each for each in kept if each.partition("-")[0] in names]:
+                    del kept[name]
+        self._folder.drop(names)
+
     def close(self) -> None:
         """Let go of all files. The folder stays; paths to copies are no longer kept from eviction."""
         with self._lock:

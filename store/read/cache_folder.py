@@ -13,7 +13,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -103,9 +103,16 @@ class CacheFolder:
         return True
 
     def remove(self, name: str) -> None:
-        """Drop a file, because it is damaged."""
+        """Drop a file."""
         with suppress(OSError):
             (self.path / name).unlink()
+
+    def drop(self, stems: Collection[str]) -> None:
+        """Remove the files whose names begin with one of these, up to a '-'."""
+        with suppress(OSError), os.scandir(self.path) as listing:
+            for item in listing:
+                if item.name.partition("-")[0] in stems:
+                    self.remove(item.name)
 
     def pin(self, name: str) -> int | None:
         """Keep the file in place until the returned file descriptor is closed; None when there is no file."""

@@ -97,7 +97,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
         store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
     except ObjectExists:
         try:
-            existing = history.read_fresh(store, manifest.app, manifest.stage, manifest.version)
+            existing = history.read_stored(store, manifest.app, manifest.stage, manifest.version)
         except ObjectNotFound:
             raise CommitConflict(
                 f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed by another writer "

@@ -18,7 +18,7 @@ from cachetools import LRUCache
 
 from ...errors import NotFound, ObjectNotFound
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
-from . import apps, codec, horizon, keys
+from . import apps, codec, forgotten, horizon, keys
 from .manifest import Manifest
 
 _PAGE = 1000
@@ -80,12 +80,20 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
         recent = _recent.get(store)
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
     with suppress(ObjectNotFound):
-        return manifest or read_fresh(store, app, stage, version)
+        return forgotten.resolved(store, manifest or read_stored(store, app, stage, version))
     return None
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version, from storage itself. Raises `ObjectNotFound`; `Corruption` where it is unreadable or another's."""
+    """One version, from storage itself, as `find` gives it. Raises as `read_stored`."""
+    return forgotten.resolved(store, read_stored(store, app, stage, version))
+
+
+def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
+    """One version as it was written: SSTs that held what was forgotten since have other names (`forgotten`).
+
+    Raises `ObjectNotFound`; `Corruption` where it is unreadable or another's.
+    """
     key = keys.manifest(app, stage, version)
     manifest = codec.read(store, key, Manifest)
     found = (manifest.app, manifest.stage, manifest.version)
@@ -104,6 +112,7 @@ def forget(store: ObjectStore, app: str) -> None:
         if (recent := _recent.get(store)) is not None:
             for key in [key for key in recent if key.startswith(f"{app}/")]:
                 del recent[key]
+    forgotten.drop(store, app)
 
 
 def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:

@@ -68,6 +68,8 @@ cloning = _in_app(f"stages/{CLONING}/app.json")
 """The note that the app is being made as a clone. It lies among the stages, so that whoever lists them sees it."""
 collection = _in_app("gc.json")
 """What a collection writes first, to learn the time of storage's clock."""
+forgetting = _in_app("forgetting.json")
+"""The note that keys are being forgotten. It says which ones to nobody who does not know them."""
 hold = _in_app("hold.json")
 """The note that the app is to read no further than some offsets."""
 notice = _in_app("notice.json")
@@ -84,6 +86,8 @@ boundaries = _in_app("boundaries/")
 """Prefix of what may exist of the app's versions."""
 archives = _in_app("input/")
 """Prefix of all archives of what the app read of users' topics, and the name of none of them."""
+forgotten = _in_app("forgotten/")
+"""Prefix of what became of objects that held keys which were forgotten."""
 migrations = _in_app("migrations/")
 """Prefix of the app's migrations."""
 edits = _in_app("edits/")

@@ -17,14 +17,14 @@ Declaration: TypeAlias = dict[str, Any]
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit", "promote", "demote",
+    "edit", "promote", "demote", "forget",
 ]  # fmt: skip
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, columns that were added got values for what was read before, it is
 again what an earlier version was, somebody changed rows of the table by hand, its app was given another one's name and
-sinks, or it had them until now."""
-BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote")
+sinks, it had them until now, or keys were forgotten: taken out of it and of all versions before it."""
+BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote", "forget")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
 """Kinds of versions that take the stage from nobody. Any other takes it over."""
@@ -440,6 +440,9 @@ class Manifest(Struct, frozen=True):
     """The sinks that the program declares and the app does not publish, as of a clone."""
     promotion: Promotion | None = None
     """The newest that the stage went through; None of an app that never took part in one."""
+    forgotten: limits.Seq = 0
+    """The number of the app's index of what was forgotten (`forgotten.Forgotten`) that it went through, 0 for none: who
+    reads a manifest with a newer one than it knows, reads that first."""
 
     @property
     def watermark_ms(self) -> int | None:
@@ -490,7 +493,7 @@ class Manifest(Struct, frozen=True):
     @property
     def may_change_rows(self) -> bool:
         """Whether the table may hold other rows than at the version before, beside those that expire with time."""
-        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote")
+        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote", "forget")
 
     @property
     def begins_with_rows(self) -> bool:

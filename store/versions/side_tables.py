@@ -83,7 +83,11 @@ def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
     return (*manifest.ssts, *(sst for each in manifest.side_tables.values() for sst in each.ssts))
 
 
-def each_sst(manifest: Manifest, change: Callable[[Sst], Sst]) -> Manifest:
-    """The manifest with each SST of its tables changed."""
-    others = {name: replace(each, ssts=tuple(map(change, each.ssts))) for name, each in manifest.side_tables.items()}
-    return replace(manifest, ssts=tuple(map(change, manifest.ssts)), side_tables=others)
+def each_sst(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifest:
+    """The manifest with each SST of its tables changed; without those for which `change` gives None."""
+
+    def changed(ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
+        return tuple(made for made in map(change, ssts) if made is not None)
+
+    others = {name: replace(each, ssts=changed(each.ssts)) for name, each in manifest.side_tables.items()}
+    return replace(manifest, ssts=changed(manifest.ssts), side_tables=others)

@@ -107,6 +107,10 @@ class Kafka:
         """As `moments.query.log.Starts`."""
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
 
+    def retention_ms(self, topic: str) -> int | None:
+        """As a broker has it that nobody told otherwise."""
+        return 7 * 86_400_000 if topic in self.topics else None
+
     def since(self, topic: str, time_ms: int) -> tuple[int, ...]:
         """Messages have no times here: all of them are since."""
         return (0,) * len(self.topics[topic])

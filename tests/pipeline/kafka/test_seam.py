@@ -5,6 +5,7 @@ from contextlib import closing, suppress
 from uuid import uuid4
 
 import pytest
+from slackwater.durations import DAY_MS
 from slackwater.errors import Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.kafka.open import end_offsets, wait_for
 from slackwater.pipeline.kafka.protocol import (
@@ -56,6 +57,10 @@ def test_a_topic_is_there_with_its_partitions_once_it_was_made_and_not_made_twic
     kafka.create_topics({topic: 5, f"{topic}-other": 1})
     assert (kafka.partition_counts()[topic], kafka.partition_counts()[f"{topic}-other"]) == (2, 1)
     assert kafka.not_writable(topic) is None
+    kafka.create_topics({f"{topic}-kept": 1}, config={"retention.ms": "-1"})
+    wait_for(kafka, 10)
+    kept = [kafka.retention_ms(each) for each in (topic, f"{topic}-kept", f"{topic}-not-there")]
+    assert kept == [7 * DAY_MS, -1, None]
 
 
 def test_a_topic_that_is_not_there_is_not_found_and_cannot_be_read_or_written(kafka: Kafka) -> None:

@@ -1,0 +1,116 @@
+"""The apps that have the same SSTs: one, its clones, and theirs, under whatever roots."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ...errors import NotFound, Refused
+from ...moments.cut.moments import heads_of
+from ...moments.cut.stored import list_snapshots
+from ...moments.take.remove import clone_lives, shared
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps, history
+from ...store.versions.manifest import Manifest
+from ...store.versions.side_tables import all_ssts, may_be_side_table
+from .asked import Asked
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the apps."""
+
+    store: ObjectStore
+    """At the app's root."""
+    app: str
+    heads: Mapping[str, Manifest]
+
+    @property
+    def name(self) -> str:
+        """The app, and its root where several may be meant."""
+        return f"{self.app} under {self.store.url}"
+
+    def tables(self, asked: Asked) -> dict[str, str]:
+        """By stage, as its folder is called, under which name the keys of its table are asked for.
+
+        A stage that was renamed has SSTs and versions under each of its names.
+        """
+        found: dict[str, str] = {}
+        for head in self.heads.values():
+            names = [*(each.stage for each in head.formerly), head.stage, *([head.called] if head.called else [])]
+            for name in names:
+                if name in asked.tables:
+                    found |= dict.fromkeys((each for each in names if each in self.heads), name)
+        return found
+
+
+def family_of(store: ObjectStore, app: str) -> tuple[Member, ...]:
+    """The app, and all that live from it, each behind those that it lives from.
+
+    Raises `NotFound` where there is no such app, `Refused` where it lives from another one itself, or a clone is being
+    made, and `Unavailable`, also where a clone's root cannot be reached: it has to be, as what it shares is rewritten.
+    """
+    apps.read_app(store, app)
+    me = _member(store, app)
+    _check_lives_from_none(me)
+    found, waiting = {(store.url, app): me}, [me]
+    while waiting:
+        for clone in _clones(waiting.pop(0)):
+            place = (clone.store.url, clone.app)
+            found.pop(place, None)  # it lives from this one, too: it comes behind it, and so do its own
+            found[place] = clone
+            waiting.append(clone)
+    return tuple(found.values())
+
+
+def _member(store: ObjectStore, app: str) -> Member:
+    return Member(store, app, heads_of(store, app, history.list_stages(store, app)))
+
+
+def _clones(of: Member) -> Iterator[Member]:
+    pins = [pin for pin in list_snapshots(of.store, of.app) if pin.kind == "clone"]
+    living = {(pin.clone_root, pin.clone) for pin in pins if clone_lives(of.store, pin)}
+    for root in sorted({"", *(pin.clone_root for pin in pins)}):
+        where = of.store.at(root)
+        for name in apps.list_cloning(where):
+            note = apps.find_cloning(where, name)
+            origin = note.info.origin if note is not None and note.root in ("", of.store.url) else None
+            if origin is not None and origin.app == of.app:
+                raise Refused(
+                    f"a clone of {of.app}, {name}, is being made: it would have what is to be forgotten",
+                    hint="let it end, or type it again if it broke off; then forget the key",
+                )
+        for other, objects in shared(of.store, of.app, root):
+            # One that has merged all that it shared has the rows all the same.
+            if objects or (root, other) in living:
+                yield _member(where, other)
+
+
+def _check_lives_from_none(me: Member) -> None:
+    others: dict[str, str] = {}
+    for stage in me.heads:
+        # Of all versions that are left, the oldest names the most of another app.
+        for version in history.versions(me.store, me.app, stage)[:1]:
+            for sst in all_ssts(history.read(me.store, me.app, stage, version)):
+                owner = sst.object.partition("/")[0]
+                if owner != me.app or sst.root not in ("", me.store.url):
+                    others[owner] = sst.root
+    for owner, root in others.items():
+        where = f" under {root}" if root else ""
+        raise Refused(
+            f"app {me.app!r} shares SSTs with {owner!r}{where}, from which it was cloned: forgotten here alone, the "
+            "key would still be there",
+            hint=f"forget it in {apps.called(me.store.at(root)).get(owner, owner)}: its clones are part of that",
+        )
+
+
+def check_tables(me: Member, asked: Asked) -> None:
+    """Raise `NotFound` where no stage of an app had a table of that name, and `Refused` for one of rejected records."""
+    has = {head.stage for head in me.heads.values() if head.table is not None}
+    was = {each.stage for head in me.heads.values() for each in head.formerly if head.table is not None}
+    for table in asked.tables:
+        if may_be_side_table(table) and table not in has:
+            raise Refused(
+                f"{table} has rejected records, which are no rows of a person: they are found by the keys themselves",
+                hint="give the key of the stage's own table",
+            )
+        if table not in has | was:
+            raise NotFound(f"table of app {me.app!r}", table, sorted(has))

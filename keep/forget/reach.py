@@ -1,0 +1,75 @@
+"""What forgetting does not reach: topics, which let it pass, and what was handed out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...errors import SlackwaterError
+from ...store.versions import apps
+from .family import Member
+
+
+class Retention(Protocol):
+    """What this needs of Kafka; `pipeline` implements it."""
+
+    def retention_ms(self, topic: str, /) -> int | None:
+        """How long a topic keeps records, -1 for ever; None where nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfReach:
+    """Something that may hold a key, and that nobody can look into from here."""
+
+    what: str
+    """`input`, `channel`, `sink's own topic`, `sink`, `deep clone`, `handed out`, `replica` or `cache`."""
+    name: str
+    retention_ms: int | None = None
+    """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""
+
+
+def out_of_reach(members: tuple[Member, ...], kafka: Retention | None) -> tuple[OutOfReach, ...]:
+    """All of an app's and its clones', in the order of the apps. Topics that several have are told once."""
+    found: dict[tuple[str, str], OutOfReach] = {}
+    for each in members:
+        for what, topic in _topics(each):
+            if (what, topic) not in found:
+                found[what, topic] = OutOfReach(what, topic, _retention_ms(kafka, topic))
+        for name in _deep_clones(each):
+            found["deep clone", name] = OutOfReach("deep clone", name)
+    return (
+        *found.values(),
+        OutOfReach("handed out", "bundles of replays, reports, exported files and backups"),
+        OutOfReach("replica", "under other roots: the next `slackwater replicate` does there what was done here"),
+        OutOfReach("cache", "SSTs on other machines' disks, which nothing reads any more: they go as others come"),
+    )
+
+
+def _topics(member: Member) -> Iterator[tuple[str, str]]:
+    info = apps.find_app(member.store, member.app)
+    for head in member.heads.values():
+        for source in head.inputs.values():
+            if not source.upstream:
+                yield "input", source.topic
+        for output in head.outputs.values():
+            yield "channel", output.topic
+        published = apps.publishes(member.store, info, head.promotion)
+        for name, sink in head.sinks.items():
+            yield "sink's own topic", sink.topic
+            if published is None or name in published:
+                yield "sink", (published or {}).get(name, name)
+
+
+def _retention_ms(kafka: Retention | None, topic: str) -> int | None:
+    try:
+        return kafka.retention_ms(topic) if kafka is not None else None
+    except SlackwaterError:
+        return None  # what cannot be asked is not known
+
+
+def _deep_clones(member: Member) -> Iterator[str]:
+    """The apps of the same root that were cloned from it with all they needed: each has the key for itself."""
+    for name in apps.list_apps(member.store):
+        info = apps.find_app(member.store, name)
+        origin = info.origin if info is not None else None
+        if origin is not None and origin.deep and origin.app == member.app:
+            yield name

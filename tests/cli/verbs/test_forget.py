@@ -1,0 +1,86 @@
+"""`slackwater forget` and `slackwater verify --forgotten` as they are typed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_killed_verbs import command_line, gone_on
+from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
+from tests.support.histories import FlightsApp
+
+pytestmark = pytest.mark.usefixtures("isolated")
+KEY = ("--key", "aircraft=N003")
+
+
+@pytest.fixture
+def app(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+    made = gone_on()
+    with command_line(made, monkeypatch):
+        return made
+
+
+def test_a_dry_run_lists_what_holds_it_and_what_is_out_of_reach(app: FlightsApp) -> None:
+    before = {info.key for info in app.store.list("")}
+    said = done("forget", "flights", *KEY, "--dry-run")
+    lines = said.splitlines()
+    assert lines[0].startswith("would forget 1 key in flights: ")
+    assert any("records in flight" in line and "/channels/" in line for line in lines)
+    assert "other tables: carriers." in said
+    assert any(line.split()[:2] == ["flights", "input"] for line in lines)
+    assert lines[-1] == "nothing was changed (--dry-run)"
+    assert {info.key for info in app.store.list("")} == before
+    assert from_json("forget", "flights", *KEY, "--dry-run")["dry_run"]
+
+
+def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp_path: Path) -> None:
+    assert slackwater("verify", "flights", "--forgotten", *KEY).exit_code == 1
+    said = done("forget", "flights", *KEY, "--message", "request 118")
+    assert said.startswith("forgot 1 key in flights: ")
+    assert "snapshot flights@good was edited" in said
+    assert "flights/aircraft v" in said
+    assert done("verify", "flights", "--forgotten", *KEY, "--deep").startswith(
+        "nothing of flights holds any of 1 key\n"
+    )
+    assert rows_of("flights@good", "SELECT * FROM aircraft WHERE tail = 'N003'") == []
+    assert "markers, edited" in done("snapshot", "list", "flights") or "instant, edited" in done(
+        "snapshot", "list", "flights"
+    )
+    assert "keys were forgotten" in done("snapshot", "show", "flights", "good")
+    assert " forget " in done("log", "flights", "--limit", "1")
+    (operation,) = from_json("log", "flights", "--operations", "--verb", "forget")
+    assert (operation["detail"], operation["message"]) == ("1 of aircraft", "request 118")
+    result = slackwater("forget", "flights", *KEY)
+    assert result.exit_code == 1
+    assert "no object under" in result.stderr
+    file = tmp_path / "gone.txt"
+    file.write_text("aircraft=N001\n\naircraft=N002\n")
+    assert done("forget", "flights", "--keys", str(file)).startswith("forgot 2 keys in flights: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("forget", "flights"), 2, "there is no key to be forgotten"),
+        (("forget", "flights", "--key", "N003"), 2, "a key to be forgotten has no table"),
+        (("forget", "flights", "--key", "planes=N003"), 1, "planes"),
+        (("forget", "flights", "--key", "aircraft=N999"), 1, "no object under"),
+        (("forget", "flights", "--give-up"), 1, "there is nothing to give up"),
+        (("forget", "flights", "--give-up", *KEY), 2, "--give-up takes no keys"),
+        (("verify", "flights", "--forgotten"), 2, "--forgotten goes with --key"),
+        (("verify", "flights", *KEY), 2, "--forgotten goes with --key"),
+        (("verify", "flights@good", "--forgotten", *KEY), 2, "--forgotten is of a whole app"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(
+    app: FlightsApp, words: tuple[str, ...], code: int, expected: str
+) -> None:
+    before = {info.key for info in app.store.list("")}
+    result = slackwater(*words)
+    assert (result.exit_code, expected in result.stderr) == (code, True), result.output
+    assert {info.key for info in app.store.list("")} == before
+
+
+def test_a_protected_app_wants_its_name(app: FlightsApp) -> None:
+    done("protect", "flights", "--message", "production")
+    assert "flights' is protected" in slackwater("forget", "flights", *KEY).stderr
+    assert done("forget", "flights", *KEY, "--yes-really", "flights").startswith("forgot 1 key")

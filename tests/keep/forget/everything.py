@@ -1,0 +1,51 @@
+"""Everything under a root, decoded: in which objects a text stands, and what each version of each table shows."""
+
+import io
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from slackwater.store.archive import index, objects
+from slackwater.store.archive.extents import Extent
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import history
+
+from tests.store.archive.small_archives import BY, TOPIC, records
+from tests.support.histories import rows_of
+
+
+def occurrences(store: ObjectStore, text: str) -> list[tuple[str, int]]:
+    """The objects in which it stands as a value or anywhere in a text, and how often."""
+    found = []
+    for info in type(store).list(store, ""):
+        data = store.get(info.key)
+        if info.key.endswith(".parquet"):
+            count = repr(pq.read_table(io.BytesIO(data)).to_pylist()).count(text)
+        elif info.key.endswith(".arrow"):
+            with pa.ipc.open_stream(data) as stream:
+                count = repr(stream.read_all().to_pylist()).count(text)
+        else:
+            count = data.decode().count(text)
+        if count:
+            found.append((info.key, count))
+    return found
+
+
+def tables_of_all_versions(store: ObjectStore, app: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """What each version that is there shows, by stage and version; merged without the code under test."""
+    return {
+        (stage, version): rows_of(store, history.read(store, app, stage, version))
+        for stage in history.list_stages(store, app)
+        for version in history.versions(store, app, stage)
+    }
+
+
+def archive_of(store: ObjectStore, app: str, extent: Extent, values: dict[int, bytes]) -> None:
+    """An input archive with a record at each of these offsets, some of these values."""
+    rows = records(extent.partition, range(extent.first, extent.end))
+    had = rows["value"].to_pylist()
+    made = [values.get(offset, value) for offset, value in zip(rows["offset"].to_pylist(), had, strict=True)]
+    rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(made, pa.binary()))
+    archive = index.newest(store, app, TOPIC) or index.empty(app, TOPIC)
+    one = objects.write(store, index.new_object(archive), [rows], (extent,), 1)
+    index.change(store, app, TOPIC, index.appended((one,), (extent,)), by=BY, now_ms=1)

@@ -1,0 +1,357 @@
+"""Forgetting a key: nothing that is stored holds it any more, and all else is as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import NotFound, Refused, Usage
+from slackwater.keep.clone.clone import clone
+from slackwater.keep.forget.asked import Asked
+from slackwater.keep.forget.forget import Forgot, forget, give_up, look
+from slackwater.keep.verify.verify import verify
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.cut.stored import cancel, find_snapshot, open_requests
+from slackwater.moments.diff.key_history import key_history
+from slackwater.moments.diff.moments import StoredCut, diff
+from slackwater.moments.query.answers import answer
+from slackwater.moments.query.columns import get
+from slackwater.moments.take.audit_log import list_operations, record
+from slackwater.moments.take.capture import read_object
+from slackwater.moments.take.snapshots import pin
+from slackwater.moments.take.taking import request
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import forgotten, history, keys
+
+from tests.keep.forget.everything import occurrences, tables_of_all_versions
+from tests.support.collecting import aging_app, fresh, gc, old_app, store_of, wait
+from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights, rows_of
+
+LATER_MS = 2_000_000_000_000
+KEY = "aircraft=N003"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> SstCache:
+    return SstCache(tmp_path / "cache", 1 << 30)
+
+
+def make(app: FlightsApp, cache: SstCache, *asked: str, **options: Any) -> Forgot:
+    return forget(app.store, cache, app.name, Asked.of(asked or (KEY,)), by="ada@host", **options)
+
+
+def held(app: FlightsApp, *asked: str, deep: bool = True) -> list[str]:
+    found = look(fresh(app.store), app.name, Asked.of(asked or (KEY,)), kafka=None, deep=deep)
+    return [f"{each.what} {each.object}" for each in found.held]
+
+
+def busy_app(store: ObjectStore | None = None) -> FlightsApp:
+    """Some versions of everything: batches, compactions, a deletion, a snapshot with records on the way."""
+    app = aging_app() if store is None else FlightsApp(store, Kafka())
+    app.run(flights(30))
+    app.compact("aircraft")
+    app.run(flights(20))
+    app.delete("aircraft", "N004")
+    app.run(flights(10))
+    return app
+
+
+def test_a_key_is_in_no_object_of_any_version_and_all_others_are_as_they_were(cache: SstCache) -> None:
+    app = busy_app()
+    before = tables_of_all_versions(app.store, app.name)
+    holding = make(app, cache, dry_run=True).held
+    assert tables_of_all_versions(app.store, app.name) == before
+    assert {each.object for each in holding} == {name for name, _ in occurrences(app.store, "N003")}
+    done = make(app, cache)
+    assert occurrences(app.store, "N003") == []
+    assert held(app) == []
+    assert done.read_bytes == sum(each.bytes for each in holding)
+    assert done.written_bytes <= 1.2 * done.read_bytes
+    after = tables_of_all_versions(fresh(app.store), app.name)
+    ((_, stage, version),) = done.versions
+    assert after.pop((stage, version)) == after[stage, version - 1]
+    for place, rows in before.items():
+        assert after[place] == {key: row for key, row in rows.items() if key != "N003"}
+    assert version == app.heads["aircraft"].version + 1
+    assert [each.detail for each in list_operations(app.store, app.name) if each.verb == "forget"] == ["1 of aircraft"]
+    assert verify(app.store, app.name, now_ms=LATER_MS, deep=True).consistent
+
+
+def test_no_tombstone_stays_and_an_sst_of_which_nothing_is_left_is_named_by_nobody(cache: SstCache) -> None:
+    app = busy_app()
+    app.send(Flight("N900", "C9", 1))
+    app.step_all()
+    alone = app.heads["aircraft"].ssts[0].object
+    app.delete("aircraft", "N900")
+    tombstone = app.heads["aircraft"].ssts[0]
+    assert tombstone.tombstones == 1
+    make(app, cache, "aircraft=N900", "aircraft=N004")
+    assert occurrences(app.store, "N900") == occurrences(app.store, "N004") == []
+    head = history.head(fresh(app.store), app.name, "aircraft")
+    assert head is not None
+    assert {alone, tombstone.object}.isdisjoint(sst.object for sst in head.ssts)
+    assert sum(sst.tombstones for sst in head.ssts) == 0
+
+
+def test_what_a_process_knows_from_before_leads_to_what_is_there_now(cache: SstCache) -> None:
+    """Manifests in memory, moments that are held, SSTs that are mapped."""
+    app = busy_app()
+    cut = resolve(app.store, "flights", now_ms=LATER_MS)
+    sql = "SELECT tail FROM aircraft ORDER BY tail"
+
+    def tails() -> list[str]:
+        return [str(row["tail"]) for row in answer(app.store, cache, cut, sql, later={}).to_pylist()]
+
+    assert "N003" in tails()
+    make(app, cache)
+    assert "N003" not in tails()
+    assert (
+        get(app.store, resolve(app.store, "flights/aircraft@v3", now_ms=LATER_MS), "aircraft", ["N003"]).num_rows == 0
+    )
+    found = key_history(app.store, cache, "flights", "aircraft", ["N003"], now_ms=LATER_MS)
+    assert found.changes == ()
+    others = key_history(app.store, cache, "flights", "aircraft", ["N002"], now_ms=LATER_MS).changes
+    assert len(others) == 6
+    ends = [resolve(app.store, f"flights/aircraft@v{version}", now_ms=LATER_MS) for version in (2, 9)]
+    one, two = (StoredCut(app.store, each) for each in ends)
+    (changed,) = (each for each in diff(cache, one, two) if each.table == "aircraft")
+    assert "N003" not in str(changed.changes.keys.to_pylist())
+
+
+def test_other_processes_that_fail_over_what_is_gone_read_once_more(cache: SstCache, tmp_path: Path) -> None:
+    """One that holds a moment, has asked for nothing since, and has no copy of an SST."""
+    app = busy_app()
+    other, its_cache = fresh(app.store), SstCache(tmp_path / "other", 1 << 30)
+    cut = resolve(other, "flights", now_ms=LATER_MS)
+    make(app, cache)
+    rows = answer(other, its_cache, cut, "SELECT tail FROM aircraft", later={})
+    assert "N003" not in str(rows.to_pylist())
+    third = fresh(app.store)
+    old = StoredCut(third, cut)
+    assert (
+        diff(its_cache, old, StoredCut(third, resolve(third, "flights", now_ms=LATER_MS)))[0].changes.keys.num_rows == 0
+    )
+
+
+def test_a_snapshot_keeps_its_name_and_what_it_keeps_is_without_the_key(cache: SstCache) -> None:
+    app = aging_app()
+    app.run(flights(20))
+    app.send(*flights(14))
+    app.step("legs")
+    cut = resolve(app.store, "flights", now_ms=LATER_MS)
+    kept = pin(app.store, cut, "kept", reader=app.kafka)
+    assert kept.channels[0].rows == 14
+    assert any("/channels/" in name for name, _ in occurrences(app.store, "N003"))
+    done = make(app, cache)
+    assert done.snapshots == (("flights", "kept"),)
+    assert occurrences(app.store, "N003") == []
+    found = find_snapshot(app.store, "flights", "kept")
+    assert found is not None
+    assert found.edited_ms > 0
+    (channel,) = (each for each in found.channels if each.channel == "by-aircraft")
+    assert (channel.rows, sum(channel.counts), sum(channel.forgotten)) == (12, 12, 2)
+    assert [read_object(app.store, each).num_rows for each in channel.objects] == [12]
+    report = verify(fresh(app.store), "flights@kept", now_ms=LATER_MS, deep=True)
+    assert report.differences == ()
+    # A clone of it reads what is left, and its books say what is not.
+    clone(app.store, "flights@kept", "staging", channels=_Kept(app.kafka), by="ada@host", now_ms=LATER_MS)
+    assert verify(fresh(app.store), "staging", now_ms=LATER_MS, deep=True).differences == ()
+    make(app, cache, "aircraft=N002")
+    assert occurrences(app.store, "N002") == []
+    assert verify(fresh(app.store), "flights@kept", now_ms=LATER_MS, deep=True).differences == ()
+
+
+class _Kept:
+    """Kafka to which kept records are copied as they are kept."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kafka, name)
+
+    def copy(self, in_flight: Any, topic: str, app: str, kept: Any = None) -> Any:
+        for rows in kept or ():
+            assert "N003" not in str(rows.to_pylist())
+        return self._kafka.copy(in_flight, topic, app)
+
+
+def test_clones_share_what_is_rewritten_also_under_another_root_and_have_their_own_rewritten(
+    cache: SstCache, tmp_path: Path
+) -> None:
+    app, root = FlightsApp(LocalStore(tmp_path / "one"), Kafka()), LocalStore(tmp_path / "two")
+    app.run(flights(20))
+    how: dict[str, Any] = {"channels": app.kafka, "by": "ada@host", "now_ms": LATER_MS}
+    clone(app.store, "flights", "near", **how)
+    clone(app.store, "flights", "far", target_store=root, **how)
+    runs = [FlightsApp(store, app.kafka, name, clock=app.clock) for store, name in ((app.store, "near"), (root, "far"))]
+    clone(app.store, "near", "nearer", **how)
+    app.send(*flights(14))
+    for each in (app, *runs):
+        each.step_all()
+    before = {each.name: tables_of_all_versions(each.store, each.name) for each in runs}
+    assert occurrences(root, "N003")
+    with pytest.raises(Refused, match="shares SSTs with 'flights', from which it was cloned"):
+        make(runs[0], cache)
+    done = make(app, cache)
+    assert [name.split()[0] for name in done.apps] == ["flights", "near", "far", "nearer"]
+    assert occurrences(app.store, "N003") == occurrences(root, "N003") == []
+    for each in runs:
+        after = tables_of_all_versions(fresh(each.store), each.name)
+        for place, rows in before[each.name].items():
+            assert after[place] == {key: row for key, row in rows.items() if key != "N003"}
+        assert verify(fresh(each.store), each.name, now_ms=LATER_MS, deep=True).consistent
+
+
+def test_a_batch_that_was_under_way_leaves_nothing_and_one_that_comes_later_begins_anew(cache: SstCache) -> None:
+    """It was computed from the old row; its SST is named by no version, and goes."""
+    app = busy_app()
+    app.send(*flights(7))
+    app.step("legs")
+    head = app.heads["aircraft"]
+    late: list[str] = []
+    # The runner commits between the scan and the version: what it wrote is looked through, too.
+    store_of(app).once("put_if_absent", "forgotten/", lambda: late.append(app.step("aircraft").ssts[0].object))
+    done = make(app, cache)
+    assert late
+    assert occurrences(app.store, "N003") == []
+    ((_, _, version),) = done.versions
+    assert version == head.version + 2
+    app.claim("aircraft")
+    app.send(Flight("N003", "C0", 5))
+    app.step_all()
+    assert rows_of(app.store, app.heads["aircraft"])["N003"] == (1, 5, 25)
+
+
+def test_what_was_put_and_never_named_goes_as_well(cache: SstCache) -> None:
+    app = busy_app()
+    (held_by,) = {sst.object for sst in app.heads["aircraft"].ssts if sst.level} & {
+        name for name, _ in occurrences(app.store, "N003")
+    }
+    litter = keys.sst("flights", "aircraft", "01JD0000000000000000000000")
+    app.store.put(litter, app.store.get(held_by))
+    wait(app, 60_000)
+    make(app, cache)
+    assert occurrences(app.store, "N003") == []
+
+
+def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache) -> None:
+    app = busy_app()
+    record(
+        app.store, "flights", "edit", "aircraft v3: DELETE FROM aircraft WHERE tail = 'N003'", "ada", message="N003!"
+    )
+    record(app.store, "flights", "edit", "aircraft v4: DELETE FROM aircraft WHERE tail = 'N0033'", "ada")
+    make(app, cache)
+    said = [(each.detail, each.message) for each in list_operations(app.store, "flights") if each.verb == "edit"]
+    assert said == [
+        ("aircraft v4: DELETE FROM aircraft WHERE tail = 'N0033'", ""),
+        ("(forgotten)", "(forgotten)"),
+    ]
+
+
+def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> None:
+    app = busy_app()
+    there = {info.key for info in app.store.list("")}
+    with pytest.raises(NotFound, match="no object under"):
+        make(app, cache, "aircraft=N999")
+    with pytest.raises(NotFound, match="plane"):
+        make(app, cache, "plane=N003")
+    with pytest.raises(Usage, match="has no table, or no '='"):
+        make(app, cache, "N003")
+    with pytest.raises(Usage, match="there is no key to be forgotten"):
+        forget(app.store, cache, "flights", Asked.of([]), by="ada")
+    asked = request(app.store, "flights", "under-way", "ada")
+    with pytest.raises(Refused, match="snapshot 'under-way' of flights is under way"):
+        make(app, cache)
+    cancel(app.store, "flights", asked)
+    assert {info.key for info in app.store.list("")} - there <= {keys.notice("flights")}
+    assert forgotten.find_forgetting(app.store, "flights") is None
+
+
+def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCache) -> None:
+    app = old_app()
+
+    class Broke(Exception):
+        pass
+
+    def breaks() -> None:
+        raise Broke
+
+    store_of(app).once("put_if_absent", "forgotten/", breaks)
+    with pytest.raises(Broke):
+        make(app, cache)
+    with pytest.raises(Refused, match="ada@host forgets keys of flights since"):
+        make(app, cache, "aircraft=N002")
+    with pytest.raises(Refused, match="so nothing is collected meanwhile"):
+        gc(app)
+    with pytest.raises(Refused, match="so none is taken meanwhile"):
+        request(app.store, "flights", "later", "ada")
+    assert open_requests(app.store, "flights") == ()
+    assert "N003" not in app.store.get(keys.forgetting("flights")).decode()
+    make(app, cache)
+    assert occurrences(app.store, "N003") == []
+    gc(app)
+    assert occurrences(app.store, "N002")
+    wait(app, 60_000)  # what broke off has left objects that nothing names
+    make(app, cache, "aircraft=N002")
+    assert occurrences(app.store, "N002") == []
+    with pytest.raises(Refused, match="nothing to give up"):
+        give_up(app.store, "flights", by="ada")
+    store_of(app).once("put_if_absent", "forgotten/", breaks)
+    with pytest.raises(Broke):
+        make(app, cache, "aircraft=N001")
+    give_up(app.store, "flights", by="bob")
+    make(app, cache, "aircraft=N000")
+
+
+def test_gc_keeps_what_took_the_place_of_what_versions_name(cache: SstCache) -> None:
+    app = old_app()
+    make(app, cache)
+    for each in STAGES:
+        app.claim(each)
+    wait(app)
+    app.run(flights(10))
+    gc(app)
+    for stage in STAGES:
+        for version in history.versions(fresh(app.store), "flights", stage):
+            rows_of(app.store, history.read(fresh(app.store), "flights", stage, version))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.sampled_from("bcd")), min_size=1, max_size=6),
+    st.lists(st.integers(0, 6), min_size=1, max_size=2, unique=True),
+    st.booleans(),
+)
+def test_after_it_every_version_snapshot_and_clone_reads_as_before_but_for_the_keys(
+    steps: list[tuple[int, str]], gone: list[int], cloned: bool
+) -> None:
+    app, cache = aging_app(), SstCache(Path("/nonexistent"), 0)
+    app.run(flights(8))
+    for number, step in steps:
+        if step == "b":
+            app.run([Flight(f"N{number:03}", f"C{number % 3}", number)])
+        elif step == "c":
+            app.compact("aircraft")
+        elif f"N{number:03}" in app.state["aircraft"]:
+            app.delete("aircraft", f"N{number:03}")
+    apps = [app]
+    pin(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "good")
+    if cloned:
+        clone(app.store, "flights@good", "staging", channels=app.kafka, by="ada", now_ms=LATER_MS)
+        apps.append(FlightsApp(app.store, app.kafka, "staging", clock=app.clock))
+        apps[1].run(flights(3))
+    names = {f"N{number:03}" for number in gone}
+    before = {each.name: tables_of_all_versions(each.store, each.name) for each in apps}
+    try:
+        forget(app.store, cache, "flights", Asked.of_values({"aircraft": sorted(names)}), by="ada")
+    except NotFound:
+        assert not any(occurrences(app.store, name) for name in names)
+    for each in apps:
+        after = tables_of_all_versions(fresh(app.store), each.name)
+        for place, rows in before[each.name].items():
+            assert after[place] == {key: row for key, row in rows.items() if key not in names}
+    assert [occurrences(app.store, name) for name in names] == [[] for _ in names]
+    assert verify(fresh(app.store), "flights@good", now_ms=LATER_MS, deep=True).consistent
