@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
 from slackwater.keep.maintain.stages import rescale
 from slackwater.moments.cut.in_flight import InFlight
+from slackwater.moments.cut.replicas import Anchor
 from slackwater.moments.cut.stored import open_requests
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.local import LocalStore
@@ -147,6 +148,12 @@ class Kafka:
                     rows = [(*flight, *place) for flight, place in zip(message.flights, places, strict=True)]
                     columns = zip(*rows, strict=True)
                     yield pa.table([pa.array(c, f.type) for c, f in zip(columns, CAPTURED, strict=True)], CAPTURED)
+
+    def before(self, topic: str, partition: int, offset: int, count: int) -> tuple[Anchor, ...]:
+        """As `keep.replicate.kafka_state.KafkaReader`."""
+        at = range(max(0, offset - count), offset)
+        messages = self.topics[topic][partition]
+        return tuple(Anchor(each, 0, f"{zlib.crc32(repr(messages[each].flights).encode()):032x}") for each in at)
 
     def between(self, in_flight: InFlight) -> tuple[list[Message], ...]:
         """The messages that count, by partition."""

@@ -1,0 +1,121 @@
+"""Up to which cut a replica is complete, and what it keeps of Kafka for that: numbered objects; the newest counts.
+
+One is put last, when all that it speaks of is there. Each has a number of its own, put where there is none: of two that
+copy at the same time, neither takes back what the other has said.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import checks, keys, limits, notes
+from ...store.versions.notes import Notes
+from .stored import Captured
+
+
+class Anchor(Struct, frozen=True):
+    """A record of a user's topic right before where the app stood: a mirror of it has that at another offset."""
+
+    offset: limits.Offset
+    time_ms: limits.TimeMs
+    digest: limits.Checksum
+    """xxh3_128 of key and value."""
+
+
+class SinkRest(Struct, frozen=True):
+    """What a sink had still to publish."""
+
+    stage: limits.Name
+    sink: limits.Topic
+    rows: Captured
+    """As records in flight that nobody reads."""
+
+
+class ReplicaCut(Struct, frozen=True):
+    """What a replica is complete up to."""
+
+    app: limits.Name
+    number: limits.Version
+    stages: dict[limits.Name, limits.Version]
+    """The version of each stage, those that are retired among them."""
+    time_ms: limits.TimeMs
+    """When the newest of these was committed."""
+    seen_ms: limits.TimeMs
+    """When it was seen that the app had no later ones."""
+    snapshot: limits.NameOrNone = ""
+    """Pins the cut in the replica, with the records in flight; empty where the app has no stage that is not retired."""
+    lacks: limits.Text = ""
+    """Why records in flight, or rows for sinks, are not kept with it; empty where they are, or there were none."""
+    sinks: tuple[SinkRest, ...] = ()
+    anchors: dict[limits.Line, tuple[tuple[Anchor, ...], ...]] = {}
+    """By stage and user's topic as declared (`STAGE/TOPIC`), and by partition, the last records read, oldest first."""
+    snapshots: tuple[limits.Name, ...] = ()
+    """The app's own that are there."""
+    by: limits.Line = ""
+
+
+CUTS = Notes(ReplicaCut, keys.replica_cuts, lambda each: each.number, app=lambda each: each.app)
+PREFIX = "replica-"
+"""What the snapshots that pin such cuts in the replica begin with; the number follows."""
+
+
+class KnownReplica(Struct, frozen=True):
+    """What `replicate` leaves with the app itself: where a replica is, and how far."""
+
+    app: limits.Name
+    id: limits.Id
+    """Of its root."""
+    root: limits.Line
+    stages: dict[limits.Name, limits.Version]
+    time_ms: limits.TimeMs
+    seen_ms: limits.TimeMs
+    lacks: limits.Text = ""
+    snapshots_only: bool = False
+    by: limits.Line = ""
+
+
+@checks.relations.register
+def _(value: KnownReplica) -> Iterator[checks.Wrong]:
+    yield from checks.root_is_wrong("root", value.root)
+
+
+REPLICAS = Notes(KnownReplica, keys.replicas, lambda each: each.id, app=lambda each: each.app)
+"""By the root."""
+
+
+class ReplicaLag(NamedTuple):
+    """How far a replica is behind its app."""
+
+    root: str
+    versions: int
+    """Committed and not copied; of a replica of snapshots, since its newest."""
+    behind_ms: int
+    """How long the oldest of them has been there, as far as times of commits say; 0 for none."""
+    seen_ms: int
+    """When the app was last looked at for it."""
+    lacks: str
+    snapshots_only: bool
+    by: str
+
+
+def newest_cut(store: ObjectStore, app: str) -> ReplicaCut | None:
+    """What a replica is complete up to; None for nothing yet. A listing, and a read. Raises `Corruption`."""
+    return CUTS.newest(store, app)
+
+
+class Recovery(Struct, frozen=True):
+    """That an app is being recovered from a replica, by whom: of two at once, this is whose it is."""
+
+    app: limits.Name
+    id: limits.Ulid
+    by: limits.Line
+    time_ms: limits.TimeMs
+    topics: dict[limits.Topic, limits.Topic] = {}
+    """Users' topics that it reads under another name from then on, by their names as declared."""
+
+
+def find_recovery(store: ObjectStore, app: str) -> Recovery | None:
+    """The recovery that was begun from a replica, done or not; None for none. One request."""
+    return notes.find(store, keys.recovery(app), Recovery, under=lambda found: keys.recovery(found.app))
