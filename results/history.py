@@ -19,7 +19,7 @@ from .verdict import record_data
 
 _IDLE = (
     *("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit"),
-    *("promote", "demote"),
+    *("promote", "demote", "recover"),
 )
 """Kinds of versions that read no rows."""
 

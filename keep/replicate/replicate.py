@@ -90,8 +90,13 @@ class Replicator:
 
     def plan(self) -> Todo:
         """What is to be copied. Raises as `Pair.replica`, and `Refused` where the app has collected what comes next."""
-        begun = self.pair.replica(only_snapshots=self.only_snapshots, recovering=self.recovering)
-        last = cuts.newest_cut(self.target, self.app) if begun is not None else None
+        return self._plan(begun=self._begun())
+
+    def _begun(self) -> bool:
+        return self.pair.replica(only_snapshots=self.only_snapshots, recovering=self.recovering) is not None
+
+    def _plan(self, *, begun: bool) -> Todo:
+        last = cuts.newest_cut(self.target, self.app) if begun else None
         if self.only_snapshots:
             return snapshots_only(self.store, self.target, self.app, last.stages if last is not None else {})
         return every_version(self.store, self.app, {stage: head.version for stage, head in self._there()})
@@ -144,8 +149,10 @@ class Replicator:
             over.wait(max(0.0, every_ms / 1_000 - (time.monotonic() - began)))
 
     def _round(self) -> Round:
-        seen_ms, todo = instants.now_ms(), self.plan()
-        self.pair.begin(self.by, only_snapshots=self.only_snapshots)
+        seen_ms, begun = instants.now_ms(), self._begun()
+        todo = self._plan(begun=begun)
+        if not begun:
+            self.pair.begin(self.by, only_snapshots=self.only_snapshots)
         last = cuts.newest_cut(self.target, self.app)
         copy_rules(self.copier, self.app)
         for stage, head in self._there():

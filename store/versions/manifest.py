@@ -17,13 +17,13 @@ Declaration: TypeAlias = dict[str, Any]
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit", "promote", "demote",
+    "edit", "promote", "demote", "recover",
 ]  # fmt: skip
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, columns that were added got values for what was read before, it is
 again what an earlier version was, somebody changed rows of the table by hand, its app was given another one's name and
-sinks, or it had them until now."""
+sinks, or it had them until now, or its app goes on from a replica."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)

@@ -9,7 +9,7 @@ partitions with offsets.
 import itertools
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -96,6 +96,8 @@ class Kafka:
         """What retention has left of a topic, where it took something."""
         self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
         """What was announced, by app/stage."""
+        self.mirrored: dict[str, dict[int, list[tuple[int, int]]]] = {}
+        """What a mirror says of offsets, by `CLUSTER.TOPIC` and partition."""
         self._attempts = itertools.count(1)
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
@@ -122,12 +124,18 @@ class Kafka:
             raise Refused(f"topic {topic!r} holds {starts} to {ends}; expected {offsets}")
 
     def copy(
-        self, in_flight: InFlight, topic: str, app: str, kept: object = None
+        self, in_flight: InFlight, topic: str, app: str, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.create(topic, len(in_flight.ends))
         starts = self.ends(topic)
         attempt = self.attempt()
-        for partition, messages in enumerate(self.between(in_flight)):
+        if kept is not None:
+            for rows in kept:
+                for row in rows.to_pylist():
+                    flight = Flight(row["tail"], row["carrier"], row["delay"])
+                    message = Message((flight,), app, in_flight.up_to, attempt)
+                    self.topics[topic][row["_partition"]].append(message)
+        for partition, messages in enumerate(self.between(in_flight) if kept is None and in_flight.attempts else ()):
             flights = (message.flights for message in messages)
             self.topics[topic][partition] += (Message(f, app, in_flight.up_to, attempt) for f in flights)
         ends = self.ends(topic)
@@ -154,6 +162,21 @@ class Kafka:
         at = range(max(0, offset - count), offset)
         messages = self.topics[topic][partition]
         return tuple(Anchor(each, 0, f"{zlib.crc32(repr(messages[each].flights).encode()):032x}") for each in at)
+
+    def bounds(self, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """As `keep.recover.offsets.Topics`."""
+        ends, starts = self.ends(topic), self.starts(topic)
+        return None if ends is None or starts is None else (starts, ends)
+
+    def records(self, topic: str, partition: int, start: int, end: int) -> Iterator[Anchor]:
+        return iter(self.before(topic, partition, end, end - start))
+
+    def syncs(self, alias: str, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
+        return self.mirrored.get(f"{alias}.{topic}", {})
+
+    def internal(self, topic: str) -> int:
+        self.create(topic, 1)
+        return len(self.topics[topic][0])
 
     def between(self, in_flight: InFlight) -> tuple[list[Message], ...]:
         """The messages that count, by partition."""

@@ -1,4 +1,4 @@
-"""Replicating that is killed anywhere, or done twice at once: a whole is there at any time, and the next call goes on."""
+"""Replicating that is killed anywhere, or done twice at once: a whole is there all the time, and the next goes on."""
 
 from collections.abc import Callable
 
