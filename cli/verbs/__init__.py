@@ -17,6 +17,7 @@ VERBS = {
     "watch": "watch",
     "trial": "trial",
     "clone": "clone",
+    **dict.fromkeys(("replicate", "recover"), "failover"),
     **dict.fromkeys(("promote", "rewind", "edit"), "keep"),
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),

@@ -123,7 +123,30 @@ def make_plan(target: ObjectStore, app: str, kafka: Recoverable, primary: Primar
     Raises `NotFound` where there is no replica, or no topic, and `Refused` where it cannot be told where a topic is
     read on, or records that were on the way are nowhere any more.
     """
-    replica, replicated = find_replica(target, app)
+    replica, newest = find_replica(target, app)
+    error: Refused | None = None
+    for replicated in (newest, *cuts.older_cuts(target, newest)):
+        try:
+            return _plan_of(target, app, kafka, primary, terms, replica, replicated)
+        except Lacking as lacking:
+            error = error or lacking
+    assert error is not None  # noqa: S101  there was a cut
+    raise error
+
+
+class Lacking(Refused):
+    """Records that were on the way at a cut are nowhere any more."""
+
+
+def _plan_of(
+    target: ObjectStore,
+    app: str,
+    kafka: Recoverable,
+    primary: Primary,
+    terms: Terms,
+    replica: Replica,
+    replicated: ReplicaCut,
+) -> RecoveryPlan:
     info = apps.read_app(target, app)
     stages = {stage: history.read(target, app, stage, version) for stage, version in replicated.stages.items()}
     cut = without_retired(target, app, stages)
@@ -221,7 +244,7 @@ def _check_kept(
         try:
             kafka.check_topic(state.topic, state.starts)
         except SlackwaterError as error:
-            raise Refused(
+            raise Lacking(
                 f"{state.rows} rows were on the way on {state.channel!r}, and are in no place any more: "
                 f"{replicated.lacks or error.message}",
                 hint=f"bring back the Kafka that has {state.topic}; or clone an earlier moment, at which nothing was "

@@ -189,8 +189,8 @@ def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Recoverable, note: R
     said = f"from the replica's cut {plan.replicated.number}, seen {instants.iso(plan.replicated.seen_ms)}"
     with clock.step("commit"):
         snapshot = plan.replicated.snapshot or f"recovery-{number}"
-        at = {"by": note.by, "now_ms": instants.now_ms(), "recovery": note.id}
-        carry_out(target, app, number, made, snapshot, said, **at)
+        now_ms = instants.now_ms()
+        carry_out(target, app, number, made, snapshot, said, by=note.by, now_ms=now_ms, recovery=note.id)
     decided = MIGRATIONS.find(target, number, app)
     assert decided is not None  # noqa: S101  it was just put
     return decided

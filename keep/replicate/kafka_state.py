@@ -102,7 +102,9 @@ def anchors_of(cut: Cut, reader: KafkaReader | None) -> dict[str, tuple[tuple[An
     Of several stages that read one topic each has read up to offsets of its own: see `anchor_name`.
     """
     found: dict[str, tuple[tuple[Anchor, ...], ...]] = {}
-    for stage, manifest in cut.stages.items() if reader is not None else ():
+    if reader is None:
+        return found
+    for stage, manifest in cut.stages.items():
         for name, source in manifest.inputs.items():
             if source.upstream:
                 continue

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Event
 
-import xxhash
 from msgspec.structs import replace
 from ulid import ULID
 
@@ -61,6 +60,11 @@ class Round:
     took_ms: int
     crossing: tuple[str, ...] = ()
     """Snapshots that a replica of snapshots leaves out: they are neither before nor after its newest."""
+
+    @property
+    def is_news(self) -> bool:
+        """Whether anything came or went."""
+        return bool(self.objects or self.removed)
 
 
 @dataclass(slots=True)
@@ -168,8 +172,8 @@ class Replicator:
             raise self.pair.by_hand(key)
         self._tell(cut)
         removed = self._sweep(todo, cut, last)
-        versions = {stage: len(each) for stage, each in todo.versions.items() if each}
-        return Round(cut, versions, 0, 0, removed, 0, todo.crossing)
+        counts = {stage: len(each) for stage, each in todo.versions.items() if each}
+        return Round(cut, counts, 0, 0, removed, 0, todo.crossing)
 
     def _there(self) -> Iterator[tuple[str, Manifest]]:
         """The newest version of each stage in the target."""
@@ -272,25 +276,25 @@ class Replicator:
 
     def _tell(self, cut: ReplicaCut) -> None:
         """Leave word with the app of how far its replica is; who may only read there need not."""
-        id_ = xxhash.xxh3_64_hexdigest(self.target.url.encode())
         at = (cut.stages, cut.time_ms, cut.seen_ms, cut.lacks, self.only_snapshots, self.by)
         try:
-            REPLICAS.put(self.store, KnownReplica(self.app, id_, self.target.url, *at))
+            REPLICAS.put(self.store, KnownReplica(self.app, cuts.root_id(self.target.url), self.target.url, *at))
         except Forbidden:
             return
 
     def _sweep(self, todo: Todo, cut: ReplicaCut, last: ReplicaCut | None) -> int:
         """Take away what the app has not any more, when that may be something; how many objects."""
-        if not self.recovering:
-            self.pair.check_not_recovering()
+        if self.recovering:
+            return 0  # an earlier cut may be what the app goes on from
+        self.pair.check_not_recovering()
         if last is None or cut != last or self._swept is None:
             drop_older(self.target, cut)
         state = (todo.limit, cut.snapshots)
         if self._swept == state:
             return 0
         had = last.snapshots if last is not None else ()
-        how = {"by": self.by, "only_snapshots": self.only_snapshots}
-        gone = list(sweep(self.store, self.target, self.app, todo, had, **how))
+        at = (self.store, self.target, self.app, todo, had)
+        gone = list(sweep(*at, by=self.by, only_snapshots=self.only_snapshots))
         for key in gone:
             self.copier.forget(key)
         self._swept = state

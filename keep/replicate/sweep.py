@@ -11,7 +11,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from ...errors import NotFound
-from ...moments.cut.replicas import CUTS, PREFIX, ReplicaCut
+from ...moments.cut.replicas import CUTS, PREFIX, ReplicaCut, older_cuts
 from ...moments.cut.stored import SNAPSHOTS, Snapshot, of_snapshot
 from ...moments.take.remove import remove, remove_records
 from ...store.objects.protocol import ObjectStore
@@ -25,12 +25,15 @@ from .plan import Todo, last_final, needed
 def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
     """Remove what said before up to where the replica was complete, and what was kept of Kafka for it.
 
-    What goes on beside this has later numbers.
+    Where the newest lacks something, the last that did not stays. What goes on beside this has later numbers.
     """
     app, prefix = cut.app, keys.snapshots(cut.app)
-    CUTS.sweep(target, CUTS.listed(target, app), lambda info: info.key < CUTS.key(cut))
+    whole = next((each for each in older_cuts(target, cut) if not each.lacks), None) if cut.lacks else None
+    stay = {each.snapshot for each in (cut, whole) if each is not None}
+    oldest = CUTS.key(whole or cut)
+    CUTS.sweep(target, CUTS.listed(target, app), lambda info: info.key < oldest)
     names = {info.key.removeprefix(prefix).split("/")[0].removesuffix(".json") for info in target.list(prefix + PREFIX)}
-    for name in names - {cut.snapshot}:
+    for name in names - stay:
         number = name.removeprefix(PREFIX)
         if number.isdecimal() and int(number) < cut.number:
             SNAPSHOTS.remove(target, name, app)

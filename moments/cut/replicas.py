@@ -4,9 +4,10 @@ One is put last, when all that it speaks of is there. Each has a number of its o
 copy at the same time, neither takes back what the other has said.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import xxhash
 from msgspec import Struct
 
 from ...store.objects.protocol import ObjectStore
@@ -90,19 +91,50 @@ class ReplicaLag(NamedTuple):
 
     root: str
     versions: int
-    """Committed and not copied; of a replica of snapshots, since its newest."""
-    behind_ms: int
-    """How long the oldest of them has been there, as far as times of commits say; 0 for none."""
+    """Committed and not copied, of all stages; of a replica of snapshots since its newest."""
     seen_ms: int
-    """When the app was last looked at for it."""
+    """When it lacked nothing: so old is what would be lost, at most."""
     lacks: str
+    """Why records in flight are not kept with it; empty where they are."""
     snapshots_only: bool
     by: str
+
+
+def lags_of(store: ObjectStore, app: str, heads: Mapping[str, int]) -> tuple[ReplicaLag, ...]:
+    """How far the replicas of an app are behind its newest versions. A listing, and a read for each."""
+    return tuple(
+        ReplicaLag(
+            each.root,
+            sum(max(0, version - each.stages.get(stage, 0)) for stage, version in heads.items()),
+            each.seen_ms,
+            each.lacks,
+            each.snapshots_only,
+            each.by,
+        )
+        for each in REPLICAS.all(store, app)
+    )
+
+
+def root_id(root: str) -> str:
+    """What is left with an app about a replica lies under this."""
+    return xxhash.xxh3_64_hexdigest(root.encode())
+
+
+def forget(store: ObjectStore, app: str, root: str) -> bool:
+    """Have an app know nothing of its replica under a root any more; whether it did. Two requests."""
+    known = REPLICAS.find(store, root_id(root), app) is not None
+    REPLICAS.remove(store, root_id(root), app)
+    return known
 
 
 def newest_cut(store: ObjectStore, app: str) -> ReplicaCut | None:
     """What a replica is complete up to; None for nothing yet. A listing, and a read. Raises `Corruption`."""
     return CUTS.newest(store, app)
+
+
+def older_cuts(store: ObjectStore, newest: ReplicaCut) -> tuple[ReplicaCut, ...]:
+    """The cuts before it that are still there, newest first: where it lacks something, the last that did not."""
+    return tuple(each for each in reversed(CUTS.all(store, newest.app)) if each.number < newest.number)
 
 
 class Recovery(Struct, frozen=True):

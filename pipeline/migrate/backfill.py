@@ -30,7 +30,7 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.sorted_runs import deltas
-from ...store.versions import apps, history
+from ...store.versions import apps, history, replicas
 from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
 from ..kafka.channels import group_of
@@ -120,7 +120,7 @@ def backfill_file(
         if cut is not None and cut.app != program.name:
             raise Refused(f"{since} is a moment of {cut.app}, and {program.name} is backfilled")
         info = apps.read_app(store, program.name)
-        topics = dict(info.origin.topics) if info.origin is not None else {}
+        topics = replicas.topics_of(store, info)
         at_work = _Backfills(program, with_spark(program, options, news), store, options, news, topics, settles_s)
         found, left = at_work.find(cut, migrated)
         refused = nothing(left, program.name) if not found else None

@@ -23,7 +23,7 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
-from ...store.versions import apps, history
+from ...store.versions import apps, history, replicas
 from ...store.versions.manifest import Manifest
 from ..api.app import App
 from ..api.stage import Stage
@@ -96,6 +96,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
         apps.check_free(store, app.name)
     else:
+        replicas.check_runs_here(store, app.name, "a run")
         if waits_for_rows(store, info):
             raise Refused(
                 f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",
@@ -112,7 +113,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         store=store,
         kafka=kafka,
         app=app,
-        topics=info.origin.topics if info and info.origin else {},
+        topics=replicas.topics_of(store, info),
         writer=str(ULID()),
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,

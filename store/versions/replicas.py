@@ -11,6 +11,7 @@ from msgspec import Struct
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from . import checks, keys, limits, notes
+from .manifest import AppInfo
 
 State = Literal["copy", "recovered", "left"]
 
@@ -61,3 +62,12 @@ def check_runs_here(store: ObjectStore, app: str, what: str) -> Replica | None:
         f"{app} under {store.url} is a replica of {found.root}: {what} is for the app itself",
         hint=f"say --store {found.root}; or, where that is lost: slackwater recover {app} --from {store.url}",
     )
+
+
+def topics_of(store: ObjectStore, info: AppInfo | None) -> dict[str, str]:
+    """The users' topics that an app reads under another name, by their names as declared. One request."""
+    if info is None:
+        return {}
+    found = find(store, info.name)
+    recovered = found.topics if found is not None and found.state == "recovered" else {}
+    return {**(info.origin.topics if info.origin is not None else {}), **recovered}
