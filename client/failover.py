@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..keep.recover.drill import drill
-from ..keep.recover.plan import Terms
+from ..keep.recover.plan import FailoverTerms
 from ..keep.recover.recover import recover
 from ..keep.replicate.copier import WORKERS
 from ..keep.replicate.replicate import Replicator, Round
 from ..moments.cut.replicas import forget
-from ..results import failover as shown
+from ..results.failover import drills, recoveries
+from ..results.failover import replicas as copies_shown
 from ..results.shown import Result
 from ..store.objects.open import open_store
 from ..store.objects.protocol import ObjectStore
@@ -51,10 +52,10 @@ class AppFailover(AppReleases):
         """
         copies = self.replicator(to, snapshots=snapshots, workers=workers, on_progress=on_progress)
         if dry_run:
-            return shown.to_copy(self.called, copies.target.url, copies.plan())
+            return copies_shown.to_copy(self.called, copies.target.url, copies.plan())
         if copies.reader is None:
             self._client.note("note: nothing says where Kafka is, so records on the way are not kept (--kafka)")
-        return shown.copied(self.called, copies.target.url, copies.round())
+        return copies_shown.copied(self.called, copies.target.url, copies.round())
 
     def replicator(
         self,
@@ -73,7 +74,7 @@ class AppFailover(AppReleases):
     def end_replica(self, to: str) -> Result:
         """Count a replica no more, as it is not kept up to date; what was copied stays. One request."""
         root = self._client.store.at(to).url
-        return shown.ended(self.called, root, was_known=forget(self._client.store, self.name, root))
+        return copies_shown.ended(self.called, root, was_known=forget(self._client.store, self.name, root))
 
     def recover(
         self,
@@ -114,7 +115,7 @@ class AppFailover(AppReleases):
             self.name,
             kafka,
             primary=None if alone else self._open_primary,
-            terms=Terms(mirror, topics or {}, offsets or {}),
+            terms=FailoverTerms(mirror, topics or {}, offsets or {}),
             by=client.by,
             # A mirror has no repartition topics of the app's, and another cluster cannot be read from here.
             reader=kafka if mirror is None else None,
@@ -122,7 +123,7 @@ class AppFailover(AppReleases):
             dry_run=dry_run,
             doing=doing,
         )
-        return shown.recovered(done, dry_run=dry_run)
+        return recoveries.recovered(done, dry_run=dry_run)
 
     def drill(
         self,
@@ -148,15 +149,15 @@ class AppFailover(AppReleases):
             self.name,
             failover_kafka(client),
             primary=None if alone else self._open_primary,
-            terms=Terms(mirror, topics or {}, offsets or {}),
+            terms=FailoverTerms(mirror, topics or {}, offsets or {}),
             by=client.by,
             keep=keep,
             outside=lambda removal: remove_topics(channels, removal),
             doing=doing,
         )
         if reports is not None:
-            reports.put(client, shown.page(found))
-        return shown.drilled(found)
+            reports.put(client, drills.page(found))
+        return drills.drilled(found)
 
     def _open_primary(self, root: str) -> ObjectStore:
         return open_store(root, patience_s=_LOOK_S, settings=self._client.settings.s3)

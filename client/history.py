@@ -13,6 +13,7 @@ from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.in_flight import in_flight
 from ..moments.cut.refs import AtTime, parse
+from ..moments.cut.replicas import check_runs_here
 from ..moments.cut.resolve import resolve
 from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
 from ..moments.diff.key_history import key_history
@@ -32,7 +33,6 @@ from ..search.search import Edge, bisect
 from ..search.session import Asked
 from ..search.verdict import Evaluation, Verdict
 from ..store.versions.apps import in_folder, read_app
-from ..store.versions.replicas import check_runs_here
 from .backends import Backends
 from .moment import Bisection, Moment
 from .replays import VERSIONS, check, record_behind

@@ -5,6 +5,7 @@ own, and shares the SSTs of the replica. What it is made of is compared with the
 reached, and read again to the last byte.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from ..clone.plan import Terms as CloneTerms
 from ..maintain.removal import Removal, remove_app
 from ..verify.verify import Report, verify
 from .fence import look
-from .plan import Recoverable, RecoveryPlan, Terms, find_replica, make_plan
+from .plan import FailoverTerms, Recoverable, RecoveryPlan, find_replica, make_plan
 from .recover import Clock
 
 REASON = "recovery drill"
@@ -83,18 +84,20 @@ def drill(
     kafka: Recoverable,
     *,
     primary: Callable[[str], ObjectStore] | None,
-    terms: Terms,
+    terms: FailoverTerms,
     by: str,
     keep: bool = False,
     outside: Callable[[Removal], None] = lambda _removal: None,
     doing: Callable[[str], None] = lambda _what: None,
+    pause: Callable[[float], None] = time.sleep,
 ) -> Drill:
-    """Try whether an app can be recovered. Arguments as of `recover`; `outside` removes the clone's topics.
+    """Try whether an app can be recovered. Arguments as of `recover`.
 
-    With `keep` the clone stays. Raises as `recover` where the app could not be recovered.
+    `outside` removes the clone's topics, and `pause` waits so many seconds for the removal. With `keep` the clone
+    stays. Raises as `recover` where the app could not be recovered.
     """
     name, clock = f"{app}-drill", Clock()
-    _remove_left(target, app, name, by, outside)
+    _remove_left(target, app, name, by, outside, pause)
     for attempt in range(_ATTEMPTS):
         found, _ = find_replica(target, app)
         if found.state != "copy":
@@ -129,7 +132,7 @@ def drill(
     finally:
         if not keep:
             with clock.step("remove the clone"):
-                _remove(target, name, by, outside)
+                _remove(target, name, by, outside, pause)
     done = Drill(
         app,
         target.url,
@@ -193,7 +196,14 @@ def _proofs(plan: RecoveryPlan, same: Mapping[str, str]) -> Iterator[TableProof]
             yield TableProof(name, manifest.version, rows, len(at.ssts), size, same[stage])
 
 
-def _remove_left(target: ObjectStore, app: str, name: str, by: str, outside: Callable[[Removal], None]) -> None:
+def _remove_left(
+    target: ObjectStore,
+    app: str,
+    name: str,
+    by: str,
+    outside: Callable[[Removal], None],
+    pause: Callable[[float], None],
+) -> None:
     """Remove the clone of a drill that was broken off. Raises `Refused` where another app has its name."""
     note, info = apps.find_cloning(target, name), apps.find_app(target, name)
     info = note.info if note is not None else info
@@ -204,8 +214,10 @@ def _remove_left(target: ObjectStore, app: str, name: str, by: str, outside: Cal
             f"there is an app {name!r} under {target.url}, which a drill would be called",
             hint=f"it is none of a drill's; look at it: slackwater status {name} --store {target.url}",
         )
-    _remove(target, name, by, outside)
+    _remove(target, name, by, outside, pause)
 
 
-def _remove(target: ObjectStore, name: str, by: str, outside: Callable[[Removal], None]) -> None:
-    remove_app(target, name, by=by, now_ms=instants.now_ms(), outside=outside)
+def _remove(
+    target: ObjectStore, name: str, by: str, outside: Callable[[Removal], None], pause: Callable[[float], None]
+) -> None:
+    remove_app(target, name, by=by, now_ms=instants.now_ms(), outside=outside, pause=pause)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from ...errors import SlackwaterError
 from ...moments.cut.moments import heads_of
+from ...moments.cut.replicas import Replica, find
 from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys, notes
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest
-from ...store.versions.replicas import Replica, find
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Topics(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ReadOn:
     """Where one partition is read on, and how that is known."""
 
     offset: int
@@ -87,7 +87,7 @@ def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
     raise NotFound("Kafka topic", f"{alias}.{topic}", (), hint=hint)
 
 
-def position(kafka: Topics, source: Source, alias: str | None) -> Position:
+def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
     """Where a partition is read on. `alias` is the cluster of which Kafka is a mirror, None where it is none.
 
     Raises `NotFound` where there is no such topic or partition, and `Refused` where nobody can tell.
@@ -98,11 +98,11 @@ def position(kafka: Topics, source: Source, alias: str | None) -> Position:
         raise NotFound("Kafka topic", f"{source.topic}[{source.partition}]", (), hint=hint)
     first, end = bounds[0][source.partition], bounds[1][source.partition]
     if source.offset == 0:
-        return Position(0, "same offset")
+        return ReadOn(0, "same offset")
     return _same(kafka, source, first, end) if alias is None else _mirrored(kafka, source, first, end, alias)
 
 
-def _same(kafka: Topics, source: Source, first: int, end: int) -> Position:
+def _same(kafka: Topics, source: Source, first: int, end: int) -> ReadOn:
     at = f"{source.topic}[{source.partition}]"
     if not first <= source.offset <= end:
         raise Refused(
@@ -119,10 +119,10 @@ def _same(kafka: Topics, source: Source, first: int, end: int) -> Position:
             hint="where it is a mirror, say of which cluster: --mirror ALIAS; else say which topic has the records: "
             "--topic NAME=OTHER",
         )
-    return Position(source.offset, "same offset")
+    return ReadOn(source.offset, "same offset")
 
 
-def _mirrored(kafka: Topics, source: Source, first: int, end: int, alias: str) -> Position:
+def _mirrored(kafka: Topics, source: Source, first: int, end: int, alias: str) -> ReadOn:
     at = f"{source.topic}[{source.partition}]"
     syncs = sorted(kafka.syncs(alias, source.read).get(source.partition, ()))
     if source.anchors:
@@ -134,13 +134,13 @@ def _mirrored(kafka: Topics, source: Source, first: int, end: int, alias: str) -
         if len(found) == 1:
             (one,) = found
             lacks = one.count < len(source.anchors)
-            return Position(one.offset, "end" if lacks else "records", unmirrored=lacks)
+            return ReadOn(one.offset, "end" if lacks else "records", unmirrored=lacks)
         what = "lie in it more than once" if found else "are not in it"
         why = f"the last {len(source.anchors)} records that the app has read {what}"
     else:
         exact = _exact(syncs, source.offset)
         if exact is not None and first <= exact <= end:
-            return Position(exact, "mirror")
+            return ReadOn(exact, "mirror")
         near = _below(syncs, source.offset)
         why = "the replica kept no records of it, and MirrorMaker 2 says nothing of it"
         if near is not None:

@@ -9,20 +9,19 @@ from msgspec.structs import replace
 from ... import instants
 from ...errors import NotFound, Refused, SlackwaterError
 from ...fold.records import windows
-from ...moments.cut import replicas as cuts
+from ...moments.cut import replicas
 from ...moments.cut.graph import Cut, order, violations
 from ...moments.cut.in_flight import InFlight, in_flight
 from ...moments.cut.moments import heads_of, without_retired
-from ...moments.cut.replicas import ReplicaCut
+from ...moments.cut.replicas import Replica, ReplicaCut
 from ...moments.cut.stored import Snapshot, read_snapshot
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, keys, replicas
+from ...store.versions import apps, history, keys
 from ...store.versions.manifest import AppInfo, Input, Manifest
-from ...store.versions.replicas import Replica
 from ..clone.first_versions import Channels
 from ..replicate.kafka_state import anchor_name
 from .fence import Primary
-from .offsets import Position, Source, Topics, mirrored_name, position
+from .offsets import ReadOn, Source, Topics, mirrored_name, position
 
 
 class Recoverable(Channels, Topics, Protocol):
@@ -34,7 +33,7 @@ class Recoverable(Channels, Topics, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class FailoverTerms:
     """What is said of the Kafka in which the app goes on."""
 
     mirror: str | None = None
@@ -46,7 +45,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostVersions:
     """What one stage had done after the replica's cut."""
 
     stage: str
@@ -71,7 +70,7 @@ class RecoveryPlan:
     heads: Mapping[str, Manifest]
     """The newest versions in the replica: where copying was broken off, further than the cut."""
     primary: Primary
-    inputs: Mapping[tuple[str, str], tuple[Input, tuple[Position, ...]]]
+    inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
     """By stage and user's topic as declared, where it reads on, and how that is known."""
     again: Mapping[str, int]
     """By topic: records behind that, which are read, most of them once more; 0 where nobody knows how many."""
@@ -82,7 +81,7 @@ class RecoveryPlan:
     keeper: Snapshot | None
     sink_rows: int
     """That were committed and not published, and are."""
-    lost: tuple[Lost, ...]
+    lost: tuple[LostVersions, ...]
     lost_ms: int
     """How long the app went on after the cut, at most, as far as anybody knows."""
     topics: Mapping[str, str]
@@ -108,7 +107,7 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
             f"{app} under {target.url} was left behind when it was recovered: it runs under {found.root}",
             hint=f"say --store {found.root}; a replica of that may lie elsewhere",
         )
-    cut = cuts.newest_cut(target, app)
+    cut = replicas.newest_cut(target, app)
     if cut is None or apps.find_app(target, app) is None:
         raise Refused(
             f"the replica of {app} under {target.url} is not whole: its first copy was broken off",
@@ -117,7 +116,9 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     return found, cut
 
 
-def make_plan(target: ObjectStore, app: str, kafka: Recoverable, primary: Primary, terms: Terms) -> RecoveryPlan:
+def make_plan(
+    target: ObjectStore, app: str, kafka: Recoverable, primary: Primary, terms: FailoverTerms
+) -> RecoveryPlan:
     """What recovering an app from its replica means; changes nothing.
 
     Raises `NotFound` where there is no replica, or no topic, and `Refused` where it cannot be told where a topic is
@@ -125,7 +126,7 @@ def make_plan(target: ObjectStore, app: str, kafka: Recoverable, primary: Primar
     """
     replica, newest = find_replica(target, app)
     error: Refused | None = None
-    for replicated in (newest, *cuts.older_cuts(target, newest)):
+    for replicated in (newest, *replicas.older_cuts(target, newest)):
         try:
             return _plan_of(target, app, kafka, primary, terms, replica, replicated)
         except Lacking as lacking:
@@ -143,7 +144,7 @@ def _plan_of(
     app: str,
     kafka: Recoverable,
     primary: Primary,
-    terms: Terms,
+    terms: FailoverTerms,
     replica: Replica,
     replicated: ReplicaCut,
 ) -> RecoveryPlan:
@@ -195,7 +196,7 @@ def _check_names(app: str, heads: Mapping[str, Manifest], stages: Mapping[str, M
             )
 
 
-def _topics(cut: Cut, kafka: Recoverable, info: AppInfo, terms: Terms) -> dict[str, str]:
+def _topics(cut: Cut, kafka: Recoverable, info: AppInfo, terms: FailoverTerms) -> dict[str, str]:
     """What users' topics are called from then on, by their names as declared, where it is something else."""
     declared = {
         name: read.topic for at in cut.stages.values() for name, read in at.inputs.items() if not read.upstream
@@ -214,8 +215,8 @@ def _topics(cut: Cut, kafka: Recoverable, info: AppInfo, terms: Terms) -> dict[s
 
 
 def _inputs(
-    cut: Cut, kafka: Recoverable, replicated: ReplicaCut, topics: Mapping[str, str], terms: Terms
-) -> Iterator[tuple[tuple[str, str], tuple[Input, tuple[Position, ...]]]]:
+    cut: Cut, kafka: Recoverable, replicated: ReplicaCut, topics: Mapping[str, str], terms: FailoverTerms
+) -> Iterator[tuple[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]]:
     for stage in order(cut.stages):
         for name, read in sorted(cut.stages[stage].inputs.items()):
             if read.upstream:
@@ -225,7 +226,7 @@ def _inputs(
             for partition, offset in enumerate(read.offsets):
                 said = terms.offsets.get(f"{read.topic}[{partition}]")
                 if said is not None:
-                    found.append(Position(said, "said"))
+                    found.append(ReadOn(said, "said"))
                     continue
                 known = anchors[partition] if partition < len(anchors) else ()
                 source = Source(topic, read.topic, partition, offset, known)
@@ -252,15 +253,15 @@ def _check_kept(
             ) from None
 
 
-def _lost(cut: Cut, primary: Primary) -> Iterator[Lost]:
+def _lost(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
     for stage in order(cut.stages):
         head = primary.heads.get(stage)
         newest, at_ms = (head.version, head.time_ms) if head is not None else (None, 0)
-        yield Lost(stage, cut.stages[stage].version, newest, at_ms)
+        yield LostVersions(stage, cut.stages[stage].version, newest, at_ms)
 
 
 def _behind(
-    kafka: Recoverable, inputs: Mapping[tuple[str, str], tuple[Input, tuple[Position, ...]]]
+    kafka: Recoverable, inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """What is behind where users' topics are read on: offsets in words, and how many by topic."""
     furthest: dict[str, tuple[int, ...]] = {}

@@ -22,9 +22,10 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import Refused, SlackwaterError
+from ...moments.cut import replicas
 from ...moments.cut.replicas import Recovery, find_recovery
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys, notes, replicas
+from ...store.versions import history, keys, notes
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.migrations import MIGRATIONS, Migration
@@ -34,7 +35,7 @@ from ..replicate.kafka_state import KafkaReader
 from ..replicate.replicate import Replicator, Round
 from .carry import steps
 from .fence import Primary, fence, look
-from .plan import Recoverable, RecoveryPlan, Terms, find_replica, make_plan
+from .plan import FailoverTerms, Recoverable, RecoveryPlan, find_replica, make_plan
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ def recover(
     kafka: Recoverable,
     *,
     primary: Callable[[str], ObjectStore] | None,
-    terms: Terms,
+    terms: FailoverTerms,
     by: str,
     reader: KafkaReader | None = None,
     as_it_is: bool = False,

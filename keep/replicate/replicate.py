@@ -17,7 +17,7 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import Corruption, Forbidden, NotFound, ObjectNotFound, Refused, Unavailable
-from ...moments.cut import replicas as cuts
+from ...moments.cut import replicas
 from ...moments.cut.moments import without_retired
 from ...moments.cut.replicas import CUTS, PREFIX, REPLICAS, KnownReplica, ReplicaCut, SinkRest
 from ...moments.cut.stored import SNAPSHOTS, Snapshot
@@ -100,7 +100,7 @@ class Replicator:
         return self.pair.replica(only_snapshots=self.only_snapshots, recovering=self.recovering) is not None
 
     def _plan(self, *, begun: bool) -> Todo:
-        last = cuts.newest_cut(self.target, self.app) if begun else None
+        last = replicas.newest_cut(self.target, self.app) if begun else None
         if self.only_snapshots:
             return snapshots_only(self.store, self.target, self.app, last.stages if last is not None else {})
         return every_version(self.store, self.app, {stage: head.version for stage, head in self._there()})
@@ -157,7 +157,7 @@ class Replicator:
         todo = self._plan(begun=begun)
         if not begun:
             self.pair.begin(self.by, only_snapshots=self.only_snapshots)
-        last = cuts.newest_cut(self.target, self.app)
+        last = replicas.newest_cut(self.target, self.app)
         copy_rules(self.copier, self.app)
         for stage, head in self._there():
             if self._same.get(stage) != head.version:
@@ -278,7 +278,7 @@ class Replicator:
         """Leave word with the app of how far its replica is; who may only read there need not."""
         at = (cut.stages, cut.time_ms, cut.seen_ms, cut.lacks, self.only_snapshots, self.by)
         try:
-            REPLICAS.put(self.store, KnownReplica(self.app, cuts.root_id(self.target.url), self.target.url, *at))
+            REPLICAS.put(self.store, KnownReplica(self.app, replicas.root_id(self.target.url), self.target.url, *at))
         except Forbidden:
             return
 

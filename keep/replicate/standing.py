@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from ... import instants
 from ...errors import ObjectNotFound, Refused, Usage
-from ...moments.cut.replicas import find_recovery
+from ...moments.cut import replicas
+from ...moments.cut.replicas import Replica, find_recovery
 from ...moments.take.audit_log import record
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, keys, notes, replicas
-from ...store.versions.replicas import Replica
+from ...store.versions import apps, history, keys, notes
 from ..clone.plan import check_roots
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from ... import instants
 from ...errors import Corruption, Refused, SlackwaterError
+from ...moments.cut import replicas
+from ...moments.cut.replicas import Replica
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
-from ...store.versions import apps, history, published, replicas
+from ...store.versions import apps, history, published
 from ...store.versions.manifest import Manifest, Origin, Table
-from ...store.versions.replicas import Replica
 from ...store.versions.side_tables import rejected_of
 from ..cut.graph import order
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut

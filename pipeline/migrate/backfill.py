@@ -22,6 +22,7 @@ from ...keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
 from ...keep.backfill.windows import left_in
 from ...keep.migrate.migrate import Migrated, finish_earlier
 from ...keep.migrate.migration import planned
+from ...moments.cut import replicas
 from ...moments.cut.graph import Cut
 from ...moments.cut.moments import heads_of, version_of
 from ...moments.cut.resolve import resolve
@@ -30,7 +31,7 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.sorted_runs import deltas
-from ...store.versions import apps, history, replicas
+from ...store.versions import apps, history
 from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
 from ..kafka.channels import group_of

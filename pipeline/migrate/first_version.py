@@ -11,9 +11,10 @@ from ... import instants
 from ...errors import NotFound, Refused
 from ...fold.kinds.kind import Kind, kind_of
 from ...keep.init.initialise import begun_elsewhere, check_free
+from ...moments.cut import replicas
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
-from ...store.versions import apps, replicas
+from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from ...store.versions.migrations import MIGRATIONS
 from ..api.starting_offsets import starting_at, starting_offsets_in, stored_starts

@@ -13,11 +13,12 @@ from ... import instants
 from ...errors import NotFound
 from ...fold.fits import Declared, DeclaredStage
 from ...keep.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
+from ...moments.cut import replicas
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import whoami
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, replicas
+from ...store.versions import apps
 from ...store.versions.manifest import Input
 from ..api.app import App
 from ..batch.schemas import Shape, ddl_of, shapes

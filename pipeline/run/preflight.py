@@ -18,12 +18,13 @@ from ...keep.init.initialise import waits_for_rows
 from ...keep.maintain.stages import absent
 from ...keep.migrate.migration import finish_newest
 from ...keep.promote.switch import settled
+from ...moments.cut import replicas
 from ...moments.cut.moments import heads_of
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
-from ...store.versions import apps, history, replicas
+from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest
 from ..api.app import App
 from ..api.stage import Stage

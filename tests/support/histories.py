@@ -9,7 +9,7 @@ partitions with offsets.
 import itertools
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
 from slackwater.keep.maintain.stages import rescale
 from slackwater.moments.cut.in_flight import InFlight
-from slackwater.moments.cut.replicas import Anchor
 from slackwater.moments.cut.stored import open_requests
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.local import LocalStore
@@ -96,8 +95,6 @@ class Kafka:
         """What retention has left of a topic, where it took something."""
         self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
         """What was announced, by app/stage."""
-        self.mirrored: dict[str, dict[int, list[tuple[int, int]]]] = {}
-        """What a mirror says of offsets, by `CLUSTER.TOPIC` and partition."""
         self._attempts = itertools.count(1)
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
@@ -124,18 +121,12 @@ class Kafka:
             raise Refused(f"topic {topic!r} holds {starts} to {ends}; expected {offsets}")
 
     def copy(
-        self, in_flight: InFlight, topic: str, app: str, kept: Iterator[pa.Table] | None = None
+        self, in_flight: InFlight, topic: str, app: str, kept: object = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.create(topic, len(in_flight.ends))
         starts = self.ends(topic)
         attempt = self.attempt()
-        if kept is not None:
-            for rows in kept:
-                for row in rows.to_pylist():
-                    flight = Flight(row["tail"], row["carrier"], row["delay"])
-                    message = Message((flight,), app, in_flight.up_to, attempt)
-                    self.topics[topic][row["_partition"]].append(message)
-        for partition, messages in enumerate(self.between(in_flight) if kept is None and in_flight.attempts else ()):
+        for partition, messages in enumerate(self.between(in_flight)):
             flights = (message.flights for message in messages)
             self.topics[topic][partition] += (Message(f, app, in_flight.up_to, attempt) for f in flights)
         ends = self.ends(topic)
@@ -156,27 +147,6 @@ class Kafka:
                     rows = [(*flight, *place) for flight, place in zip(message.flights, places, strict=True)]
                     columns = zip(*rows, strict=True)
                     yield pa.table([pa.array(c, f.type) for c, f in zip(columns, CAPTURED, strict=True)], CAPTURED)
-
-    def before(self, topic: str, partition: int, offset: int, count: int) -> tuple[Anchor, ...]:
-        """As `keep.replicate.kafka_state.KafkaReader`."""
-        at = range(max(0, offset - count), offset)
-        messages = self.topics[topic][partition]
-        return tuple(Anchor(each, 0, f"{zlib.crc32(repr(messages[each].flights).encode()):032x}") for each in at)
-
-    def bounds(self, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """As `keep.recover.offsets.Topics`."""
-        ends, starts = self.ends(topic), self.starts(topic)
-        return None if ends is None or starts is None else (starts, ends)
-
-    def records(self, topic: str, partition: int, start: int, end: int) -> Iterator[Anchor]:
-        return iter(self.before(topic, partition, end, end - start))
-
-    def syncs(self, alias: str, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
-        return self.mirrored.get(f"{alias}.{topic}", {})
-
-    def internal(self, topic: str) -> int:
-        self.create(topic, 1)
-        return len(self.topics[topic][0])
 
     def between(self, in_flight: InFlight) -> tuple[list[Message], ...]:
         """The messages that count, by partition."""

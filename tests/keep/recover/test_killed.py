@@ -6,27 +6,28 @@ import pytest
 from slackwater.errors import Refused
 from slackwater.keep.recover.recover import recover
 from slackwater.keep.verify.verify import verify
-from slackwater.store.versions import replicas
+from slackwater.moments.cut import replicas
 
+from tests.keep.failover import FailoverKafka, failover_kafka
 from tests.keep.recover.test_recover import LATER_MS, SAME, check_books, elsewhere, goes_on
 from tests.keep.replicate.test_replicate import copy, running
 from tests.models.profiles import crash_points
 from tests.support.collecting import AgingStore, Killed, fresh
-from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.histories import FlightsApp, flights
 
 
-def lost(*, reachable: bool) -> tuple[FlightsApp, AgingStore, Kafka]:
+def lost(*, reachable: bool) -> tuple[FlightsApp, AgingStore, FailoverKafka]:
     """An app, its replica, and the Kafka in which it is to go on; where it can be reached it has gone on since."""
     app, target = running(), AgingStore()
     copy(app, target)
     if reachable:
         app.run(flights(5))
-    return app, target, app.kafka if reachable else elsewhere(app)
+    return app, target, failover_kafka(app) if reachable else elsewhere(app)
 
 
-def bring_back(app: FlightsApp, target: AgingStore, kafka: Kafka, *, reachable: bool) -> None:
+def bring_back(app: FlightsApp, target: AgingStore, kafka: FailoverKafka, *, reachable: bool) -> None:
     primary = (lambda _root: app.store) if reachable else None
-    recover(target, app.name, kafka, primary=primary, terms=SAME, by="ada@host", reader=app.kafka)
+    recover(target, app.name, kafka, primary=primary, terms=SAME, by="ada@host", reader=failover_kafka(app))
 
 
 def check_not_half(app: FlightsApp, target: AgingStore) -> None:
@@ -78,7 +79,7 @@ def test_of_two_recoveries_at_once_one_is_refused_and_the_app_is_there_once() ->
         left = point + 1
 
         def meanwhile(
-            verb: str, key: str, app: FlightsApp = app, target: AgingStore = target, kafka: Kafka = kafka
+            verb: str, key: str, app: FlightsApp = app, target: AgingStore = target, kafka: FailoverKafka = kafka
         ) -> None:
             nonlocal left
             left -= 1

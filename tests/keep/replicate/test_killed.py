@@ -5,7 +5,7 @@ from collections.abc import Callable
 from slackwater.errors import NotFound
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.verify.verify import verify
-from slackwater.moments.cut import replicas as cuts
+from slackwater.moments.cut import replicas
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.take.snapshots import pin
 from slackwater.store.versions import history
@@ -45,7 +45,7 @@ def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
         )
     report = verify(store, cut, deep=True)
     assert report.consistent, report.differences
-    if (found := cuts.newest_cut(store, app.name)) is not None:
+    if (found := replicas.newest_cut(store, app.name)) is not None:
         assert verify(store, f"{app.name}@{found.snapshot}", now_ms=LATER_MS).consistent
     return True
 

@@ -6,7 +6,7 @@ from slackwater.keep.gc.retention import Retention
 from slackwater.keep.maintain.stages import rescale
 from slackwater.keep.replicate.replicate import Replicator, Round
 from slackwater.keep.verify.verify import verify
-from slackwater.moments.cut import replicas as cuts
+from slackwater.moments.cut import replicas
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import list_snapshots
 from slackwater.moments.take.snapshots import pin
@@ -15,14 +15,15 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history, keys
 from slackwater.store.versions.manifest import AppInfo
 
-from tests.support.collecting import HOUR_MS, AgingStore, aging_app, fresh, gc, keys_of, store_of, wait
+from tests.keep.failover import failover_app, failover_kafka
+from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, keys_of, store_of, wait
 from tests.support.histories import FlightsApp, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
 
 
 def replicator(app: FlightsApp, target: ObjectStore, *, only_snapshots: bool = False) -> Replicator:
-    return Replicator(app.store, target, app.name, "ada@host", app.kafka, only_snapshots=only_snapshots)
+    return Replicator(app.store, target, app.name, "ada@host", failover_kafka(app), only_snapshots=only_snapshots)
 
 
 def copy(app: FlightsApp, target: ObjectStore, *, only_snapshots: bool = False) -> Round:
@@ -30,7 +31,7 @@ def copy(app: FlightsApp, target: ObjectStore, *, only_snapshots: bool = False) 
 
 
 def running() -> FlightsApp:
-    app = aging_app()
+    app = failover_app()
     app.run(flights(30))
     app.send(*flights(6))
     app.step("legs")
@@ -39,7 +40,7 @@ def running() -> FlightsApp:
 
 def check_whole(app: FlightsApp, target: ObjectStore) -> None:
     """The replica is its app, as far as the cut says, and verifies to the last byte."""
-    found = cuts.newest_cut(target, app.name)
+    found = replicas.newest_cut(target, app.name)
     assert found is not None
     for stage, version in found.stages.items():
         assert rows_of(target, history.read(target, app.name, stage, version)) == rows_of(
@@ -65,7 +66,7 @@ def test_a_replica_has_every_version_and_verifies_with_what_is_on_the_way() -> N
 def test_later_rounds_copy_what_is_new_and_nothing_else() -> None:
     app, target = running(), AgingStore()
     counting = CountingStore(target)
-    copies = Replicator(app.store, counting, app.name, "ada@host", app.kafka)
+    copies = Replicator(app.store, counting, app.name, "ada@host", failover_kafka(app))
     copies.round()
     before = {info.key: info.size_bytes for info in app.store.list(f"{app.name}/")}
     app.run(flights(20))
