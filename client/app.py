@@ -23,10 +23,10 @@ from ..moments.status import lag
 from ..pipeline.kafka.channels import group_of
 from ..results import erasure, maintenance, rows
 from ..results.shown import Result
-from .releases import AppReleases
+from .failover import AppFailover
 
 
-class StoredApp(AppReleases):
+class StoredApp(AppFailover):
     """An app of a store, whether it runs or not.
 
     Whatever changes it raises `Unavailable` when the store or Kafka does not answer; the same call again finishes what
@@ -38,6 +38,7 @@ class StoredApp(AppReleases):
         client, now_ms = self._client, instants.now_ms()
         waiting = retries.waiting(client.store, self.name, stage)
         running = {name for beat in lag.beats(client.store, self.name, now_ms) for name in beat.stages}
+        self._check_runs_here("a retry", dry_run=dry_run)
         for name in () if dry_run else waiting:
             retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
         return rows.retries(self.name, waiting, running, dry_run=dry_run)
@@ -76,6 +77,7 @@ class StoredApp(AppReleases):
                 "a rewind goes to a moment, or to before the newest deploy; expected one of the two",
                 hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
             )
+        self._check_runs_here("a rewind", dry_run=dry_run)
         self._check_protected("to rewind it", yes_really, dry_run=dry_run)
         client, now_ms = self._client, instants.now_ms()
         channels = (
@@ -128,6 +130,7 @@ class StoredApp(AppReleases):
             Refused: the table cannot be edited, the rows do not fit it, or the runner did not come to it; nothing was
                 changed then.
         """
+        self._check_runs_here("an edit", dry_run=dry_run)
         self._check_protected(f"to edit {table}", yes_really, dry_run=dry_run)
         client, on_wait = self._client, "{} has it, and does it between two batches …"
         before = newest(client.store, self.name, table).stages[table]
@@ -208,6 +211,7 @@ class StoredApp(AppReleases):
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
         """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""
         client, now_ms = self._client, instants.now_ms()
+        self._check_runs_here("a rescale", dry_run=dry_run)
         done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
         return maintenance.rescaled(done, dry_run=dry_run)
 
@@ -235,6 +239,7 @@ class StoredApp(AppReleases):
         Raises `NotFound` where there is none, and `Refused` where another stage reads what it sends.
         """
         client, group = self._client, group_of(self.name, stage)
+        self._check_runs_here("retiring a stage", dry_run=dry_run)
         self._check_protected(f"to retire {stage}", yes_really, dry_run=dry_run)
         done = retire(client.store, self.name, stage, by=client.by, now_ms=instants.now_ms(), dry_run=dry_run)
         try:
@@ -266,6 +271,7 @@ class StoredApp(AppReleases):
 
     def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
         """What merges with so many threads what is due, until `stop`."""
+        self._check_runs_here("compaction")
         client, wanted, clock = self._client, tuple(stages), instants.now_ms
         store, cache, by = client.store, client.cache, client.by
         return AppCompactor(store, cache, self.name, wanted, by=by, threads=threads, now_ms=clock, stop=stop)
@@ -287,6 +293,7 @@ class StoredApp(AppReleases):
             raise Usage(f"--margin is {format_ms(margin_ms)}; expected 1h or more: {why}", hint=hint)
         if explained:
             return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
+        self._check_runs_here("garbage collection", dry_run=dry_run)
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
         return maintenance.collected(done)
 

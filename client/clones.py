@@ -233,12 +233,13 @@ def _removed(client: Backends, name: str, *, topics: bool, fence: bool, force: b
         fence=fence,
         force=force,
         dry_run=dry_run,
-        outside=lambda removal: _remove_topics(channels, removal),
+        outside=lambda removal: remove_topics(channels, removal),
         on_wait=client.note,
     )
 
 
-def _remove_topics(channels: "KafkaChannels | None", removal: Removal) -> None:
+def remove_topics(channels: "KafkaChannels | None", removal: Removal) -> None:
+    """Remove what an app that goes has in Kafka. Raises `Refused` where Kafka does not let us."""
     if channels is None:
         return
     if refused := channels.kafka.delete_topics(removal.topics):

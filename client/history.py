@@ -13,6 +13,7 @@ from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.in_flight import in_flight
 from ..moments.cut.refs import AtTime, parse
+from ..moments.cut.replicas import check_runs_here
 from ..moments.cut.resolve import again_if_forgotten, resolve
 from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
 from ..moments.diff.key_history import RowHistory, key_history
@@ -101,6 +102,7 @@ class AppHistory(Shown):
             Unavailable: a stage did not answer in time and is named.
         """
         store, reader = self._client.store, self._client.channels_of(self.name)
+        self._check_runs_here("a snapshot by markers", dry_run=instant)
         taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
         return self.at(taken.name)
 
@@ -110,6 +112,7 @@ class AppHistory(Shown):
         """What `snapshot` does, telling how far it is; without `wait`, it is only asked for."""
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
         by = client.by
+        self._check_runs_here("a snapshot by markers", dry_run=instant)
 
         def is_new() -> bool:
             # A call that was interrupted is typed again: it finds what that one took, or its request.
@@ -348,6 +351,11 @@ class AppHistory(Shown):
         if gone:
             versions = ", ".join(f"{stage} up to v{version}" for stage, version in gone.items())
             client.note(f"note: Kafka does not hold all input any more of {versions}: these can be found, not replayed")
+
+    def _check_runs_here(self, what: str, *, dry_run: bool = False) -> None:
+        """Raise `Refused` where the app is a replica, or was left behind: `what` is done where it runs."""
+        if not dry_run:
+            check_runs_here(self._client.store, self.name, what)
 
     def _predicate(
         self, where: str, check: str, table: str, python: Function | None = None, run: str = ""

@@ -19,7 +19,7 @@ from .verdict import record_data
 
 _IDLE = (
     *("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit"),
-    *("promote", "demote", "forget"),
+    *("promote", "demote", "forget", "recover"),
 )
 """Kinds of versions that read no rows."""
 

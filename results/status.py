@@ -43,6 +43,7 @@ def _overview(each: AppOverview) -> Iterator[Block]:
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)
+    yield from _replica(each)
     about = ("stage", "runs", ">version", ">epoch", "committed", ">rows read")
     yield TableBlock.of((*about, ">keys", ">SSTs", ">size", "lag"), map(_stage, each.stages))
     sinks = [(stage.stage, sink) for stage in each.stages for sink in stage.sinks]
@@ -53,10 +54,30 @@ def _overview(each: AppOverview) -> Iterator[Block]:
             lag = f"{plural(sink.versions, 'version')}, {plural(sink.rows, 'row')}" if sink.rows else "0"
             rows.append((stage, sink.name, "-" if sink.place is None else f"v{sink.place}", lag))
         yield TableBlock.of(("stage", "publishes", ">up to", "lag"), rows)
+    for copy in each.replicas:
+        what = "snapshots copied" if copy.snapshots_only else "replica"
+        behind = f"{plural(copy.versions, 'version')} to go" if copy.versions else "all there"
+        yield f"{what} in {copy.root}: {behind}, seen {instants.age(copy.seen_ms)}"
+        if copy.lacks:
+            yield f"  it lacks something: {copy.lacks}"
     for at in each.stages:
         if at.rejected:
             waiting = f"{plural(at.rejected, 'record')}, {at.rejected_waiting:,} waiting"
             yield f"{at.stage} rejected {waiting}: slackwater rejected {called}"
+
+
+def _replica(each: AppOverview) -> Iterator[Block]:
+    """What is said of an app that is a copy, was one, or was left behind."""
+    found = each.replica
+    if found is None:
+        return
+    if found.state == "copy":
+        seen = f"it lacked nothing {instants.age(each.complete_ms)}" if each.complete_ms else "not whole yet"
+        yield f"replica of {found.root}; {seen}"
+    elif found.state == "left":
+        yield f"left behind: recovered {instants.when(found.time_ms)} by {found.by}, and runs in {found.root} since"
+    else:
+        yield f"recovered {instants.when(found.time_ms)} by {found.by} from the replica of {found.root}"
 
 
 def _stage(stage: StageOverview) -> tuple[Cell, ...]:

@@ -17,6 +17,7 @@ VERBS = {
     "watch": "watch",
     "trial": "trial",
     "clone": "clone",
+    **dict.fromkeys(("replicate", "recover"), "failover"),
     **dict.fromkeys(("promote", "rewind", "edit"), "keep"),
     "forget": "forget",
     "migrate": "programs",

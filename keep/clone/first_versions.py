@@ -87,7 +87,7 @@ def topics_of(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
     return tuple(channel_topic(note.info.name, name) for each in found if each is not None for name in each.outputs)
 
 
-def _carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot | None) -> dict[str, Carried]:
+def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot | None) -> dict[str, Carried]:
     """Copy every channel of the cut into topics of `app`, by channel: from `keeper` what that has, else from Kafka.
 
     May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
@@ -181,7 +181,7 @@ def finish_clone(
         noted = None if is_new else notes.find(target, key, _CarriedChannels)
         if noted is None:
             # Somebody may finish the same clone at the same time: the note that was first counts.
-            noted = notes.add(target, key, _CarriedChannels(_carry(store, cut, info.name, channels, keeper)))
+            noted = notes.add(target, key, _CarriedChannels(carry(store, cut, info.name, channels, keeper)))
         for stage in missing:
             there[stage] = replace(_first_version(made[stage], cut, info, noted.channels), by=by)
             begin(target, there[stage])

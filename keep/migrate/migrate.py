@@ -144,15 +144,19 @@ def carry_out(
     *,
     by: str,
     now_ms: int,
+    recovery: str = "",
 ) -> dict[str, int]:
     """Decide what becomes of an app's stages, and do it; returns the new version of each.
+
+    `recovery` is the id of one that this is.
 
     `snapshot` pins the moment before, and `said` tells the log what changes. Once it is decided it will be done, by
     whoever comes by. Raises `Refused` where somebody else was faster: of this one nothing is done then, and the
     snapshot is gone; else as `finish`.
     """
     detail = f"{number}: {said}; before it {app}@{snapshot}"
-    migration = Migration(app, number, str(ULID()), by, now_ms, snapshot, dict(steps), detail, why())
+    id_ = recovery or str(ULID())
+    migration = Migration(app, number, id_, by, now_ms, snapshot, dict(steps), detail, why(), bool(recovery))
     # Put where there is none of its number.
     decided = MIGRATIONS.add(store, migration)
     versions = finish(store, decided, now_ms=now_ms)

@@ -1,4 +1,4 @@
-"""Doing a migration, or a rewind, that is decided: a commit for each stage, by whoever comes by.
+"""Doing a migration, a rewind or a recovery that is decided: a commit for each stage, by whoever comes by.
 
 All that could be refused was refused before, and what it says of a stage needs no program. Who finds stages that did
 not go through it (a runner, the next migration) commits these first.
@@ -29,7 +29,7 @@ from ...store.sst import ttl
 from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.manifest import Former, Input, Manifest, Output, Rewind
+from ...store.versions.manifest import Former, Input, Manifest, Output, Rewind, VersionKind
 from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from .plan import Plan, readers
 
@@ -63,6 +63,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
         if step.rewound and not is_done
     }
     newest = dict(heads)
+    rewinds: VersionKind = "recover" if migration.recovery else "rewind"
 
     def change(stage: str, step: MigratedStage) -> Amendment:
         def update(draft: Manifest) -> Manifest:
@@ -71,7 +72,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
             return rewound(draft, step, migration.number, then, newest)
 
         return Amendment(
-            "retire" if step.retires else "migration" if step.rewound is None else "rewind",
+            "retire" if step.retires else "migration" if step.rewound is None else rewinds,
             update,
             # Somebody else may finish it, too.
             requires=lambda newest: not is_through(newest, migration),
@@ -98,7 +99,8 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
 
 def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Mapping[str, int]) -> None:
     """Note a migration in the app's log; `versions` are those that this call made, an earlier one made the others."""
-    app, verb = migration.app, "rewind" if migration.rewinds else "migrate"
+    app = migration.app
+    verb = "recover" if migration.recovery else "rewind" if migration.rewinds else "migrate"
     read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     made = dict(versions)
     for stage, head in heads.items():
@@ -164,14 +166,20 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
 
     def output(name: str, known: Output) -> Output:
         """The channel as of then, behind all that lies in its topic by now."""
+        if name in step.outputs:
+            return step.outputs[name]
         unread, ends = step.unread.get(name, Unread()), draft.outputs.get(name, known).ends
         return replace(known, ends=ends, attempts=unread.attempts, rows=unread.rows)
 
     def source(name: str, known: Input) -> Input:
         """Where the stage stood, by the version that its sender has now."""
         sender, was = now.get(known.upstream), then.get(known.upstream)
+        moved = step.inputs.get(name, known)
         if sender is None or was is None or name not in was.outputs:
-            return known
+            return moved
+        if moved is not known:
+            read_all = moved.offsets == sender.outputs[name].ends and known.watermark_ms == was.handed_on_ms
+            return replace(moved, version=sender.version if read_all else sender.version - 1)
         if known.offsets == was.outputs[name].ends and known.watermark_ms == was.handed_on_ms:
             return replace(known, offsets=sender.outputs[name].ends, version=sender.version)
         return replace(known, version=sender.version - 1)
@@ -180,7 +188,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         changed,
         inputs={name: source(name, each) for name, each in was.inputs.items()},
         outputs={name: output(name, each) for name, each in was.outputs.items()},
-        sinks={},
+        sinks={name: replace(each, since=draft.version) for name, each in step.sinks.items()},
         clock_ms=was.clock_ms,
         side_tables=was.side_tables,
         stopped=was.stopped,

@@ -65,7 +65,12 @@ def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], asked: str
     found = newest(store, app, stages)
     if asked in found and found[asked].retired:
         return cut_around(store, stages, found[asked])
-    return _without_retired(store, app, _settled(store, found))
+    return without_retired(store, app, _settled(store, found))
+
+
+def newest_settled(store: ObjectStore, app: str) -> dict[str, Manifest]:
+    """The newest versions of all stages, retired or not, made consistent, without half a migration."""
+    return dict(_settled(store, newest(store, app, stages_of(store, app))))
 
 
 def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, asked: str) -> Cut:
@@ -81,7 +86,7 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     limit = horizon.newest(store, app)
     if not limit.is_whole({stage: each.version for stage, each in found.items()}):
         return _of_moment(store, app, limit.at(time_ms), time_ms)
-    return _without_retired(store, app, _settled(store, found))
+    return without_retired(store, app, _settled(store, found))
 
 
 def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
@@ -94,7 +99,7 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     found = Line(store, Cut(app, newest(store, app, stages))).up_to(commit)
     limit = horizon.newest(store, app)
     if limit.is_whole(found.versions):
-        return _without_retired(store, app, found.stages, commit)
+        return without_retired(store, app, found.stages, commit)
     # No moment with this commit is earlier than the commit, so the oldest is the nearest.
     having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
     if (moment := next(having, None)) is not None:
@@ -110,7 +115,7 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     raised = lower_receivers({**raised, commit.stage: commit}, commit.stage, read, first)
     if not limit.is_whole(Cut(app, raised).versions):
         return Cut(app, {})
-    cut = _without_retired(store, app, raised, commit)
+    cut = without_retired(store, app, raised, commit)
     return replace(cut, thinned=Thinned(commit.time_ms, cut.time_ms))
 
 
@@ -167,7 +172,7 @@ def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Ma
     return None if manifest.migration == number and manifest.kind == "rename" else manifest
 
 
-def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], kept: Manifest | None = None) -> Cut:
+def without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], kept: Manifest | None = None) -> Cut:
     """The cut of these versions, without those at which their stage is retired; `kept` stays all the same."""
     there = {stage: manifest for stage, manifest in found.items() if not manifest.retired or manifest == kept}
     # Where clocks differ, a receiver may seem to be there still when its sender is retired.

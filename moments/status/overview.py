@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 
 from ... import instants
 from ...errors import Corruption, Refused, SlackwaterError
+from ...moments.cut import replicas
+from ...moments.cut.replicas import Replica
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, published
 from ...store.versions.manifest import Manifest, Origin, Table
 from ...store.versions.side_tables import rejected_of
 from ..cut.graph import order
+from ..cut.replicas import ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
 from . import lag
 from .cost import recent
@@ -104,6 +107,12 @@ class AppOverview:
     """What it is called by promotions: the name that went over to it, or `NAME~1` where one was promoted over it."""
     damaged: tuple[str, ...] = ()
     """A sentence for each stage that is left out because its newest manifest cannot be read."""
+    replica: Replica | None = None
+    """What its folder says of itself; None of an app that was never copied or recovered here."""
+    complete_ms: int = 0
+    """Of a replica, when it lacked nothing; 0 for never yet, and of all others."""
+    replicas: tuple[ReplicaLag, ...] = ()
+    """Its replicas under other roots, as far as they have left word here."""
 
 
 def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:
@@ -163,7 +172,16 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
         for name, folders in had.items()
         if app in folders
     )
-    return AppOverview(app, info.created_ms, info.origin, stages, requested, names, tuple(damaged))
+    replica, complete_ms, lags = None, 0, tuple[ReplicaLag, ...]()
+    with _noted(damaged, f"{app}: how far its replicas are is not known"):
+        replica = replicas.find(store, app)
+        if replica is not None and replica.state == "copy":
+            cut = newest_cut(store, app)
+            complete_ms = cut.seen_ms if cut is not None else 0
+        else:
+            lags = lags_of(store, app, {stage: head.version for stage, head in heads.items()})
+    found = (app, info.created_ms, info.origin, stages, requested, names, tuple(damaged))
+    return AppOverview(*found, replica, complete_ms, lags)
 
 
 @contextmanager

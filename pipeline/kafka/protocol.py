@@ -15,6 +15,8 @@ Offsets = tuple[int, ...]
 
 HEADER = "slackwater"
 """The header of what is ours."""
+FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+"""Properties of a sink's internal topic: its records go when they are published, and not before."""
 
 
 class Record(NamedTuple):

@@ -22,6 +22,7 @@ from ...keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
 from ...keep.backfill.windows import left_in
 from ...keep.migrate.migrate import Migrated, finish_earlier
 from ...keep.migrate.migration import planned
+from ...moments.cut import replicas
 from ...moments.cut.graph import Cut
 from ...moments.cut.moments import heads_of, version_of
 from ...moments.cut.resolve import resolve
@@ -121,7 +122,7 @@ def backfill_file(
         if cut is not None and cut.app != program.name:
             raise Refused(f"{since} is a moment of {cut.app}, and {program.name} is backfilled")
         info = apps.read_app(store, program.name)
-        topics = dict(info.origin.topics) if info.origin is not None else {}
+        topics = replicas.topics_of(store, info)
         at_work = _Backfills(program, with_spark(program, options, news), store, options, news, topics, settles_s)
         found, left = at_work.find(cut, migrated)
         refused = nothing(left, program.name) if not found else None

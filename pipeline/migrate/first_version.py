@@ -11,6 +11,7 @@ from ... import instants
 from ...errors import NotFound, Refused
 from ...fold.kinds.kind import Kind, kind_of
 from ...keep.init.initialise import begun_elsewhere, check_free
+from ...moments.cut import replicas
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps
@@ -97,7 +98,7 @@ def first_version_of(
             begins = {topic: stored.get(topic, at) if at.moves else at for topic, at in begins.items()}
     program = program.beginning(begins)
     declared = program.stages[stage]
-    renamed = info.origin.topics if info is not None and info.origin is not None else {}
+    renamed = replicas.topics_of(store, info)
     claimer = Claimer(store, kafka, program, renamed, writer=str(ULID()), by=by, accept_loss=False)
     claimer.create_channels((declared,), only_ask=True)
     inputs = {each: start.at for each, start in claimer.starts(declared, None).items()}

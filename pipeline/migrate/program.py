@@ -13,6 +13,7 @@ from ... import instants
 from ...errors import NotFound
 from ...fold.fits import Declared, DeclaredStage
 from ...keep.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
+from ...moments.cut import replicas
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import whoami
 from ...store.objects.open import open_store
@@ -81,6 +82,8 @@ def migrate_app(
     """The same for a program that is loaded, and a store that is open. Raises as `migrate_file`."""
     news = news or News()
     info = apps.read_app(store, program.name)
+    if not dry_run:
+        replicas.check_runs_here(store, program.name, "a migration")
     check_program(store, program, heads_of(store, program.name, stages_of(store, program.name)).values())
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
     found = find_plan(store, with_spark(program, options, news), renames, stages=stages)
@@ -93,7 +96,7 @@ def migrate_app(
             unread = ", ".join(found.unread)
             raise NotFound("Kafka", "brokers", hint=f"{unread} would read a topic from its beginning: add --kafka")
         wait_for(kafka := open_kafka(options.kafka), options.patience_s)
-        renamed, writer = info.origin.topics if info.origin else {}, str(ULID())
+        renamed, writer = replicas.topics_of(store, info), str(ULID())
         claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)
         for stage, names in found.unread.items():
             starts[stage] = {name: claimer.begin(program.stages[stage], name) for name in names}

@@ -16,11 +16,9 @@ from ..api import sink as api
 from ..api.app import App
 from ..api.stage import Stage
 from ..kafka.open import end_offsets
-from ..kafka.protocol import Kafka
+from ..kafka.protocol import FOR_EVER, Kafka
 from ..messages import outgoing
 
-_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-"""Of an internal topic: its records go when they are published, and not before."""
 _PATIENCE_S = 30.0
 
 
@@ -69,7 +67,7 @@ def create_internal(
     """Make the internal topics of the stages' sinks, where there are none. Raises `Refused` or `Unavailable`."""
     wanted = {api.internal_topic(app, at.name, one.name): 1 for at in stages for one in written(at, publishes)}
     if wanted:
-        kafka.create_topics(wanted, only_ask=only_ask, config=_FOR_EVER)
+        kafka.create_topics(wanted, only_ask=only_ask, config=FOR_EVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class InternalTopics:
     def internal(self, app: str, stage: str, sink: str, /) -> tuple[str, int]:
         """The internal topic of a sink, which is made where there is none, and where it ends."""
         topic = api.internal_topic(app, stage, sink)
-        self.kafka.create_topics({topic: 1}, config=_FOR_EVER)
+        self.kafka.create_topics({topic: 1}, config=FOR_EVER)
         return topic, self.kafka.offsets(topic)[1][0]
 
 

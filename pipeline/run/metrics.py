@@ -116,15 +116,20 @@ class Metrics:
                     gauge.labels(*labels).set(value)
 
     def serve(self, port: int) -> int:
-        """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.
+        """Answer `GET /metrics` on a port of all interfaces; see `serve`."""
+        return serve(self.registry, port)
 
-        Returns the port. Raises `Refused` when it is taken.
-        """
-        try:
-            server, _ = start_http_server(port, registry=self.registry)
-        except OSError as error:
-            raise Refused(
-                f"metrics cannot be served on port {port}: {error.strerror or error}",
-                hint="give --metrics another port; 0 takes one that is free",
-            ) from error
-        return int(server.server_port)
+
+def serve(registry: CollectorRegistry, port: int) -> int:
+    """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.
+
+    Returns the port. Raises `Refused` when it is taken.
+    """
+    try:
+        server, _ = start_http_server(port, registry=registry)
+    except OSError as error:
+        raise Refused(
+            f"metrics cannot be served on port {port}: {error.strerror or error}",
+            hint="give --metrics another port; 0 takes one that is free",
+        ) from error
+    return int(server.server_port)

@@ -18,6 +18,7 @@ from ...keep.init.initialise import waits_for_rows
 from ...keep.maintain.stages import absent
 from ...keep.migrate.migration import finish_newest
 from ...keep.promote.switch import settled
+from ...moments.cut import replicas
 from ...moments.cut.moments import heads_of
 from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
@@ -98,6 +99,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
         apps.check_free(store, app.name)
     else:
+        replicas.check_runs_here(store, app.name, "a run")
         if waits_for_rows(store, info):
             raise Refused(
                 f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",
@@ -114,7 +116,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         store=store,
         kafka=ArchivedKafka(kafka, Archives(lambda: store, app.name, *options.archives), of_past=False),
         app=app,
-        topics=info.origin.topics if info and info.origin else {},
+        topics=replicas.topics_of(store, info),
         writer=str(ULID()),
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,

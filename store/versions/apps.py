@@ -236,7 +236,7 @@ def begin_clone(store: ObjectStore, note: Cloning) -> Cloning:
     if found != note:
         return found
     try:
-        _try_storage(store, key, note)
+        try_storage(store, key, note)
         if find_app(store, name) is not None:
             raise Refused(f"app {name!r} exists already under {store.url}", hint="choose another name")
     except Refused:
@@ -344,7 +344,7 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
         return found
     try:
         check()  # a clone that was begun meanwhile looks for an identity when its note is there
-        _try_storage(store, key, info)
+        try_storage(store, key, info)
     except Refused:
         # The next call would find it, and take it for an app whose storage was tried.
         store.delete(key)
@@ -352,7 +352,8 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
     return info
 
 
-def _try_storage(store: ObjectStore, key: str, info: Struct) -> None:
+def try_storage(store: ObjectStore, key: str, info: Struct) -> None:
+    """Raise `Refused` where storage overwrites an object that was just put where there was none. One request."""
     # Every guarantee rests on conditional puts, and some S3 servers accept the header and overwrite all the
     # same. The same bytes once more do no harm there, and show it before the first version is committed.
     try:

@@ -26,6 +26,7 @@ _TAKEN = {
     "rescale": ("rescaled", "start this one again: it goes on with the new number of state partitions"),
     "migration": ("migrated to another program", "start that program: this one is of before"),
     "rewind": ("rewound to an earlier moment", "start this one again: it goes on from there"),
+    "recover": ("recovered from a replica", "start this one again: it goes on from there"),
     "demote": (
         "promoted over: another app has its name and its sinks",
         "it is {name}~1 now. To have the name back, run it beside that one, silent (slackwater run FILE --app "
@@ -35,7 +36,7 @@ _TAKEN = {
 }
 """What took a stage from its writer, by the kind of the version that did, and what to do next."""
 
-_PAST_RETIRING: tuple[VersionKind, ...] = ("claim", "rewind", "retire")
+_PAST_RETIRING: tuple[VersionKind, ...] = ("claim", "rewind", "recover", "retire")
 """Kinds that may follow the version that retires a stage: it is brought back, or taken back further."""
 
 _S = TypeVar("_S", bound=Struct)

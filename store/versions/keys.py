@@ -76,8 +76,12 @@ notice = _in_app("notice.json")
 """Written over whenever something is asked of the app's runners, who read it often."""
 protected = _in_app("protected.json")
 """The note that the app is protected."""
+recovery = _in_app("recovery.json")
+"""The note that the app is being recovered from a replica, or was."""
 refreshing = _in_app("refreshing.json")
 """The note that a clone is being made anew. It outlives the removal of what the clone was."""
+replica = _in_app("replica.json")
+"""The note that the folder is a copy of an app, or was one."""
 removed = _in_app("removed.json")
 """The note that there was an app of this name, and who removed it."""
 removing = _in_app(f"stages/{REMOVING}/app.json")
@@ -94,6 +98,10 @@ edits = _in_app("edits/")
 """Prefix of what is asked to be changed by hand, and of the rows for it."""
 operations = _in_app("log/")
 """Prefix of the log of operations."""
+replica_cuts = _in_app("replica/")
+"""Prefix of what a replica is complete up to."""
+replicas = _in_app("replicas/")
+"""Prefix of what the app's replicas under other roots have said of themselves."""
 requests = _in_app("requests/")
 """Prefix of what is asked of the running app."""
 retries = _in_app("retries/")

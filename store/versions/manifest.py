@@ -17,13 +17,14 @@ Declaration: TypeAlias = dict[str, Any]
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit", "promote", "demote", "forget",
+    "edit", "promote", "demote", "forget", "recover",
 ]  # fmt: skip
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, columns that were added got values for what was read before, it is
 again what an earlier version was, somebody changed rows of the table by hand, its app was given another one's name and
-sinks, it had them until now, or keys were forgotten: taken out of it and of all versions before it."""
+sinks, or it had them until now, keys were forgotten: taken out of it and of all versions before it, or its app goes on
+from a replica."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote", "forget")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)

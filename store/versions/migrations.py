@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from . import checks, keys, limits
-from .manifest import Input, Table
+from .manifest import Input, Output, Sink, Table
 from .notes import Notes
 
 
@@ -43,6 +43,12 @@ class MigratedStage(Struct, frozen=True):
     """Whether it is so with its table alone, and goes on reading where it is."""
     unread: dict[limits.Topic, Unread] = {}
     """By channel that it writes, what its readers have still to read of what was sent by then."""
+    outputs: dict[limits.Topic, Output] = {}
+    """Of a recovery: where what was on its way lies now, by channel; `inputs` says where the stage reads on."""
+    sinks: dict[limits.Topic, Sink] = {}
+    """Of a recovery: the sinks that begin anew, each where its internal topic ended."""
+    rests: dict[limits.Topic, Sink] = {}
+    """Of a recovery: by sink what it had still to publish, behind that."""
 
     @property
     def answers_otherwise(self) -> bool:
@@ -68,6 +74,8 @@ class Migration(Struct, frozen=True):
     """What it changes, in words, for the log of operations, which has it under this `id` when it is done."""
     message: limits.Line = ""
     """Why, for the same."""
+    recovery: bool = False
+    """Whether it makes the app of a replica: it is what that was at its cut, and has channels of its own."""
 
     @property
     def rewinds(self) -> bool:
@@ -77,12 +85,12 @@ class Migration(Struct, frozen=True):
     @property
     def did(self) -> str:
         """What became of the app, in a word."""
-        return "rewound" if self.rewinds else "migrated"
+        return "recovered" if self.recovery else "rewound" if self.rewinds else "migrated"
 
     @property
     def what(self) -> str:
         """What it is, in words."""
-        return f"{'rewind' if self.rewinds else 'migration'} {self.number}"
+        return f"{'recovery' if self.recovery else 'rewind' if self.rewinds else 'migration'} {self.number}"
 
 
 @checks.relations.register

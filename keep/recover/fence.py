@@ -1,0 +1,62 @@
+"""Stops whoever still runs an app that is recovered elsewhere, as far as its old store can be reached."""
+
+from dataclasses import dataclass
+
+from ...errors import SlackwaterError
+from ...moments.cut.moments import heads_of
+from ...moments.cut.replicas import Replica, find
+from ...moments.take.audit_log import record_once
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps, history, keys, notes
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """What can be seen of the app where it ran."""
+
+    root: str
+    heads: dict[str, Manifest]
+    """The newest versions; empty where it cannot be reached."""
+    unreachable: str = ""
+    """Why not."""
+
+
+def look(store: ObjectStore | None, root: str, app: str, created_ms: int) -> Primary:
+    """The app where it ran, as far as that answers: whatever is wrong there is no error."""
+    if store is None:
+        return Primary(root, {}, "it was not asked")
+    try:
+        info = apps.find_app(store, app)
+        if info is None or info.created_ms != created_ms:
+            return Primary(root, {}, "it has no such app any more")
+        return Primary(root, heads_of(store, app, history.list_stages(store, app)))
+    except SlackwaterError as error:
+        return Primary(root, {}, error.message)
+
+
+def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: int, *, by: str, now_ms: int) -> str:
+    """Say at the old root where the app runs from now on, and take every stage from its writer.
+
+    Whoever starts it there again is refused. Done again, it does nothing. Returns why not, where it cannot be done.
+    """
+    try:
+        left = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms)
+        had = find(store, app)
+        if had is None or had.state == "recovered":
+            notes.put(store, keys.replica(app), left)
+        for stage, head in primary.heads.items():
+            if head.retired or head.by == _by(to):
+                continue
+            change = Amendment("claim", requires=lambda newest: newest.by != _by(to) and not newest.retired)
+            amend(store, (app, stage), change, by=_by(to), now_ms=now_ms)
+        record_once(store, app, "recover", f"elsewhere: it runs under {to} since", by, since_ms=0)
+    except SlackwaterError as error:
+        return error.message
+    return ""
+
+
+def _by(to: str) -> str:
+    """Whose version it is that takes a stage from its writer."""
+    return f"slackwater recover, to {to}"

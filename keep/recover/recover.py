@@ -1,0 +1,236 @@
+"""`slackwater recover`: an app goes on from its replica, where that lies; whoever still runs it elsewhere is stopped.
+
+1. Check everything, and change nothing: the cut is whole, it is known where topics are read on, what was on its way is
+   kept or still in Kafka.
+2. Note in the replica that it is recovered. From here on nothing is copied there any more, and of two at once one is
+   refused.
+3. Fence: say at the old root where the app runs from now on, and take its stages from their writer. What was committed
+   there since the replica's cut is copied once more, if it can be read.
+4. Copy what was on its way into channels and internal topics of this Kafka.
+5. Decide, by a migration (`keep.migrate.migration`): each stage gets a version that has the cut's content, with the
+   next epoch, and reads on from there. Whoever dies after that, the same call finishes it.
+6. Say that the replica is the app from now on. Before that no runner starts there.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+from ulid import ULID
+
+from ... import instants
+from ...errors import Refused, SlackwaterError
+from ...moments.cut import replicas
+from ...moments.cut.replicas import Recovery, find_recovery
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history, keys, notes
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.manifest import Manifest, Sink
+from ...store.versions.migrations import MIGRATIONS, Migration
+from ..migrate.migrate import carry_out
+from ..migrate.migration import finish
+from ..replicate.kafka_state import KafkaReader
+from ..replicate.replicate import Replicator, Round
+from .carry import steps
+from .fence import Primary, fence, look
+from .plan import FailoverTerms, Recoverable, RecoveryPlan, find_replica, make_plan
+
+
+@dataclass(slots=True)
+class Clock:
+    """What each step took."""
+
+    took: list[tuple[str, int]] = field(default_factory=list)
+    """Milliseconds, by step."""
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Measures what is done inside."""
+        began = time.monotonic()
+        yield
+        self.took.append((name, round((time.monotonic() - began) * 1_000)))
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a recovery did, or would do."""
+
+    app: str
+    root: str
+    plan: RecoveryPlan | None
+    """None where an earlier call had done all, or had decided it."""
+    versions: Mapping[str, int]
+    """The version of each stage that it goes on from; empty where it was only looked at."""
+    fenced: str | None
+    """Why its former place could not be told; empty where it was, None where that was not tried."""
+    caught_up: Round | None
+    """What was copied at the last, where it was."""
+    not_caught_up: str = ""
+    """Why nothing was, where the former place could be reached."""
+    steps: tuple[tuple[str, int], ...] = ()
+    """What took how long, in milliseconds."""
+    resumed: bool = False
+    """Whether an earlier call had begun it."""
+    done: bool = False
+    """Whether an earlier call had done all of it."""
+
+
+def recover(
+    target: ObjectStore,
+    app: str,
+    kafka: Recoverable,
+    *,
+    primary: Callable[[str], ObjectStore] | None,
+    terms: FailoverTerms,
+    by: str,
+    reader: KafkaReader | None = None,
+    as_it_is: bool = False,
+    dry_run: bool = False,
+    doing: Callable[[str], None] = lambda _what: None,
+) -> Recovered:
+    """Make an app of its replica under `target`, ready to run there. Done again, it finishes what was begun.
+
+    `primary` opens the root where the app ran, None to leave that alone; `reader` reads the Kafka that the app had
+    there, for what is copied at the last. With `as_it_is` nothing is: the replica's cut counts. `doing` is told what
+    goes on.
+
+    Raises `NotFound` where there is no replica, or no topic; `Refused` where it is not whole, somebody else recovers
+    it, it cannot be told where topics are read on, or what was on its way is gone: nothing was changed then, but that
+    where it ran may have been fenced; and `Unavailable`: the same call goes on.
+    """
+    clock = Clock()
+    found, _ = find_replica(target, app)
+    if found.state == "recovered":
+        return Recovered(app, target.url, None, {}, None, None, done=True)
+    begun = find_recovery(target, app)
+    decided = _decided(target, app, begun)
+    old = primary(found.root) if primary is not None else None
+    if decided is None:
+        doing(f"looking at {found.root}")
+        with clock.step("look at where it ran"):
+            there = look(old, found.root, app, found.created_ms)
+        with clock.step("check the replica and Kafka"):
+            plan = make_plan(target, app, kafka, there, terms)
+        if dry_run:
+            return Recovered(app, target.url, plan, {}, None, None, steps=tuple(clock.took), resumed=begun is not None)
+    elif dry_run:
+        return Recovered(app, target.url, None, {}, None, None, resumed=True)
+    else:
+        there, plan = Primary(found.root, {}), None
+    note = begun or _begin(target, app, by)
+    fenced, caught_up, why_not = None, None, ""
+    if plan is not None:
+        if old is not None and there.heads:
+            doing(f"fencing {app} under {found.root}")
+            with clock.step("fence where it ran"):
+                fenced = fence(old, there, app, target.url, found.created_ms, by=note.by, now_ms=instants.now_ms())
+            if not as_it_is:
+                with clock.step("copy what is new there"):
+                    caught_up, why_not = _catch_up(old, target, app, by, reader, only_snapshots=found.snapshots_only)
+                plan = make_plan(target, app, kafka, there, terms)
+        doing("carrying what was on its way")
+        decided = _decide(target, plan, kafka, note, clock)
+    assert decided is not None  # noqa: S101  it was decided, or is now
+    with clock.step("make it ready to run"):
+        versions = _finish(target, app, decided, kafka, note, plan)
+    return Recovered(
+        app,
+        target.url,
+        plan,
+        versions,
+        fenced,
+        caught_up,
+        why_not,
+        tuple(clock.took),
+        resumed=begun is not None,
+    )
+
+
+def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
+    """Note that the app is being recovered, by whom. Raises `Refused` where somebody else is faster."""
+    wanted = Recovery(app, str(ULID()), by, instants.now_ms())
+    found = notes.add(target, keys.recovery(app), wanted, under=lambda each: keys.recovery(each.app))
+    if found != wanted:
+        raise Refused(
+            f"{app} is being recovered from {target.url} by {found.by} at this moment",
+            hint="let that end; where it has died, the same command finishes it",
+        )
+    return found
+
+
+def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration | None:
+    """The decision of a recovery that was begun; None for none."""
+    last = MIGRATIONS.newest(target, app) if begun is not None else None
+    return last if last is not None and begun is not None and last.id == begun.id else None
+
+
+def _catch_up(
+    store: ObjectStore, target: ObjectStore, app: str, by: str, reader: KafkaReader | None, *, only_snapshots: bool
+) -> tuple[Round | None, str]:
+    """Copy what the app has committed since, and why not, where that cannot be."""
+    if only_snapshots:
+        return None, "it is a replica of snapshots only"
+    copies = Replicator(store, target, app, by, reader, recovering=True)
+    try:
+        return copies.round(), ""
+    except SlackwaterError as error:
+        return None, error.message
+
+
+def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Recoverable, note: Recovery, clock: Clock) -> Migration:
+    """Carry what was on its way, and decide what becomes of each stage; the decision, of whoever was first."""
+    app, last = plan.app, MIGRATIONS.newest(target, plan.app)
+    number = last.number + 1 if last is not None else 1
+    with clock.step("carry what was on its way"):
+        made = steps(target, plan, kafka, number)
+    if plan.topics != note.topics:
+        notes.put(target, keys.recovery(app), replace(note, topics=dict(plan.topics)))
+    said = f"from the replica's cut {plan.replicated.number}, seen {instants.iso(plan.replicated.seen_ms)}"
+    with clock.step("commit"):
+        snapshot = plan.replicated.snapshot or f"recovery-{number}"
+        now_ms = instants.now_ms()
+        carry_out(target, app, number, made, snapshot, said, by=note.by, now_ms=now_ms, recovery=note.id)
+    decided = MIGRATIONS.find(target, number, app)
+    assert decided is not None  # noqa: S101  it was just put
+    return decided
+
+
+def _finish(
+    target: ObjectStore, app: str, decided: Migration, kafka: Recoverable, note: Recovery, plan: RecoveryPlan | None
+) -> dict[str, int]:
+    """Commit what is left of a recovery that is decided, and say that the replica is the app; its newest versions."""
+    finish(target, decided, now_ms=instants.now_ms())
+    versions: dict[str, int] = {}
+    for stage, step in decided.stages.items():
+        head = history.head(target, app, stage)
+        if head is None or step.retires:
+            continue
+        if step.rests and head.kind == "recover" and head.rewind is not None:
+            head = amend(target, head, _with_rests(step.rests), by=note.by, now_ms=instants.now_ms()).manifest
+        versions[stage] = head.version
+        kafka.announce(app, stage, {read.topic: read.offsets for read in head.inputs.values()})
+    found, known = replicas.find(target, app), find_recovery(target, app)
+    assert found is not None  # noqa: S101  it was there
+    if found.state == "copy":
+        topics = plan.topics if plan is not None else known.topics if known is not None else {}
+        now = replace(found, state="recovered", topics=dict(topics), by=note.by, time_ms=instants.now_ms())
+        notes.put(target, keys.replica(app), now)
+    return versions
+
+
+def _with_rests(rests: Mapping[str, Sink]) -> Amendment:
+    """The version that brings what sinks had still to publish."""
+
+    def requires(newest: Manifest) -> bool:
+        return newest.kind == "recover" and newest.rewind is not None
+
+    def update(draft: Manifest) -> Manifest:
+        sinks = {
+            name: replace(rests[name], since=sink.since) if name in rests else sink
+            for name, sink in draft.sinks.items()
+        }
+        return replace(draft, sinks=sinks)
+
+    return Amendment("recover", update, requires)

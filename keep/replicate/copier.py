@@ -1,0 +1,103 @@
+"""Copies objects from one store to another, several at a time, each once; counts what that takes.
+
+Objects never change, and lie under the same key in both: so one that is there in its whole length is that object.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from threading import Lock
+from typing import TypeVar
+
+from ...errors import ObjectExists, ObjectNotFound
+from ...store.objects.protocol import ObjectInfo, ObjectStore
+from ...store.read.fetch import fetch
+from ...store.versions.manifest import Sst
+
+WORKERS = 8
+"""Objects at once, where nobody says how many. Each is in memory as a whole."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Copier:
+    """From `source` to `target`, `workers` objects at once."""
+
+    source: ObjectStore
+    target: ObjectStore
+    workers: int = WORKERS
+    on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
+    """Told how many objects were copied, and of how many bytes."""
+    objects: int = 0
+    copied_bytes: int = 0
+    _sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What lies in folders of the target, by folder and key: listed once, and kept up to date."""
+    _lock: Lock = field(default_factory=Lock)
+
+    def each(self, ask: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
+        """`ask` of each thing, in their order, as many at a time as there are workers."""
+        with ThreadPoolExecutor(self.workers, "replicate") as pool:
+            waiting = iter(things)
+            while some := tuple(islice(waiting, 16 * self.workers)):
+                yield from pool.map(ask, some)
+
+    def ssts(self, wanted: Iterable[Sst]) -> None:
+        """Copy SSTs that are not there, each checked against its manifest.
+
+        Raises `Corruption` where one is missing, or not what was written, and `Unavailable`.
+        """
+        missing = {sst.object: sst for sst in wanted if not self._has(sst.object, sst.bytes)}
+        for _ in self.each(lambda sst: self._put(sst.object, fetch(self.source, sst)), missing.values()):
+            pass
+
+    def listed(self, infos: Iterable[ObjectInfo]) -> None:
+        """Copy objects that are not there in this length. One that is gone from the source by now is passed over."""
+        missing = [info for info in infos if not self._has(info.key, info.size_bytes)]
+        for _ in self.each(lambda info: self.one(info.key), missing):
+            pass
+
+    def one(self, key: str) -> bool:
+        """Copy one object, whatever was there. Returns whether there is such a one."""
+        try:
+            data = self.source.get(key)
+        except ObjectNotFound:
+            return False
+        self._put(key, data)
+        return True
+
+    def put(self, key: str, data: bytes) -> bool:
+        """Put an object where there is none; whether it lies there now, as these bytes."""
+        try:
+            self.target.put_if_absent(key, data)
+        except ObjectExists:
+            return self.target.get(key) == data
+        self._count(key, data)
+        return True
+
+    def forget(self, key: str) -> None:
+        """An object of the target was deleted."""
+        self._sizes.get(_folder(key), {}).pop(key, None)
+
+    def _put(self, key: str, data: bytes) -> None:
+        self.target.put(key, data)
+        self._count(key, data)
+
+    def _count(self, key: str, data: bytes) -> None:
+        with self._lock:
+            self.objects += 1
+            self.copied_bytes += len(data)
+            self._sizes.get(_folder(key), {})[key] = len(data)
+            self.on_progress(self.objects, self.copied_bytes)
+
+    def _has(self, key: str, size_bytes: int) -> bool:
+        folder = _folder(key)
+        if folder not in self._sizes:
+            self._sizes[folder] = {info.key: info.size_bytes for info in self.target.list(folder)}
+        return self._sizes[folder].get(key) == size_bytes
+
+
+def _folder(key: str) -> str:
+    return key[: key.rindex("/") + 1]

@@ -1,0 +1,72 @@
+"""What lies beside versions and snapshots and goes along: notes that versions go by, the log, the input archive.
+
+Whatever folder an app has goes along, but for what is asked of its runners, and what a replica says of itself.
+"""
+
+from collections.abc import Iterator
+
+from ...errors import ObjectNotFound
+from ...store.objects.protocol import ObjectInfo, ObjectStore
+from ...store.versions import apps, keys
+from .copier import Copier
+
+_OWN = ("stages", "snapshots", "boundaries", "replica", "replicas")
+"""Folders that are copied otherwise, or not at all."""
+_ASKED = ("requests", "retries", "edits", "runners")
+"""What is asked of an app's runners, and says that they live: nobody runs a replica."""
+_FIRST = ("migrations",)
+"""What versions go by: it is there before they are."""
+_INDEX = "/index/"
+"""In a key: an object that names others, which are there before it is."""
+
+
+def copy_rules(copier: Copier, app: str) -> None:
+    """Copy what versions go by: the app's migrations, and what became of names that it has or had."""
+    for folder in _FIRST:
+        copier.listed(copier.source.list(f"{app}/{folder}/"))
+    for name in copier.source.list_folders(f"{keys.NAMES}/"):
+        if any(app in (each.folder, each.over, each.name) for each in apps.promotions(copier.source, name)):
+            copier.listed(copier.source.list(keys.names(name)))
+
+
+def copy_others(copier: Copier, app: str) -> None:
+    """Copy everything else that lies beside versions."""
+    for folder in others(copier.source, app):
+        prefix = f"{app}/{folder}/"
+        # What an index names was there before it: so it is in a listing that comes after that of the index.
+        indexes = [info for info in copier.source.list(prefix) if _INDEX in info.key]
+        copier.listed(info for info in copier.source.list(prefix) if _INDEX not in info.key)
+        copier.listed(indexes)
+    for key in (keys.channels(app), keys.protected(app)):
+        _copy_document(copier, key)
+
+
+def others(store: ObjectStore, app: str) -> Iterator[str]:
+    """The folders of an app that go along as they are."""
+    left_out = {*_OWN, *_ASKED, *_FIRST}
+    return (name for name in store.list_folders(f"{app}/") if name not in left_out)
+
+
+def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
+    """Objects of these folders that the target has and the app has not any more."""
+    for folder in others(target, app):
+        prefix = f"{app}/{folder}/"
+        there = list(target.list(prefix))
+        left = {info.key for info in store.list(prefix)} if there else set()
+        yield from (info for info in there if info.key not in left)
+
+
+def _copy_document(copier: Copier, key: str) -> None:
+    """Copy one that may be written over; where the app has none, the target has none."""
+    try:
+        data = copier.source.get(key)
+    except ObjectNotFound:
+        data = b""
+    try:
+        had = copier.target.get(key)
+    except ObjectNotFound:
+        had = b""
+    if data and data != had:
+        copier.one(key)
+    elif had and not data:
+        copier.target.delete(key)

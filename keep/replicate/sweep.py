@@ -1,0 +1,120 @@
+"""Takes away from a replica what its app has given up: versions that were collected, SSTs, snapshots, older cuts.
+
+What may exist is written first, as in a collection (`store.versions.horizon`): the app's boundary, and what snapshots
+of the replica itself pin, such as that of a clone made from it. Then goes what the app has not any more. Its SSTs are
+listed before its boundary is read: those of versions that this allows were all there then.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from ...errors import NotFound
+from ...moments.cut.replicas import CUTS, PREFIX, ReplicaCut, older_cuts
+from ...moments.cut.stored import SNAPSHOTS, Snapshot, of_snapshot
+from ...moments.take.remove import remove, remove_records
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history, horizon, keys
+from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut
+from ...store.versions.side_tables import all_ssts
+from .others import gone_from
+from .plan import Todo, last_final, needed
+
+
+def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
+    """Remove what said before up to where the replica was complete, and what was kept of Kafka for it.
+
+    Where the newest lacks something, the last that did not stays. What goes on beside this has later numbers.
+    """
+    app, prefix = cut.app, keys.snapshots(cut.app)
+    whole = next((each for each in older_cuts(target, cut) if not each.lacks), None) if cut.lacks else None
+    stay = {each.snapshot for each in (cut, whole) if each is not None}
+    oldest = CUTS.key(whole or cut)
+    CUTS.sweep(target, CUTS.listed(target, app), lambda info: info.key < oldest)
+    names = {info.key.removeprefix(prefix).split("/")[0].removesuffix(".json") for info in target.list(prefix + PREFIX)}
+    for name in names - stay:
+        number = name.removeprefix(PREFIX)
+        if number.isdecimal() and int(number) < cut.number:
+            SNAPSHOTS.remove(target, name, app)
+            remove_records(target, app, name)
+
+
+def sweep(
+    store: ObjectStore, target: ObjectStore, app: str, todo: Todo, had: Iterable[str], *, by: str, only_snapshots: bool
+) -> Iterator[str]:
+    """Delete what the app has not any more; gives the keys. `had` are the snapshots of the app that were there before.
+
+    Raises as `horizon.propose`, and `Unavailable`.
+    """
+    stages = tuple(target.list_folders(keys.stages(app)))
+    # In this order: what somebody else copies meanwhile is in neither, or in both.
+    here = {stage: [info.key for info in target.list(keys.ssts(app, stage))] for stage in stages}
+    theirs = {stage: {info.key for info in store.list(keys.ssts(app, stage))} for stage in stages}
+    if not only_snapshots and last_final(store, app) != todo.limit:
+        return  # another collection: the next round sees what it leaves
+    names = {each.name for each in todo.snapshots}
+    for name in had:
+        if name not in names and SNAPSHOTS.find(target, name, app) is not None:
+            remove(target, app, name)
+            yield keys.note(keys.snapshots(app), name)
+    limit = _settled(target, app, todo, names, by)
+    for stage in stages:
+        there = tuple(history.list_manifests(target, app, stage))
+        stay = [version for version, _ in there if limit.allows(stage, version)]
+        # What the replica has for itself alone, the app may have collected.
+        mine = stay if only_snapshots else [version for version in stay if not todo.limit.allows(stage, version)]
+        named = theirs[stage].union(*(_named(target, app, stage, version) for version in mine))
+        gone = [info.key for version, info in there if not limit.allows(stage, version)]
+        gone += [key for key in here[stage] if key not in named]
+        yield from _deleted(target, gone)
+    yield from _deleted(target, [info.key for info in gone_from(store, target, app)])
+
+
+def _deleted(target: ObjectStore, gone: Iterable[str]) -> Iterator[str]:
+    for key in gone:
+        target.delete(key)
+        yield key
+
+
+def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset[str]:
+    found = history.find(target, app, stage, version)
+    return frozenset(sst.object for sst in all_ssts(found)) if found is not None else frozenset()
+
+
+def _settled(target: ObjectStore, app: str, todo: Todo, theirs: set[str], by: str) -> Boundary:
+    """Have the replica's boundary allow what the app's does, and what the replica's own snapshots need; returns it."""
+    known = horizon.all_of(target, app)
+    last = known[-1] if known else NOTHING_COLLECTED
+    wanted = _with_pins(target, app, todo.limit, theirs)
+    if last.final and (last.first, last.kept, last.moments) == (wanted.first, wanted.kept, wanted.moments):
+        return last
+    number = max((each.number for each in known), default=0) + 1
+    horizon.propose(target, app, replace(wanted, number=number, final=False, by=by))
+    # Who pins a cut looks at the boundary after that, and this looks at pins after the boundary.
+    final = replace(_with_pins(target, app, todo.limit, theirs), number=number + 1, final=True, by=by)
+    horizon.settle(target, app, final)
+    return final
+
+
+def _with_pins(target: ObjectStore, app: str, limit: Boundary, theirs: set[str]) -> Boundary:
+    """A boundary that also allows what snapshots of the replica itself pin; `theirs` are those of the app."""
+    kept = {stage: set(versions) for stage, versions in limit.kept.items()}
+    moments = {tuple(sorted(each.stages.items())): each for each in limit.moments}
+    for each in SNAPSHOTS.all(target, app):
+        if each.name in theirs or limit.is_whole(each.stages):
+            continue
+        for stage, versions in _needed(target, each).items():
+            kept.setdefault(stage, set()).update(v for v in versions if v < limit.first.get(stage, 0))
+        moments.setdefault(tuple(sorted(each.stages.items())), KeptCut(each.completed_ms, each.stages))
+    return replace(
+        limit,
+        kept={stage: tuple(sorted(versions)) for stage, versions in kept.items() if versions},
+        moments=tuple(sorted(moments.values(), key=lambda each: each.time_ms)),
+    )
+
+
+def _needed(target: ObjectStore, snapshot: Snapshot) -> Mapping[str, set[int]]:
+    with suppress(NotFound):  # it keeps nothing whole any more
+        return needed(of_snapshot(target, snapshot).stages)
+    return {}

@@ -1,0 +1,1 @@
+"""Replicas, recoveries and drills, as they are shown."""

@@ -1,0 +1,166 @@
+"""A replica holds every version of its app, up to a cut that it names, and nothing that the app has given up."""
+
+import pytest
+from slackwater.errors import Refused, Usage
+from slackwater.keep.gc.retention import Retention
+from slackwater.keep.maintain.stages import rescale
+from slackwater.keep.replicate.replicate import Replicator, Round
+from slackwater.keep.verify.verify import verify
+from slackwater.moments.cut import replicas
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.cut.stored import list_snapshots
+from slackwater.moments.take.snapshots import pin
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import apps, history, keys
+from slackwater.store.versions.manifest import AppInfo
+
+from tests.keep.failover import failover_app, failover_kafka
+from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, keys_of, store_of, wait
+from tests.support.histories import FlightsApp, flights, rows_of
+
+LATER_MS = 2_000_000_000_000
+
+
+def replicator(app: FlightsApp, target: ObjectStore, *, only_snapshots: bool = False) -> Replicator:
+    return Replicator(app.store, target, app.name, "ada@host", failover_kafka(app), only_snapshots=only_snapshots)
+
+
+def copy(app: FlightsApp, target: ObjectStore, *, only_snapshots: bool = False) -> Round:
+    return replicator(app, target, only_snapshots=only_snapshots).round()
+
+
+def running() -> FlightsApp:
+    app = failover_app()
+    app.run(flights(30))
+    app.send(*flights(6))
+    app.step("legs")
+    return app
+
+
+def check_whole(app: FlightsApp, target: ObjectStore) -> None:
+    """The replica is its app, as far as the cut says, and verifies to the last byte."""
+    found = replicas.newest_cut(target, app.name)
+    assert found is not None
+    for stage, version in found.stages.items():
+        assert rows_of(target, history.read(target, app.name, stage, version)) == rows_of(
+            app.store, history.read(app.store, app.name, stage, version)
+        )
+    for ref in (app.name, f"{app.name}@{found.snapshot}"):
+        report = verify(fresh(target), ref, now_ms=LATER_MS, deep=True)
+        assert report.consistent, report.differences
+
+
+def test_a_replica_has_every_version_and_verifies_with_what_is_on_the_way() -> None:
+    app, target = running(), AgingStore()
+    done = copy(app, target)
+    assert done.cut.stages == {stage: head.version for stage, head in app.heads.items()}
+    assert not done.cut.lacks
+    check_whole(app, target)
+    kept = next(each for each in list_snapshots(target, app.name) if each.name == done.cut.snapshot)
+    assert sum(each.rows for each in kept.channels) == 6
+    for stage, head in app.heads.items():
+        assert history.versions(target, app.name, stage) == tuple(range(1, head.version + 1))
+
+
+def test_later_rounds_copy_what_is_new_and_nothing_else() -> None:
+    app, target = running(), AgingStore()
+    counting = CountingStore(target)
+    copies = Replicator(app.store, counting, app.name, "ada@host", failover_kafka(app))
+    copies.round()
+    before = {info.key: info.size_bytes for info in app.store.list(f"{app.name}/")}
+    app.run(flights(20))
+    new = {info.key: info.size_bytes for info in app.store.list(f"{app.name}/") if info.key not in before}
+    counting.reset()
+    done = copies.round()
+    copied = {key: size for key, size in new.items() if "/stages/" in key}
+    assert done.bytes == sum(copied.values())
+    check_whole(app, target)
+    again = copies.round()
+    assert (again.objects, again.removed) == (0, 0)
+    assert again.cut.stages == done.cut.stages
+
+
+def test_a_replica_is_readable_by_ref_and_is_collected_as_its_app_was() -> None:
+    app, target = running(), AgingStore()
+    copies = replicator(app, target)
+    copies.round()
+    pinned = pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
+    app.run(flights(20))
+    copies.round()
+    assert resolve(target, f"{app.name}@friday", now_ms=LATER_MS).versions == pinned.stages
+    wait(app, 3 * HOUR_MS)
+    app.run(flights(10))
+    gc(app, Retention(versions=2))
+    done = copies.round()
+    assert done.removed
+    check_whole(app, target)
+    for stage in app.heads:
+        assert history.versions(fresh(target), app.name, stage) == history.versions(fresh(app.store), app.name, stage)
+        prefix = keys.ssts(app.name, stage)
+        assert keys_of(target, prefix) <= keys_of(store_of(app), prefix)
+    assert resolve(target, f"{app.name}@friday", now_ms=LATER_MS).versions == pinned.stages
+
+
+def test_a_replica_that_is_older_than_its_apps_collection_is_named_and_stays_what_it_is() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    before = keys_of(target, "")
+    app.run(flights(40))
+    wait(app, 3 * HOUR_MS)
+    app.run(flights(10))
+    gc(app, Retention(versions=2))
+    with pytest.raises(Refused, match=r"what came between was collected there") as raised:
+        copy(app, target)
+    assert "another root" in raised.value.hint
+    assert keys_of(target, "") == before
+
+
+def test_only_snapshots_are_copied_where_that_is_asked_for() -> None:
+    app, target = running(), AgingStore()
+    with pytest.raises(Refused, match="has no snapshot"):
+        copy(app, target, only_snapshots=True)
+    pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "one", by="ada@host", reader=app.kafka)
+    copies = replicator(app, target, only_snapshots=True)
+    copies.round()
+    check_whole(app, target)
+    app.run(flights(30))
+    pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "two", by="ada@host", reader=app.kafka)
+    app.run(flights(30))
+    done = copies.round()
+    check_whole(app, target)
+    for name in ("one", "two"):
+        found = resolve(fresh(target), f"{app.name}@{name}", now_ms=LATER_MS)
+        assert found.versions == resolve(app.store, f"{app.name}@{name}", now_ms=LATER_MS).versions
+    assert done.cut.stages == resolve(app.store, f"{app.name}@two", now_ms=LATER_MS).versions
+    some = history.versions(fresh(target), app.name, "aircraft")
+    assert len(some) < app.heads["aircraft"].version
+
+
+def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
+    app, target = running(), AgingStore()
+    apps.create_app(target, AppInfo("flights", 7))
+    with pytest.raises(Refused, match="is there already, and is no replica"):
+        copy(app, target)
+    with pytest.raises(Usage, match="itself"):
+        copy(app, app.store)
+    target, other = AgingStore(), running()
+    copy(app, target)
+    store_of(other)
+    with pytest.raises(Refused, match="is a replica of"):
+        copy(other, target)
+    with pytest.raises(Refused, match="replica of every version"):
+        copy(app, target, only_snapshots=True)
+
+
+def test_a_replica_that_others_wrote_to_is_noticed_and_left_alone() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    rescale(target, app.name, "carriers", 4, by="eve@host", now_ms=LATER_MS)
+    before = keys_of(target, "")
+    with pytest.raises(Refused, match="the replica was written to by others"):
+        copy(app, target)
+    app.run(flights(10))
+    with pytest.raises(Refused, match="the replica was written to by others"):
+        copy(app, target)
+    assert keys_of(target, "") == before
