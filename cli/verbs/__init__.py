@@ -17,7 +17,8 @@ VERBS = {
     "watch": "watch",
     "trial": "trial",
     "clone": "clone",
-    **dict.fromkeys(("promote", "rewind", "edit"), "keep"),
+    "import": "transfer",
+    **dict.fromkeys(("promote", "rewind", "reset", "edit"), "keep"),
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
 }

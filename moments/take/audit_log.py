@@ -46,7 +46,20 @@ class Operation(Struct, frozen=True):
 
 
 VERBS = (
-    *("clone", "clone refresh", "promote", "rewind", "edit", "migrate", "backfill", "rescale", "retire", "compact"),
+    *(
+        "clone",
+        "clone refresh",
+        "import",
+        "promote",
+        "rewind",
+        "reset",
+        "edit",
+        "migrate",
+        "backfill",
+        "rescale",
+        "retire",
+        "compact",
+    ),
     *("gc", "init", "app rm", "protect", "protect --off", "rejected --retry", "watch"),
     *("snapshot take", "snapshot rm", "snapshot failed"),
 )

@@ -17,13 +17,14 @@ Declaration: TypeAlias = dict[str, Any]
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit", "promote", "demote",
+    "edit", "promote", "demote", "import", "reset",
 ]  # fmt: skip
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, columns that were added got values for what was read before, it is
 again what an earlier version was, somebody changed rows of the table by hand, its app was given another one's name and
-sinks, or it had them until now."""
+sinks, or it had them until now, its app was made of an exported folder, or it reads users' topics on from offsets that
+somebody chose."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
@@ -490,17 +491,17 @@ class Manifest(Struct, frozen=True):
     @property
     def may_change_rows(self) -> bool:
         """Whether the table may hold other rows than at the version before, beside those that expire with time."""
-        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote")
+        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote", "reset")
 
     @property
     def begins_with_rows(self) -> bool:
-        """Whether the stage's history begins here, with a table that no batch of it made: a clone's, or `init`'s."""
-        return self.kind in ("clone", "init")
+        """Whether the stage's history begins here, with a table that no batch made: of a clone, import, init."""
+        return self.kind in ("clone", "import", "init")
 
     @property
     def begins(self) -> bool:
-        """Whether the stage's history begins here under a number above 1: a clone's, or that of a stage renamed."""
-        return self.kind in ("clone", "rename")
+        """Whether the stage's history begins here under a number above 1: of a clone, an import, or a stage renamed."""
+        return self.kind in ("clone", "import", "rename")
 
     @property
     def retired(self) -> bool:
@@ -524,6 +525,13 @@ class Origin(Struct, frozen=True):
     """The sinks that the clone publishes, by their names as declared, and the topic of each. It writes no others."""
     masks: dict[limits.Line, limits.Line] = {}
     """What is hidden, `table.column` to how: its rows have other values there than the source's."""
+    export: limits.Checksum = ""
+    """Of an app that was made of an exported folder, the checksum of that folder's document; empty of a clone."""
+
+    @property
+    def imported(self) -> bool:
+        """Whether it is no clone: it was made of a folder, and has everything of its own."""
+        return bool(self.export)
 
     @property
     def deep(self) -> bool:

@@ -87,3 +87,9 @@ def each_sst(manifest: Manifest, change: Callable[[Sst], Sst]) -> Manifest:
     """The manifest with each SST of its tables changed."""
     others = {name: replace(each, ssts=tuple(map(change, each.ssts))) for name, each in manifest.side_tables.items()}
     return replace(manifest, ssts=tuple(map(change, manifest.ssts)), side_tables=others)
+
+
+def without_ssts(manifest: Manifest) -> Manifest:
+    """The manifest with its tables as they are declared, and nothing in them."""
+    others = {name: replace(each, ssts=()) for name, each in manifest.side_tables.items()}
+    return replace(manifest, ssts=(), side_tables=others)

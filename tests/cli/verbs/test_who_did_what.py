@@ -110,7 +110,13 @@ def promoted(app: FlightsApp) -> None:
         promote(app.store, cast(Any, app.kafka), "flights", "staging", by=whoami(), cache=None, timeout_s=30)
 
 
+def imported(_app: FlightsApp) -> None:
+    done("export", "flights@good", "out")
+    done("import", "out", "copy", "--message", WHY)
+
+
 CHANGES = {
+    "import": Change(imported, STAGES, "copy"),
     "clone": Change(typed("clone", "flights@good", "staging"), STAGES, "staging"),
     "clone rm": Change(clone_removed, app="staging", noted="app rm"),
     "clone refresh": Change(clone_made_anew, app="staging"),
