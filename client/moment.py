@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from .. import instants
 from ..errors import NotFound, Refused, Usage
-from ..keep.transfer.export import OnProgress, Written, export_folder
+from ..keep.transfer.export import FolderWritten, OnProgress, export_folder
 from ..keep.verify.verify import verify
 from ..moments.cut.graph import Cut, Thinned, channels
 from ..moments.cut.lineage import Window
@@ -160,7 +160,7 @@ class Moment(Shown):
             raise Usage("a folder is not overwritten", hint="choose another folder, or remove it yourself")
         return self.write_folder(where).path
 
-    def write_folder(self, path: Path, on_progress: OnProgress = lambda _done, _all: None) -> Written:
+    def write_folder(self, path: Path, on_progress: OnProgress = lambda _done, _all: None) -> FolderWritten:
         """What `export` does of a folder; gives what was written, and tells how far it is."""
         client = self._client
         if not self._is_whole:

@@ -73,6 +73,8 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"backfilled: {', '.join(entry.backfilled)}"
     if entry.rewound is not None:
         yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
+    if entry.reset:
+        yield f"reads on from elsewhere: {formats.windows(entry.reset)}"
     if entry.edited:
         yield f"by hand: {entry.edited}"
     if entry.deployed:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from .. import instants
 from ..keep.rejected.listing import RejectedRecords
 from ..keep.transfer.document import DOCUMENT
-from ..keep.transfer.export import Written
+from ..keep.transfer.export import FolderWritten
 from ..moments.cut.graph import Cut
 from ..moments.query.columns import TableColumn, columns
 from ..moments.query.export import ABOUT, Exported
@@ -64,7 +64,7 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
 
 
 @result
-def exported_folder(written: Written, cut: Cut, flags: str) -> Words:
+def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
     """An app at a moment, in a folder."""
     export, folder = written.export, written.path
     yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} says what it is")

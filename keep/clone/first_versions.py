@@ -55,7 +55,7 @@ class Channels(Protocol):
         """
 
 
-class Tables(Protocol):
+class FirstTables(Protocol):
     """Where the SSTs of first versions come from."""
 
     def made(self, stages: Iterable[str], /) -> Mapping[str, Manifest]:
@@ -157,7 +157,7 @@ def finish_clone(
     info: AppInfo,
     cut: Cut,
     records: Records,
-    copies: Tables,
+    copies: FirstTables,
     channels: Channels,
     *,
     by: str,

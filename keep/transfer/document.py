@@ -42,7 +42,7 @@ class File(Struct, frozen=True):
     sha256: Sha256
 
 
-class Part(Struct, frozen=True):
+class TablePart(Struct, frozen=True):
     """Rows of one state partition of a table, sorted by the hash of their key."""
 
     file: File
@@ -61,7 +61,7 @@ class ExportedTable(Struct, frozen=True):
     columns: dict[limits.ColumnName, limits.TypeName]
     """What users see, the key first: names and Arrow's types."""
     rows: limits.Count
-    parts: tuple[Part, ...]
+    parts: tuple[TablePart, ...]
     """One at least: of a table without rows, one without rows."""
 
 

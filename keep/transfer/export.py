@@ -23,14 +23,14 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import owner
 from ...whole_file import check_new, whole_folder
 from ..clone.first_versions import kept_or_in_kafka
-from .document import DOCUMENT, Export, ExportedChannel, ExportedTable, Part, of_stage
+from .document import DOCUMENT, Export, ExportedChannel, ExportedTable, TablePart, of_stage
 from .parts import write, write_part
 
 OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FolderWritten:
     """A folder that was written."""
 
     path: Path
@@ -54,7 +54,7 @@ def export_folder(
     by: str,
     now_ms: int,
     on_progress: OnProgress = lambda _done, _all: None,
-) -> Written:
+) -> FolderWritten:
     """Write an app at a moment to a new folder, which appears whole or not at all.
 
     `reader` is asked for what reads records in flight from Kafka where there are some that no snapshot keeps;
@@ -86,7 +86,7 @@ def export_folder(
             starts=dict(info.starts) if info is not None else {},
         )
         (folder / DOCUMENT).write_bytes(codec.encode(made))
-    return Written(path, made)
+    return FolderWritten(path, made)
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ def _table(
     store: ObjectStore, cache: SstCache, cut: Cut, name: str, at: Manifest, folder: Path, progress: _Progress
 ) -> ExportedTable:
     assert at.table is not None  # noqa: S101  `Cut.tables` are versions with one
-    table, parts = at.table, list[Part]()
+    table, parts = at.table, list[TablePart]()
     for partition in range(table.partitions):
         rows = merged_rows(store, cache, at.ssts, table, partition, cut.clock_ms(name))
         parts += (

@@ -40,7 +40,7 @@ from ..clone.plan import (
     topics_read,
     users_inputs,
 )
-from .document import DOCUMENT, Export, Part
+from .document import DOCUMENT, Export, TablePart
 from .parts import changed, check_folder, read_part, read_records
 
 OnProgress = Callable[[int, int], None]
@@ -119,7 +119,7 @@ def import_app(
     if not plan.done:
         note = plan.note or _begin(target, plan)
         plan = replace(plan, info=note.info)
-        tables = Tables(target, folder, name, on_progress)
+        tables = ImportedTables(target, folder, name, on_progress)
         finish_clone(target, note.info, plan.source, folder.records, tables, kafka, by=by, is_new=plan.note is None)
         # From here on it exists.
         apps.create_app(target, note.info, cloned=True)
@@ -207,7 +207,7 @@ def _begin(target: ObjectStore, plan: ClonePlan) -> Cloning:
 
 
 @dataclass(slots=True)
-class Tables:
+class ImportedTables:
     """Where the SSTs of the app's first versions come from: each part of a folder becomes one.
 
     An SST's name is made of the part's checksum. So whoever goes on with an import that was broken off finds what is
@@ -221,7 +221,7 @@ class Tables:
     _lock: Lock = field(default_factory=Lock)
 
     def made(self, stages: Iterable[str], /) -> dict[str, Manifest]:
-        """As `first_versions.Tables`. Raises `Refused` where the folder is not as it was written."""
+        """As `first_versions.FirstTables`. Raises `Refused` where the folder is not as it was written."""
         export, wanted = self.folder.export, tuple(stages)
         work = [
             (stage, name, part, table)
@@ -232,7 +232,7 @@ class Tables:
         ]
         counter = iter(range(1, len(work) + 1))
 
-        def one(stage: str, name: str, part: Part, table: Table) -> Sst:
+        def one(stage: str, name: str, part: TablePart, table: Table) -> Sst:
             sst = self._sst(stage, name, part, table)
             with self._lock:
                 self.on_progress(next(counter), len(work))
@@ -255,7 +255,7 @@ class Tables:
         }
         return structs.replace(manifest, ssts=tuple(found.get(manifest.stage, ())), side_tables=others)
 
-    def _sst(self, stage: str, name: str, part: Part, table: Table) -> Sst:
+    def _sst(self, stage: str, name: str, part: TablePart, table: Table) -> Sst:
         writer = SstWriter(table)
         writer.append(read_part(self.folder.path, name, part, table))
         sst, data = writer.finish(app=self.app, stage=stage, partition=part.partition, level=_LEVEL)
@@ -264,7 +264,7 @@ class Tables:
             self.target.put(sst.object, data)
         return sst
 
-    def _ulid(self, part: Part) -> str:
+    def _ulid(self, part: TablePart) -> str:
         """The same each time, and another one for each part: of when it was exported, and of its bytes."""
         seed = f"{part.file.path} {part.file.sha256} {part.internal.sha256}".encode()
         time_ms = self.folder.export.exported_ms

@@ -24,7 +24,7 @@ from ...store.sst.hashing import hash_keys, partition_of
 from ...store.sst.types import HASH, OP, PUT, shape, sst_schema
 from ...store.sst.writer import prepare
 from ...store.versions.manifest import Table
-from .document import DOCUMENT, Export, File, Part
+from .document import DOCUMENT, Export, File, TablePart
 
 AGAIN = "a folder is imported as it was written: export the app again, or put the file back from a copy"
 _READ_BYTES = 1 << 20
@@ -38,14 +38,14 @@ def write(folder: Path, path: str, rows: pa.Table) -> File:
     return File(path, rows.num_rows, where.stat().st_size, _sha256(where))
 
 
-def write_part(folder: Path, name: str, number: int, table: Table, partition: int, rows: pa.Table) -> Part:
+def write_part(folder: Path, name: str, number: int, table: Table, partition: int, rows: pa.Table) -> TablePart:
     """Write rows of an SST (`sst_schema`) of a state partition to the two files of a part."""
     file = f"part-{number:05}.parquet"
     visible = visible_schema(table)
     shown = pa.Table.from_arrays(rows.select(visible.names).columns, schema=visible)
     rest = rows.select(_internal(table))
     rest = rest.replace_schema_metadata(None).cast(pa.schema([(field.name, field.type) for field in rest.schema]))
-    return Part(
+    return TablePart(
         write(folder, f"tables/{name}/{file}", shown), write(folder, f"internal/{name}/{file}", rest), partition
     )
 
@@ -63,7 +63,7 @@ def check_folder(folder: Path, export: Export) -> None:
         _check(folder, each)
 
 
-def read_part(folder: Path, name: str, part: Part, table: Table) -> pa.Table:
+def read_part(folder: Path, name: str, part: TablePart, table: Table) -> pa.Table:
     """The rows of a part, as an SST of the table has them. Raises `Refused` where it has no such rows."""
     shown, rest = _read(folder, part.file), _read(folder, part.internal)
     key, visible = [column.name for column in table.key], visible_schema(table)

@@ -155,6 +155,16 @@ class Sst(Struct, frozen=True):
     expires_max: limits.SpanMs = 0
 
 
+class Reset(Struct, frozen=True):
+    """That somebody chose where a user's topic is read on from."""
+
+    version: limits.Version
+    """The version that this made."""
+    starts: limits.Offsets
+    """It stood at these offsets, by Kafka partition, and goes on at `ends`, earlier ones or later ones."""
+    ends: limits.Offsets
+
+
 class Input(Struct, frozen=True):
     """How far one input has been read: `offsets[p]` is the next offset to read in Kafka partition p."""
 
@@ -175,6 +185,8 @@ class Input(Struct, frozen=True):
     """How far event time has come here, milliseconds since 1970 UTC: of rows with a watermark of the stage's own, the
     largest event time read, less the delay; of another channel, the watermark of the upstream version. It never falls;
     None where nothing says, and before the first row."""
+    resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
+    """Of a user's topic, all that were made up to this version, oldest first: what was read lies in stretches."""
 
     @property
     def passed(self) -> tuple[int, ...]:

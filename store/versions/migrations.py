@@ -1,4 +1,4 @@
-"""Migrations as they are stored: what became of each stage when the program was changed, or the app rewound.
+"""Migrations as they are stored: what became of each stage when the program was changed, the app rewound, or reset.
 
 Migrations of an app are numbered, and each is created where there is none, as versions are. From then on it will be
 done: so it is whole, or not there at all. Each stage's commit names it (`Manifest.migration`). No stage goes on before
@@ -44,6 +44,9 @@ class MigratedStage(Struct, frozen=True):
     unread: dict[limits.Topic, Unread] = {}
     """By channel that it writes, what its readers have still to read of what was sent by then."""
 
+    reset: dict[limits.Topic, limits.Offsets] = {}
+    """Where it reads users' topics on from, by declared name, of those that are reset."""
+
     @property
     def answers_otherwise(self) -> bool:
         """Whether the stage cannot do its part in a snapshot that was asked for before."""
@@ -75,14 +78,24 @@ class Migration(Struct, frozen=True):
         return any(step.rewound is not None for step in self.stages.values())
 
     @property
+    def resets(self) -> bool:
+        """Whether it sets where users' topics are read on from, and nothing else."""
+        return any(step.reset for step in self.stages.values())
+
+    @property
     def did(self) -> str:
         """What became of the app, in a word."""
-        return "rewound" if self.rewinds else "migrated"
+        return "rewound" if self.rewinds else "reset" if self.resets else "migrated"
+
+    @property
+    def verb(self) -> str:
+        """What did it, in the words of the log of operations."""
+        return "rewind" if self.rewinds else "reset" if self.resets else "migrate"
 
     @property
     def what(self) -> str:
         """What it is, in words."""
-        return f"{'rewind' if self.rewinds else 'migration'} {self.number}"
+        return f"{'migration' if self.verb == 'migrate' else self.verb} {self.number}"
 
 
 @checks.relations.register

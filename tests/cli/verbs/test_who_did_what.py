@@ -122,6 +122,7 @@ CHANGES = {
     "clone refresh": Change(clone_made_anew, app="staging"),
     "promote": Change(promoted, STAGES, claims=1),
     "rewind": Change(typed("rewind", "flights@good"), STAGES),
+    "reset": Change(typed("reset", "flights", "--all-topics", "--to-earliest"), STAGES),
     "edit": Change(typed("edit", "flights/carriers", "--sql", "DELETE FROM carriers"), ("carriers",)),
     "rescale": Change(typed("rescale", "flights/carriers", "--partitions", "3"), ("carriers",)),
     "retire": Change(typed("retire", "flights/carriers"), ("carriers",)),

@@ -14,7 +14,7 @@ from slackwater.errors import Gone, NotFound, Refused, Usage
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.clone.plan import ClonePlan, Terms
 from slackwater.keep.transfer.document import Export
-from slackwater.keep.transfer.export import Written, export_folder
+from slackwater.keep.transfer.export import FolderWritten, export_folder
 from slackwater.keep.transfer.imported import Folder, import_app
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
@@ -62,7 +62,7 @@ def running(store: ObjectStore) -> FlightsApp:
 
 def leave(
     app: FlightsApp, cache: SstCache, path: Path, ref: str = "flights", reader: ChannelReader | None = None
-) -> Written:
+) -> FolderWritten:
     cut = resolve(app.store, ref, now_ms=NOW_MS)
     how = {"by": "ada@host", "now_ms": app.clock.now_ms}
     return export_folder(app.store, cache, cut, ref, path, lambda: reader or app.kafka, **how)  # type: ignore[arg-type]
