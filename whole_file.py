@@ -1,13 +1,15 @@
-"""Files that are written whole or not at all, and locks that one process at a time holds."""
+"""Files and folders that are written whole or not at all, and locks that one process at a time holds."""
 
 import fcntl
+import glob
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from .errors import Refused
+from .errors import Refused, SlackwaterError
 
 
 @contextmanager
@@ -23,8 +25,69 @@ def whole_file(path: Path, option: str) -> Iterator[Path]:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+    except SlackwaterError:
+        raise  # some are `OSError`, too: of a store that does not answer, not of this disk
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror or error}", hint=f"choose another {option}") from None
+
+
+@contextmanager
+def whole_folder(path: Path, option: str) -> Iterator[Path]:
+    """A folder beside `path` to write to, which gets its name, that none may have, when the block is done.
+
+    What calls that were killed have left of theirs is removed. Raises `Refused` where there is such a folder or file,
+    or it cannot be written; `option` named it.
+    """
+    path = path.absolute()
+    check_folder(path, option)
+    check_new(path, option)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
+            with suppress(OSError), _held(left):  # else somebody is at it, or may not be disturbed
+                shutil.rmtree(left)
+        temporary.mkdir()
+        try:
+            with _held(temporary):
+                yield temporary
+                # Before it has its name, all of it lies on the disk.
+                for folder, _, files in os.walk(temporary):
+                    for each in (*(Path(folder) / file for file in files), Path(folder)):
+                        _sync(each)
+                check_new(path, option)
+                temporary.rename(path)
+                _sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except SlackwaterError:
+        raise  # some are `OSError`, too: of a store that does not answer, not of this disk
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint=f"choose another {option}") from None
+
+
+def check_new(path: Path, option: str) -> None:
+    """Raise `Refused` where there is something of that name."""
+    if path.exists() or path.is_symlink():
+        raise Refused(f"{path} is there already", hint=f"choose another {option}, or remove it yourself")
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a folder during the block, no longer than this process lives. Raises `OSError` where another does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_folder(path: Path, option: str) -> None:

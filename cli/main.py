@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of o
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 import typer
@@ -55,7 +56,8 @@ class _Verbs(TyperGroup):
             for verb in VERBS:
                 self.get_command(ctx, verb)
         elif cmd_name not in self.commands:
-            verb_app: typer.Typer = getattr(import_module(f".verbs.{VERBS[cmd_name]}", __package__), cmd_name)
+            module = import_module(f".verbs.{VERBS[cmd_name]}", __package__)
+            verb_app: typer.Typer = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
             # Plain help: rich's boxes cost 0.2 s, half of what `--help` may take.
             verb_app.rich_markup_mode = None
             self.commands[cmd_name] = get_command(verb_app)

@@ -17,6 +17,8 @@ from ..keep.maintain import protection
 from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.stages import rescale, retire
 from ..keep.rejected import retries
+from ..keep.rewind.offsets import Scenario, scopes
+from ..keep.rewind.reset import reset
 from ..keep.rewind.rewind import rewind
 from ..moments.cut.refs import parse
 from ..moments.status import lag
@@ -97,6 +99,71 @@ class StoredApp(AppFailover):
         )
         client.note_thinned(done.plan.ref, done.plan.to.thinned)
         return maintenance.rewound(done, client.flags, dry_run=dry_run)
+
+    def reset(
+        self,
+        *topics: str,
+        all_topics: bool = False,
+        to_earliest: bool = False,
+        to_latest: bool = False,
+        to_datetime: str | datetime = "",
+        by_duration: str = "",
+        shift_by: int | None = None,
+        to_offset: int | None = None,
+        fence: bool = False,
+        yes_really: str = "",
+        dry_run: bool = False,
+    ) -> Result:
+        """Have the app read users' topics on from other offsets, at its next start. Its tables stay as they are.
+
+        As new versions, of all stages or none. What is read twice counts twice, and what is skipped never does: the
+        result says how much. A moment of before is a snapshot's, which a rewind goes back to.
+
+        Args:
+            topics: `"flights"`, or `"flights:0,1"` for some of its partitions; by the names that the app declares.
+            all_topics: instead, all that its stages read.
+            to_earliest: from the first offset that can be read.
+            to_latest: from the end.
+            to_datetime: from the first record of that time or later.
+            by_duration: the same, so long ago: `"PT30M"`, or `"30m"`.
+            shift_by: by so many offsets, back where it is below 0.
+            to_offset: from this offset of each partition.
+            fence: also while a runner has the app, which stops.
+            yes_really: the app's name once more, where it is protected.
+            dry_run: only look: offsets that are read again or skipped, by stage and partition.
+
+        Raises:
+            Usage: there is not just one scenario, or not topics or all of them; or nothing says where Kafka is.
+            NotFound: there is no such app, topic or partition.
+            Refused: a runner has the app, the topic is one between its stages, or Kafka does not hold the offsets.
+        """
+        self._check_protected("to reset its offsets", yes_really, dry_run=dry_run)
+        client, now_ms = self._client, instants.now_ms()
+        text = to_datetime.isoformat() if isinstance(to_datetime, datetime) else to_datetime
+        scenario = Scenario.of(
+            to_earliest=to_earliest,
+            to_latest=to_latest,
+            to_datetime_ms=instants.parse("--to-datetime", text) if text else None,
+            by_duration=by_duration,
+            shift_by=shift_by,
+            to_offset=to_offset,
+            now_ms=now_ms,
+        )
+        scope = scopes(topics, all_topics=all_topics)
+        channels = client.known_channels("which has the topics that are to be read on")
+        done = reset(
+            client.store,
+            self.name,
+            scope,
+            scenario,
+            channels,
+            by=client.by,
+            now_ms=now_ms,
+            fence=fence,
+            dry_run=dry_run,
+            reader=channels,
+        )
+        return maintenance.reset(done, client.flags, dry_run=dry_run)
 
     def edit(
         self,
@@ -218,10 +285,10 @@ class StoredApp(AppFailover):
     def protect(self) -> Result:
         """Have methods that could lose something of the app want its name.
 
-        These are `rewind`, `edit`, `forget_keys`, `retire`, `promote` over it, `remove`, `remove_clone` and `refresh`.
-        It is the name that is protected: after a promotion the app that has it, and the one in the folder that is
-        called so. Whoever is asked for it is told what `slackwater.because` says here. Raises `NotFound` for the app,
-        and `Refused` for one whose own name another has.
+        These are `rewind`, `reset`, `edit`, `forget_keys`, `retire`, `promote` over it, `remove`, `remove_clone` and
+        `refresh`. It is the name that is protected: after a promotion the app that has it, and the one in the folder
+        that is called so. Whoever is asked for it is told what `slackwater.because` says here. Raises `NotFound` for
+        the app, and `Refused` for one whose own name another has.
         """
         client, now_ms = self._client, instants.now_ms()
         found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from .. import instants
-from ..errors import NotFound
+from ..errors import NotFound, Refused, Usage
+from ..keep.transfer.export import FolderWritten, OnProgress, export_folder
 from ..keep.verify.verify import verify
 from ..moments.cut.graph import Cut, Thinned, channels
 from ..moments.cut.lineage import Window
@@ -21,7 +22,7 @@ from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, 
 from ..moments.diff.moments import StoredCut, diff
 from ..moments.query.answers import answer, as_relation, channel_tables, names_channels
 from ..moments.query.columns import TableColumn, columns, get
-from ..moments.query.export import Exported, export
+from ..moments.query.export import ENDINGS, Exported, export
 from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
 from ..results.rows import columns_table
@@ -35,6 +36,8 @@ from .results import Difference, Verification
 
 if TYPE_CHECKING:
     import duckdb
+
+    from ..pipeline.kafka.channels import KafkaChannels
 
 
 class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
@@ -150,18 +153,42 @@ class Moment(Shown):
             self._client.note(f"note: {name} was called {then} at {self.ref}")
 
     def export(self, path: str | PathLike[str], *, force: bool = False) -> Path:
-        """Write the tables to a DuckDB file that any DuckDB client opens, and give its path.
+        """Write the moment to a folder, or its tables to a DuckDB file, whole or not at all; gives its path.
 
-        The table `_slackwater` beside them says which moment they are, and the version of each stage. The file appears
-        whole or not at all; `force` overwrites what is there.
+        A folder is plain Parquet, with a document that says what it is: all of the app, offsets and records in flight
+        included, of which `import_app` of a client makes an app. A name that ends in `.duckdb`, `.ddb` or `.db` is a
+        file, which any DuckDB client opens; the table `_slackwater` in it says which moment it is, and the version of
+        each stage. `force` overwrites a file that is there; a folder never is.
 
         Raises:
-            Refused: there is such a file already, or it cannot be written.
+            Usage: `force` for a folder; or records are in flight, and nothing says where Kafka is.
+            Refused: there is such a file or folder already, it cannot be written, or records in flight are gone.
         """
-        return self.write(Path(path), force=force).path
+        where = Path(path)
+        if where.suffix in ENDINGS:
+            return self.write(where, force=force).path
+        if force:
+            raise Usage("a folder is not overwritten", hint="choose another folder, or remove it yourself")
+        return self.write_folder(where).path
+
+    def write_folder(self, path: Path, on_progress: OnProgress = lambda _done, _all: None) -> FolderWritten:
+        """What `export` does of a folder; gives what was written, and tells how far it is."""
+        client = self._client
+        if not self._is_whole:
+            raise Refused(
+                f"{self.ref} cannot be exported to a folder: stages of it are damaged, and a folder has all of an app",
+                hint="a DuckDB file can have the tables that are left: slackwater export REF FILE.duckdb --table NAME",
+            )
+
+        def reader() -> KafkaChannels:
+            return client.known_channels("which has the records that are on the way between stages")
+
+        who, now_ms = client.by, instants.now_ms()
+        at = client.store, client.cache, self.cut, self.ref, path, reader
+        return export_folder(*at, by=who, now_ms=now_ms, on_progress=on_progress)
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
-        """What `export` does, for some tables or all; gives what was written."""
+        """What `export` does of a file, for some tables or all; gives what was written."""
         client, _ = self._client, self._now()
 
         def written() -> Exported:

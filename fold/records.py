@@ -97,6 +97,19 @@ def ranges(
             yield Range(partition, first, last, rows[partition] if rows else None)
 
 
+def stretches(before: Input | None, after: Input) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What was read of an input between two places, None for its beginning: from these offsets to before those.
+
+    There is one stretch more than somebody has reset it in between. What lies in two of them was read twice, and what
+    in none of them not at all.
+    """
+    at, known = (before.offsets, len(before.resets)) if before is not None else ((), 0)
+    for each in after.resets[known:]:
+        yield at, each.starts
+        at = each.ends
+    yield at, after.offsets
+
+
 def windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[str, ...]:
     """What lies between two places of a topic, in words."""
     return tuple(f"{topic}[{one.partition}] {one.first}..{one.last}" for one in ranges(starts, ends))

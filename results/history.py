@@ -19,7 +19,7 @@ from .verdict import record_data
 
 _IDLE = (
     *("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit"),
-    *("promote", "demote", "forget", "recover"),
+    *("promote", "demote", "forget", "recover", "import", "reset"),
 )
 """Kinds of versions that read no rows."""
 
@@ -73,6 +73,8 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"backfilled: {', '.join(entry.backfilled)}"
     if entry.rewound is not None:
         yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
+    if entry.reset:
+        yield f"reads on from elsewhere: {formats.windows(entry.reset)}"
     if entry.edited:
         yield f"by hand: {entry.edited}"
     if entry.deployed:
@@ -150,6 +152,8 @@ def _notes(found: RowHistory, limit: int) -> Iterator[str]:
     for change in found.changes:
         if change.inherited == "clone":
             yield f"* {found.app} is a clone: the row was there when it was made, and its history is the source's"
+        elif change.inherited == "import":
+            yield f"* {found.app} was made of an exported folder: the row was in that, and its history is the source's"
         elif change.inherited == "renamed":
             goes_on = f"slackwater history {found.app} {change.formerly} KEY goes on"
             until = f"* {found.table} was called {change.formerly} until v{change.version}"

@@ -11,6 +11,7 @@ from ..keep.maintain.compact import Compacted, Merge
 from ..keep.maintain.protection import Protection
 from ..keep.maintain.removal import Removed
 from ..keep.maintain.stages import Rescaled, Retired
+from ..keep.rewind.reset import ResetDone
 from ..keep.rewind.rewind import Rewound
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
@@ -35,7 +36,7 @@ _RULES = {
 """Why versions are kept, in words."""
 
 
-ASKING = "rewind, edit, forget, retire, promote, app rm, clone rm and clone refresh"
+ASKING = "rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh"
 """The verbs that want the name of a protected app."""
 
 
@@ -189,6 +190,45 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         "others": plan.others,
         "dry_run": dry_run,
         "done_already": not plan.steps,
+    }
+
+
+@result
+def reset(done: ResetDone, flags: str, *, dry_run: bool) -> Words:
+    """Topics that are read on from elsewhere, or would be."""
+    app, would = done.app, "would be " if dry_run else ""
+    if not done.stages:
+        yield f"done already: {app} reads on there"
+    else:
+        yield Title(f"{app} {would}reset {done.scenario}")
+    for each in done.stages:
+        now = f"v{done.versions[each.stage]}" if each.stage in done.versions else f"v{each.version} now"
+        yield f"{each.stage}  {now}  reads on from elsewhere: {windows(map(str, each.moved))}"
+        if each.read_again:
+            yield f"  {plural(each.read_again, 'offset')} read twice: tables count what is there once more"
+        if each.skipped:
+            yield f"  {plural(each.skipped, 'offset')} skipped: no table ever knows of them"
+        if each.watermark_ms is not None:
+            yield f"  rows of before {instants.iso(each.watermark_ms)}, its watermark, come too late for a window"
+        if each.sinks:
+            yield f"  what is read twice is published twice, to {', '.join(each.sinks)}"
+    if done.stages and dry_run:
+        yield "nothing was changed (--dry-run)"
+    elif done.snapshot:
+        yield f"as it was: {app}@{done.snapshot}; back to it: slackwater rewind {app}@{done.snapshot}{flags}"
+        yield "the next `slackwater run` reads on from there"
+    stages = [
+        fields(each, "stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks")
+        for each in done.stages
+    ]
+    return {
+        "app": app,
+        "reset": done.number or None,
+        "snapshot": done.snapshot or None,
+        "versions": done.versions,
+        "stages": stages,
+        "dry_run": dry_run,
+        "done_already": not done.stages,
     }
 
 

@@ -8,6 +8,8 @@ import pyarrow as pa
 
 from .. import instants
 from ..keep.rejected.listing import RejectedRecords
+from ..keep.transfer.document import DOCUMENT
+from ..keep.transfer.export import FolderWritten
 from ..moments.cut.graph import Cut
 from ..moments.query.columns import TableColumn, columns
 from ..moments.query.export import ABOUT, Exported
@@ -59,6 +61,42 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     yield TableBlock.of(("table", ">version", ">rows"), lines)
     about = fields(cut, "app", "versions") | {"tables": written.rows, "thinned_out": cut.thinned}
     return {"file": file, "bytes": written.bytes, **about}
+
+
+@result
+def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
+    """An app at a moment, in a folder."""
+    export, folder = written.export, written.path
+    yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} says what it is")
+    sizes = {
+        name: sum(part.file.bytes + part.internal.bytes for part in table.parts)
+        for name, table in export.tables.items()
+    }
+    lines = (
+        (
+            name,
+            f"v{export.stages[table.stage].version}",
+            table.rows,
+            formats.size(sizes[name]),
+            f"{folder}/tables/{name}",
+        )
+        for name, table in export.tables.items()
+    )
+    yield TableBlock.of(("table", ">version", ">rows", ">size", "files in"), lines)
+    in_flight = {each.channel: 0 for each in export.in_flight}
+    for each in export.in_flight:
+        in_flight[each.channel] += sum(each.counts)
+    if rows := sum(in_flight.values()):
+        yield f"{formats.plural(rows, 'row')} on the way between stages in {folder}/in-flight"
+    yield f"an app of it: slackwater import {folder} NEWAPP{flags}"
+    about = {"tables": {name: each.rows for name, each in export.tables.items()}, "in_flight": in_flight}
+    return {
+        "folder": folder,
+        "bytes": written.bytes,
+        **fields(cut, "app", "versions"),
+        **about,
+        "thinned_out": cut.thinned,
+    }
 
 
 def row(

@@ -39,7 +39,8 @@ def _overview(each: AppOverview) -> Iterator[Block]:
     title = [f"{formats.in_folder(called, each.app)}  created {instants.when(each.created_ms)}"]
     if each.origin:
         moment = f"@{each.origin.snapshot}" if each.origin.snapshot else ", with everything of its own"
-        title.append(f"clone of {each.origin.app}{moment}")
+        folder = f"made of an exported folder of {each.origin.app}"
+        title.append(folder if each.origin.imported else f"clone of {each.origin.app}{moment}")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)

@@ -1,4 +1,4 @@
-"""Verbs that change what is stored: rewind, rescale, retire, compact, gc, app."""
+"""Verbs that change what is stored: rewind, reset, rescale, retire, compact, gc, app."""
 
 import os
 from contextlib import suppress
@@ -37,6 +37,50 @@ def rewind(
     app, ref = session.app(to), to if "@" in to or "/" in to else ""
     how = {"before_deploy": before_deploy, "keep_offsets": keep_offsets, "fence": fence, "dry_run": dry_run}
     session.show(session.confirmed(lambda typed: app.rewind(ref, yes_really=typed, **how), yes_really))
+
+
+@verb(
+    "slackwater reset flights --all-topics --to-earliest --dry-run",
+    "slackwater reset flights --topic flights:0,1 --shift-by -1000",
+    "slackwater reset flights --topic flights --to-datetime 2026-11-21T07:12Z",
+    "slackwater reset flights --topic flights --by-duration PT30M --message 'the feed sent them anew'",
+    kafka=True,
+    changes=True,
+)
+def reset(
+    session: Session,
+    app_name: str = APP,
+    topic: Many = option("NAME[:0,1]", "A topic that the app reads, or some of its partitions; may be repeated."),
+    all_topics: bool = flag("--all-topics", "All topics of yours that the app reads."),
+    to_earliest: bool = flag("--to-earliest", "Read on from the first offset that there is."),
+    to_latest: bool = flag("--to-latest", "Read on from the end."),
+    to_datetime: str = option("TIME", "From the first record of this time (2026-11-21T07:12Z) or later.", ""),
+    by_duration: str = option("SPAN", "The same, so long ago (PT30M, or 30m).", ""),
+    shift_by: int | None = option("N", "By so many offsets, back where it is below 0."),
+    to_offset: int | None = option("N", "From this offset of each partition."),
+    fence: bool = flag("--fence", "Also while a runner has the app: that stops."),
+    yes_really: str = YES_REALLY,
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Have an app read topics of yours on from other offsets.
+
+    In the words of kafka-consumer-groups --reset-offsets; a new version of each stage says it, and the next run reads
+    on from there. Tables stay: what is read twice counts twice, and what is skipped never does. --dry-run says how
+    much that is. To take the tables back as well, rewind the app.
+    """
+    app = session.app(app_name)
+    how: dict[str, Any] = {
+        "all_topics": all_topics,
+        "to_earliest": to_earliest,
+        "to_latest": to_latest,
+        "to_datetime": to_datetime,
+        "by_duration": by_duration,
+        "shift_by": shift_by,
+        "to_offset": to_offset,
+        "fence": fence,
+        "dry_run": dry_run,
+    }
+    session.show(session.confirmed(lambda typed: app.reset(*(topic or ()), yes_really=typed, **how), yes_really))
 
 
 @verb(
@@ -263,8 +307,8 @@ def protect(
 ) -> None:
     """Have verbs that could lose something of an app ask for its name once more.
 
-    These are rewind, edit, forget, retire, promote, app rm, clone rm and clone refresh. A person types it when asked, a
-    machine says --yes-really APP. What is protected is the name: a promotion takes it to another app, with its
+    These are rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh. A person types it when
+    asked, a machine says --yes-really APP. What is protected is the name: a promotion takes it to another app, with its
     protection.
     """
     app = session.app(app_name)

@@ -139,23 +139,42 @@ def get(
 
 
 @verb(
+    "slackwater export flights@before-deploy flights-before-deploy    # a folder, of which import makes an app",
     "slackwater export flights@before-deploy out.duckdb",
     "slackwater export flights@-5m carriers.duckdb --table carriers --force",
+    kafka=True,
 )
 def export(
     session: Session,
     ref: str = REF,
-    file: Path = argument("FILE", "The DuckDB file to write."),
-    table: Many = option("NAME", "Only this table; may be repeated. Default: all of them."),
-    force: bool = flag("--force", "Overwrite the file if it is there."),
+    file: Path = argument("DIR|FILE", "The folder to write; or the DuckDB file, which ends in .duckdb, .ddb or .db."),
+    table: Many = option("NAME", "In a file, only this table; may be repeated. Default: all of them."),
+    force: bool = flag("--force", "Overwrite a file that is there."),
 ) -> None:
-    """Write the tables of a moment to a DuckDB file.
+    """Write a moment to a folder of plain Parquet, or its tables to a DuckDB file.
 
-    They are tables, not views: any DuckDB client opens the file, without slackwater and without the store. The table
-    _slackwater beside them names the moment, and the version of each stage. The file appears whole or not at all.
+    The folder has all of an app: its tables, the records on the way between stages, offsets, and a document that says
+    what each file is. DuckDB, pandas and Spark open it without slackwater, and slackwater import makes an app of it.
+    A FILE has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. Either
+    appears whole or not at all.
     """
-    from ...results.rows import exported
+    from ...moments.query.export import ENDINGS
+    from ...results.rows import exported, exported_folder
 
+    if file.suffix not in ENDINGS:
+        if table or force:
+            raise Usage(
+                f"{'--table' if table else '--force'} goes with a DuckDB file; {file} would be a folder, which has all "
+                "of an app and is not overwritten",
+                hint=f"name the file so that it ends in one of {', '.join(ENDINGS)}",
+            )
+        moment = session.client.moment(ref, "exported")
+        with session.progress() as progress:
+            written = moment.write_folder(
+                file, lambda done, total: progress("", f"{done:,} of {total:,} state partitions")
+            )
+        session.show(exported_folder(written, moment.cut, session.client.flags))
+        return
     moment = session.client.moment(ref, "exported")
     session.show(exported(moment.write(file, table or None, force=force), moment.cut, ref, file))
 

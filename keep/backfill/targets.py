@@ -163,6 +163,14 @@ def _target(
             f"{head.stage} had read {', '.join(beyond)} less far by then",
             hint="name an earlier moment, or none, for all that Kafka has",
         )
+    known = {topic: len(at.resets) for topic, at in begun.items()}
+    for topic, at in sorted(read_by.items()):
+        if len(at.resets) > known.get(topic, 0):
+            raise Refused(
+                f"{topic} was reset before the migration (`slackwater reset`): {head.stage} has read records of it "
+                "twice, or not at all",
+                hint=f"with --from, name a moment after that; else {ANOTHER_STAGE}",
+            )
     return BackfillTarget(
         app=head.app,
         stage=head.stage,

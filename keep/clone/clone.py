@@ -27,7 +27,7 @@ from ...store.read.cache import SstCache
 from ...store.versions import apps, keys
 from ...store.versions.apps import Cloning
 from .copies import Copies
-from .first_versions import Channels, finish_clone
+from .first_versions import Channels, finish_clone, kept_or_in_kafka
 from .mask import Masks
 from .plan import ClonePlan, Terms, make_plan
 
@@ -84,7 +84,8 @@ def clone(
         masks = Masks.of(note.info.origin.masks if note.info.origin else {}, note.salt)
         copies = Copies(store, target, cache, plan.source, name, masks, deep=note.deep, on_progress=on_progress)
         with telling_if_collected(store, plan.source):
-            finish_clone(store, target, note.info, plan.source, keeper, copies, channels, by=by, is_new=is_new)
+            records = kept_or_in_kafka(store, plan.source, keeper)
+            finish_clone(target, note.info, plan.source, records, copies, channels, by=by, is_new=is_new)
         # From here on it exists.
         apps.create_app(target, note.info, cloned=True)
         target.delete(keys.cloning(name))

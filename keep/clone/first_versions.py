@@ -3,9 +3,8 @@
 What is in flight at the cut is carried into these: the source's are never touched.
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import groupby, zip_longest
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ... import instants
-from ...moments.cut.graph import Cut, channels, order
+from ...moments.cut.graph import Channel, Cut, order, readers
 from ...moments.cut.in_flight import InFlight, channel_state
 from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import Snapshot
@@ -28,7 +27,6 @@ from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
 from ...store.versions.forgotten import added
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output
-from .copies import Copies
 
 
 class Channels(Protocol):
@@ -60,6 +58,13 @@ class Channels(Protocol):
         """
 
 
+class FirstTables(Protocol):
+    """Where the SSTs of first versions come from."""
+
+    def made(self, stages: Iterable[str], /) -> Mapping[str, Manifest]:
+        """The cut's version of each of these stages, with the SSTs that the first versions name, which are there."""
+
+
 class Carried(Struct, frozen=True):
     """A channel of a clone, as copied."""
 
@@ -79,44 +84,64 @@ def channel_topic(app: str, channel: str) -> str:
 
 
 def topics_of(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
-    """The topics that half a clone may have in Kafka, as far as its source still says so."""
+    """The topics that half a clone, or half an import, may have in Kafka, as far as its source still says so."""
     origin = note.info.origin
     assert origin is not None  # noqa: S101  every clone has one
+    if origin.imported:
+        return note.topics
     source = store.at(note.root)
     found = (history.find(source, origin.app, stage, version) for stage, version in origin.cut.items())
     return tuple(channel_topic(note.info.name, name) for each in found if each is not None for name in each.outputs)
 
 
-def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot | None) -> dict[str, Carried]:
-    """Copy every channel of the cut into topics of `app`, by channel: from `keeper` what that has, else from Kafka.
+Records = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
+"""Gets a reader of a channel, and the next one that has read further, None for the last; gives what the first has still
+to read up to where that stands, these records, None where Kafka has them, and how many there were, by Kafka partition,
+where some may have been forgotten since: else nothing."""
+
+
+def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> Records:
+    """The records in flight at a stored cut: from the snapshot `keeper` what that has, else from Kafka."""
+
+    def records(
+        reader: Channel, following: Channel | None
+    ) -> tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]:
+        state = channel_state(store, cut, reader, following.input if following else None)
+        captured = keeper.captured(state) if state.attempts and keeper is not None else None
+        if captured is None:
+            return state, None, ()
+        were = (state.counts or added(captured.counts, captured.forgotten)) if captured.forgotten else ()
+        return state, read(store, captured, state), were
+
+    return records
+
+
+def carry(cut: Cut, app: str, kafka: Channels, records: Records) -> dict[str, Carried]:
+    """Copy every channel of the cut into topics of `app`, by channel.
 
     May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
     """
     copied: dict[str, Carried] = {}
-    # Each channel's readers are neighbours.
-    for name, group in groupby(channels(cut), attrgetter("name")):
-        # From where the last receiver is, with a stop where each of the others is. In a clone that has read nothing
-        # yet, readers stand at different offsets before one and the same version.
-        readers = sorted(group, key=lambda one: (one.input.version, one.input.offsets) if one.input else (0,))
-        topic, rows = channel_topic(app, name), 0
+    for of_channel in readers(cut):
+        # From where the last receiver is, with a stop where each of the others is.
+        name, rows = of_channel[0].name, 0
+        topic = channel_topic(app, name)
         starts: dict[str, tuple[int, ...]] = {}
         attempts: list[str] = []
         forgotten: dict[str, tuple[int, ...]] = {}
         ends: tuple[int, ...] = ()
-        for reader, following in zip_longest(readers, readers[1:]):
-            state = channel_state(store, cut, reader, following.input if following else None)
-            captured = keeper.captured(state) if state.attempts and keeper is not None else None
-            records = read(store, captured, state) if captured else None
+        for reader, following in zip_longest(of_channel, of_channel[1:]):
+            state, kept, were = records(reader, following)
             found = np.zeros(len(state.ends), np.int64)
-            if records is not None and captured is not None and captured.forgotten:
-                records = _counted(records, found)
-            ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, records)
+            if kept is not None and were:
+                kept = _counted(kept, found)
+            ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, kept)
             if state.attempts:
                 attempts.append(attempt)
                 # A clone's first version says how much it copied for all of its readers.
                 rows += sum(state.counts) if state.counts else state.rows
-            if captured is not None and captured.forgotten:
-                gone = np.array(state.counts or added(captured.counts, captured.forgotten)) - found
+            if were:
+                gone = np.array(were) - found
                 forgotten[reader.receiver] = tuple(gone.tolist())
                 rows -= int(gone.sum())
         copied[name] = Carried(topic, ends, tuple(attempts), rows, starts, forgotten)
@@ -157,12 +182,11 @@ class _CarriedChannels(Struct, frozen=True):
 
 
 def finish_clone(
-    store: ObjectStore,
     target: ObjectStore,
     info: AppInfo,
     cut: Cut,
-    keeper: Snapshot | None,
-    copies: Copies,
+    records: Records,
+    copies: FirstTables,
     channels: Channels,
     *,
     by: str,
@@ -170,8 +194,8 @@ def finish_clone(
 ) -> None:
     """Give every stage of a clone in `target` its first version, as far as it has none; none has where it `is_new`.
 
-    `keeper` is a snapshot that may keep records in flight. Raises `NotFound` where a manifest or a topic is gone,
-    `Refused` where records in flight are, `Corruption` where an SST is that is to be copied, and `Unavailable`.
+    Raises `NotFound` where a manifest or a topic is gone, `Refused` where records in flight are, `Corruption` where an
+    SST is that is to be copied, and `Unavailable`.
     """
     there = {} if is_new else _there(target, info.name, cut)
     # Senders first, as their runners would have committed them.
@@ -181,7 +205,7 @@ def finish_clone(
         noted = None if is_new else notes.find(target, key, _CarriedChannels)
         if noted is None:
             # Somebody may finish the same clone at the same time: the note that was first counts.
-            noted = notes.add(target, key, _CarriedChannels(carry(store, cut, info.name, channels, keeper)))
+            noted = notes.add(target, key, _CarriedChannels(carry(cut, info.name, channels, records)))
         for stage in missing:
             there[stage] = replace(_first_version(made[stage], cut, info, noted.channels), by=by)
             begin(target, there[stage])
@@ -217,7 +241,7 @@ def _first_version(source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[st
         epoch=1,
         writer=str(ULID()),
         time_ms=max(instants.now_ms(), source.time_ms),
-        kind="clone",
+        kind="import" if info.origin is not None and info.origin.imported else "clone",
         inputs={
             name: _carried_input(read, source.stage, name, info.name, cut, copied)
             if read.upstream

@@ -79,12 +79,8 @@ def make_plan(
     if (target.url, name) == (store.url, ref.app):
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
     cut = cut_at(store, ref)
-    read_topics = {name: read.topic for name, read in _users_inputs(cut)}
-    for declared in terms.topics:
-        if declared not in read_topics:
-            raise NotFound(f"topic read by {cut.app}", declared, read_topics, hint="--topic takes NAME=OTHER")
-    read_topics |= terms.topics
-    _check_sinks(cut, terms.sinks)
+    read_topics = topics_read(cut, terms.topics)
+    check_sinks(cut, terms.sinks)
     masks = Masks.of(terms.masks)
     origin = Origin(
         root="" if terms.deep else store.url,
@@ -112,15 +108,8 @@ def make_plan(
         masks.check_in_flight(states)
         _check_offsets(store, cut, read_topics, states, kafka)
     if begun is None:
-        for channel in sorted({edge.name for edge in edges(cut)}):
-            topic = channel_topic(name, channel)
-            if topic not in terms.left and kafka.ends(topic) is not None:
-                # Whose it is, cannot be told.
-                raise Refused(
-                    f"topic {topic!r} exists already in Kafka: another app {name!r} may use it",
-                    hint="choose another name, or delete the topic if it is left from an app that is gone",
-                )
-        _check_published(cut, read_topics, terms.sinks, kafka)
+        check_channels_free(cut, name, kafka, terms.left)
+        check_published(cut, read_topics, terms.sinks, kafka)
     copies = sizes(cut, masks, deep=terms.deep)
     return ClonePlan(cut, info, target.url, read_topics, states, copies, begun is not None, done, note)
 
@@ -152,17 +141,41 @@ def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None)
     return Cut(cut.app, {stage: history.read(store, cut.app, stage, at) for stage, at in origin.cut.items()})
 
 
-def _users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
+def users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
     """Declared name and input of everything that the app reads from users' topics."""
     for stage in order(cut.stages):
         yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
+
+
+def topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
+    """The topic that an app made of this cut reads for each user's topic, by its name as declared.
+
+    `others` are those that it reads instead. Raises `NotFound` where the app reads no such topic.
+    """
+    found = {name: read.topic for name, read in users_inputs(cut)}
+    for declared in others:
+        if declared not in found:
+            raise NotFound(f"topic read by {cut.app}", declared, found, hint="--topic takes NAME=OTHER")
+    return found | dict(others)
+
+
+def check_channels_free(cut: Cut, name: str, kafka: Channels, left: Collection[str] = ()) -> None:
+    """Raise `Refused` where Kafka has a repartition topic of this name, but for those that are `left` to it."""
+    for channel in sorted({edge.name for edge in edges(cut)}):
+        topic = channel_topic(name, channel)
+        if topic not in left and kafka.ends(topic) is not None:
+            # Whose it is, cannot be told.
+            raise Refused(
+                f"topic {topic!r} exists already in Kafka: another app {name!r} may use it",
+                hint="choose another name, or delete the topic if it is left from an app that is gone",
+            )
 
 
 def _check_offsets(
     store: ObjectStore, cut: Cut, read_topics: Mapping[str, str], states: tuple[InFlight, ...], kafka: Channels
 ) -> None:
     """See that Kafka has what the clone reads on from, and what is in flight, unless a snapshot keeps that."""
-    for declared, read in _users_inputs(cut):
+    for declared, read in users_inputs(cut):
         kafka.check_topic(read_topics[declared], read.offsets)
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     for state in states:
@@ -170,20 +183,24 @@ def _check_offsets(
             kafka.check_topic(state.topic, state.starts)
 
 
-def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
+def check_sinks(cut: Cut, sinks: Mapping[str, str], *, are_moved: bool = False) -> None:
+    """See that an app made of this cut may publish these: not where the cut's own app does, unless they `are_moved`.
+
+    Raises `Usage`, `NotFound` and `Refused`.
+    """
     known = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
     for name, topic in sinks.items():
         keys.check_topic(topic)
         if name not in known:
             raise NotFound(f"sink of {cut.app}", name, known, hint="--sink takes NAME=TOPIC")
-        if known[name] == "topic" and (topic == name or topic in known):
+        if not are_moved and known[name] == "topic" and (topic == name or topic in known):
             raise Refused(
                 f"{cut.app} publishes to the topic {topic!r} itself: its readers would get records of both",
                 hint=f"--sink {name}=OTHER, with a topic of the clone's own",
             )
 
 
-def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Channels) -> None:
+def check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Channels) -> None:
     """See that the topics of sinks are there, and not read by the clone. Raises `NotFound` or `Refused`."""
     for name, topic in sinks.items():
         if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
@@ -197,6 +214,16 @@ def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[st
             raise NotFound("Kafka topic", topic, (), hint=hint)
 
 
+def check_nothing_there(target: ObjectStore, name: str) -> None:
+    """See that a new app may have this name. Raises `Refused` where stages are left of it, or a promotion took it."""
+    if history.list_stages(target, name):
+        raise Refused(
+            f"{target.url} has stages of an app {name!r} that has no identity",
+            hint="choose another name, or remove what is left of that app",
+        )
+    apps.check_free(target, name)
+
+
 def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | Cloning | None:
     """This very clone, if an earlier call began it: its note, or its identity when it is whole; None if there is none.
 
@@ -206,12 +233,7 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) 
     note = apps.find_cloning(target, name)
     found = note.info if note is not None else apps.find_app(target, name)
     if found is None:
-        if history.list_stages(target, name):
-            raise Refused(
-                f"{target.url} has stages of an app {name!r} that has no identity",
-                hint="choose another name, or remove what is left of that app",
-            )
-        apps.check_free(target, name)
+        check_nothing_there(target, name)
         return None
     hint = "choose another name"
     if found.origin is None or planned.origin is None:

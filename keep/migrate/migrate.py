@@ -74,7 +74,7 @@ def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest]) -> i
     ):
         raise Refused(
             f"{last.what} of {app}, by {last.by}, is not done yet: {', '.join(behind)} did not go through it",
-            hint="the next `slackwater migrate`, `rewind` or `run` finishes it",
+            hint="the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it",
         )
     return last.number if last is not None else 0
 
@@ -83,7 +83,7 @@ def check_newest(store: ObjectStore, app: str, known: int) -> None:
     """Raise `Refused` where an app was migrated, or rewound, since this was the number of its newest migration."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and last.number > known:
-        program = "that is to go on from there" if last.rewinds else "that it was migrated to"
+        program = "that it was migrated to" if last.verb == "migrate" else "that is to go on from there"
         raise Refused(
             f"app {app!r} was {last.did} by {last.by} while this run started",
             hint=f"run it again, with the program {program}",

@@ -1,4 +1,4 @@
-"""Doing a migration, a rewind or a recovery that is decided: a commit for each stage, by whoever comes by.
+"""Doing a migration, a rewind, a reset or a recovery that is decided: a commit for each stage, by whoever comes by.
 
 All that could be refused was refused before, and what it says of a stage needs no program. Who finds stages that did
 not go through it (a runner, the next migration) commits these first.
@@ -29,7 +29,7 @@ from ...store.sst import ttl
 from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.manifest import Former, Input, Manifest, Output, Rewind, VersionKind
+from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind, VersionKind
 from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from .plan import Plan, readers
 
@@ -63,7 +63,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
         if step.rewound and not is_done
     }
     newest = dict(heads)
-    rewinds: VersionKind = "recover" if migration.recovery else "rewind"
+    kind = _KINDS[migration.verb]
 
     def change(stage: str, step: MigratedStage) -> Amendment:
         def update(draft: Manifest) -> Manifest:
@@ -72,7 +72,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
             return rewound(draft, step, migration.number, then, newest)
 
         return Amendment(
-            "retire" if step.retires else "migration" if step.rewound is None else rewinds,
+            "retire" if step.retires else "migration" if migration.rewinds and step.rewound is None else kind,
             update,
             # Somebody else may finish it, too.
             requires=lambda newest: not is_through(newest, migration),
@@ -99,8 +99,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
 
 def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Mapping[str, int]) -> None:
     """Note a migration in the app's log; `versions` are those that this call made, an earlier one made the others."""
-    app = migration.app
-    verb = "recover" if migration.recovery else "rewind" if migration.rewinds else "migrate"
+    app, verb = migration.app, migration.verb
     read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     made = dict(versions)
     for stage, head in heads.items():
@@ -109,6 +108,10 @@ def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Ma
     changed = {stage: (version - 1, version) for stage, version in made.items()}
     who, why = migration.by, migration.message
     record(store, app, verb, migration.detail, who, changed, id_=migration.id, message=why)
+
+
+_KINDS: Mapping[str, VersionKind] = {"migrate": "migration", "rewind": "rewind", "reset": "reset", "recover": "recover"}
+"""Of the versions that one makes, by the verb that did it."""
 
 
 def target_name(number: int, versions: Mapping[str, int]) -> str:
@@ -215,6 +218,7 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     """
     inputs = {name: each for name, each in draft.inputs.items() if name not in step.gone} | step.inputs
     stopped = {name: each for name, each in {**draft.stopped, **draft.inputs}.items() if name not in inputs}
+    inputs |= {name: _reset(inputs[name], offsets, draft.version) for name, offsets in step.reset.items()}
     changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
     if step.retires or step.inputs or step.gone:
         # A snapshot under way waits for markers on the inputs that there were.
@@ -235,6 +239,14 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
         event_time = replace(event_time, next_due_ms=next_ms, by_clock=by_clock)
     clock_ms = ttl.first_clock_ms(draft.table, table, draft.clock_ms)
     return replace(changed, table=table, clock_ms=clock_ms, event_time=event_time)
+
+
+def _reset(at: Input, offsets: tuple[int, ...], version: int) -> Input:
+    """An input that is read on from these offsets. Partitions that its topic got since stood at their beginning."""
+    stood = at.offsets + (0,) * (len(offsets) - len(at.offsets))
+    if stood == offsets:
+        return replace(at, offsets=offsets)
+    return replace(at, offsets=offsets, resets=(*at.resets, Reset(version, stood, offsets)))
 
 
 def _rename(

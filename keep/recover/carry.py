@@ -13,7 +13,7 @@ from ...moments.take.capture import read
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input, Manifest, Output, Sink
 from ...store.versions.migrations import MigratedStage
-from ..clone.first_versions import Carried, carry, channel_topic
+from ..clone.first_versions import Carried, carry, channel_topic, kept_or_in_kafka
 from .plan import Recoverable, RecoveryPlan
 
 _RECOVERED = re.compile(r"-r[0-9]{1,20}\Z")
@@ -26,7 +26,8 @@ def steps(target: ObjectStore, found: RecoveryPlan, kafka: Recoverable, number: 
     what was kept is damaged, `Refused` where it is gone, and `Unavailable`.
     """
     app, cut = found.app, found.cut
-    carried = carry(target, _with_readers(cut), app, kafka, found.keeper)
+    whole = _with_readers(cut)
+    carried = carry(whole, app, kafka, kept_or_in_kafka(target, whole, found.keeper))
     made = {}
     for stage, was in cut.stages.items():
         begun, rests = _sinks(target, was, kafka, number, found.replicated.sinks)

@@ -78,13 +78,13 @@ def rewind(
     # Until the stages are what they were then, retention may take that moment.
     pin(store, found.to, target_name(number, found.to.versions), by=by)
     name = f"{PREFIX}{number}"
-    _pin_before(store, cut, name, by, reader)
+    pin_before(store, cut, name, by, reader)
     said = f"{'the tables alone ' if found.table_only else ''}to {found.ref}"
     versions = carry_out(store, app, number, found.steps, name, said, by=by, now_ms=now_ms)
     return Rewound(found, number, name, versions)
 
 
-def _pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: ChannelReader | None) -> None:
+def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: ChannelReader | None) -> None:
     """Pin a cut, in the place of what a call that was interrupted had pinned under that name."""
     had = find_snapshot(store, cut.app, name)
     if had is not None and had.stages != cut.versions:

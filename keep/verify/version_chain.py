@@ -8,7 +8,7 @@ from typing import TypeVar
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
-from ...store.versions.manifest import Input, Lost, Manifest, Output, Sink
+from ...store.versions.manifest import Input, Lost, Manifest, Output, Reset, Sink
 from .report import Verified, noted
 
 _RESTARTS = frozenset({"claim", "rescale", "migration"})
@@ -97,6 +97,9 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     yield from (f"{at} {each}" for each in _taken_back(earlier, later))
 
     def of_input(name: str, before: Input, after: Input) -> Iterator[str]:
+        if new := after.resets[len(before.resets) :]:
+            yield from _reset_differences(before, after, later, new)
+            return
         yield from _input_differences(before, after, restarted)
         yield from _losses(before, after, later.lost.get(name))
 
@@ -169,6 +172,18 @@ def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterato
         read = sum(later.offsets) - sum(earlier.offsets)
     if later.rows != read:
         yield f"{later.rows} records read; expected {read}, by what was consumed before and after"
+
+
+def _reset_differences(earlier: Input, later: Input, made: Manifest, new: Sequence[Reset]) -> Iterator[str]:
+    if made.kind != "reset" or len(new) > 1 or new[0].version != made.version:
+        yield "it is read on from elsewhere; only a reset may do that, and once"
+        return
+    known = earlier.offsets + (0,) * (len(new[0].starts) - len(earlier.offsets))
+    for what, said, stands in (("from", new[0].starts, known), ("to", new[0].ends, later.offsets)):
+        if said != stands:
+            yield f"it was reset {what} {said}; expected {stands}"
+    if later.rows:
+        yield f"{later.rows} records read; a reset reads none"
 
 
 def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:

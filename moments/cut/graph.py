@@ -7,6 +7,8 @@ produced, so any versions become a consistent cut after the fact: raise every se
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 from ...store.sst import ttl
 from ...store.versions import history
@@ -134,6 +136,17 @@ def channels(cut: Cut) -> tuple[Channel, ...]:
             ]
             found += readers or [Channel(name, sender)]
     return tuple(found)
+
+
+def readers(cut: Cut) -> tuple[tuple[Channel, ...], ...]:
+    """`channels`, each with its readers together: the one that is furthest behind comes first."""
+    # In a clone that has read nothing yet, readers stand at different offsets before one and the same version.
+    each = (tuple(found) for _, found in groupby(channels(cut), attrgetter("name")))
+    return tuple(tuple(sorted(found, key=_progress)) for found in each)
+
+
+def _progress(reader: Channel) -> tuple[object, ...]:
+    return (reader.input.version, reader.input.offsets) if reader.input is not None else ()
 
 
 def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ...fold.records import ranges
+from ...fold.records import ranges, stretches
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
@@ -104,13 +104,15 @@ def losses(manifest: Manifest) -> tuple[Window, ...]:
 def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
     """The windows between two versions of one stage on the stage's own inputs, by topic and partition.
 
-    What was `lost` in between is left out of them.
+    What was `lost` in between is left out of them. Where an input was reset in between, there are two of a partition,
+    and more: what was read twice lies in several, and what was skipped in none.
     """
     found: list[Window] = []
     for name, source in sorted(high.inputs.items()):
         earlier = low.inputs.get(name)
         # Partitions that a topic got since are read from their beginning.
-        read = ranges(earlier.offsets if earlier else (), source.offsets)
+        read = [one for starts, ends in stretches(earlier, source) for one in ranges(starts, ends)]
+        read.sort(key=lambda one: one.partition)
         found += (Window(source.topic, one.partition, one.first, one.last) for one in read)
     for gone in lost:
         found = [part for window in found for part in _without(window, gone)]

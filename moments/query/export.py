@@ -27,6 +27,8 @@ from .sql import empty_database
 ABOUT = "_slackwater"
 """Name of the table that says what the others are. No stage can have it."""
 
+ENDINGS = (".duckdb", ".ddb", ".db")
+"""What the name of such a file ends in, by which it is told from a folder (`keep.transfer`)."""
 _FILE = "exported"
 _FORMAT = "v1.0.0"
 """DuckDB's storage format: the one of its first release, which all its clients since then read."""

@@ -67,6 +67,8 @@ class LogEntry:
     """Of an edit, the statement, or where the rows came from."""
     rewound: int | None = None
     """Of a rewind, the version whose content it has; 0 for none."""
+    reset: tuple[str, ...] = ()
+    """Of a reset, the partitions that are read on from elsewhere, as in `flights[0] 42 to 17`."""
     backfilled: tuple[str, ...] = ()
     """Of a backfill, the columns that have the values of the past from this version on."""
     replayable: bool | None = None
@@ -139,6 +141,14 @@ def _entry(
         edited=manifest.edited.what if manifest.edited is not None else "",
         deployed=str(program) if is_another and manifest.kind == "claim" else "",
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
+        reset=tuple(
+            f"{read.topic}[{partition}] {start} to {end}"
+            for _, read in sorted(manifest.inputs.items())
+            for made in read.resets
+            if made.version == manifest.version
+            for partition, (start, end) in enumerate(zip(made.starts, made.ends, strict=True))
+            if start != end
+        ),
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
         replayable=replayable,
     )

@@ -46,9 +46,9 @@ class Operation(Struct, frozen=True):
 
 
 VERBS = (
-    *("clone", "clone refresh", "promote", "rewind", "edit", "forget", "migrate", "backfill", "rescale", "retire"),
-    *("compact", "replicate", "recover", "recover --drill", "gc", "init", "app rm", "protect", "protect --off"),
-    *("rejected --retry", "watch"),
+    *("clone", "clone refresh", "import", "promote", "rewind", "reset", "edit", "forget", "migrate", "backfill"),
+    *("rescale", "retire", "compact", "replicate", "recover", "recover --drill", "gc", "init", "app rm", "protect"),
+    *("protect --off", "rejected --retry", "watch"),
     *("snapshot take", "snapshot rm", "snapshot failed"),
 )
 """What the log calls all that is recorded."""

@@ -110,7 +110,7 @@ def _capture_one(
     """One channel; each object is added to `written` as soon as it is written."""
     counts, before = np.zeros(len(state.ends), np.int64), len(written)
     try:
-        for rows in _gathered(reader.read(state)):
+        for rows in gathered(reader.read(state)):
             counts += count_by_partition(rows, len(counts))
             sink, key = BytesIO(), keys.captured(app, name, str(ULID()))
             # Light compression: records must be kept at least as fast as they were written.
@@ -146,8 +146,8 @@ def _capture_one(
     )
 
 
-def _gathered(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Chunks put together to tables worth an object each."""
+def gathered(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Chunks put together to tables worth an object each, which one with rows gets."""
     gathered: list[pa.Table] = []
     for chunk in chunks:
         if chunk.num_rows:

@@ -121,6 +121,19 @@ def _check_order(release: Release, start: Cut, end: Cut) -> None:
     for cut, ref in ((start, release.start), (end, release.end)):
         if cut.app != release.app:
             raise Usage(f"{ref} is a moment of {cut.app}, and {release.app} is tried")
+    resets = {
+        f"{stage}@v{made.version}": name
+        for stage, head in end.stages.items()
+        for name, read in head.inputs.items()
+        for made in read.resets
+        if made.version > start.versions.get(stage, 0)
+    }
+    if resets:
+        at, name = next(iter(resets.items()))
+        raise Refused(
+            f"{name} was reset in between, by {at}: what {release.app} has read there is no one stretch of the topic",
+            hint=f"choose both moments before it, or both after: `slackwater log {release.app}` shows it",
+        )
     if start.versions == end.versions or any(end.versions.get(each, 0) < at for each, at in start.versions.items()):
         raise Usage(
             f"{release.end} is not after {release.start}: expected a span in which {release.app} has read something",

@@ -20,7 +20,7 @@ from ..read.decode import Block
 from ..read.remote_sst import RangedSst
 from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
-from ..sst.sorted_runs import bounds, of_hash, part_within, sorted_runs, touched
+from ..sst.sorted_runs import bounds, of_hash, part_within, sorted_runs, touched, touching
 from ..sst.ttl import without_expired_suffix
 from ..sst.types import HASH, OP, TOMBSTONE, completed, sst_schema
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
@@ -84,9 +84,8 @@ def run(
             return sst
 
         rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
-        read_bytes = _READ_BYTES // len(sorted_runs(inputs))
-        cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes)) for sst in inputs]
-        for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
+        drop = compaction.drops_tombstones and partition == compaction.partition
+        for intervals, parts in _read(store, cache, inputs, table, window, slots, interval_rows):
             if time.monotonic() - began_s > _LONGEST_S:
                 raise Refused(
                     f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
@@ -94,8 +93,6 @@ def run(
                     "could take their result for litter before it is committed",
                     hint="`slackwater rescale` to more state partitions, or leveled compaction, make merges smaller",
                 )
-            parts = [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
-            drop = compaction.drops_tombstones and partition == compaction.partition
             rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
             highs = np.array([interval.high for interval in intervals])
             ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
@@ -120,6 +117,38 @@ def run(
                 window = bounds(other, compaction.partitions)
                 outputs += write((sst,), other, sst.level, window, compaction.partitions)
     return Done(compaction, outputs)
+
+
+def merged_rows(
+    store: ObjectStore, cache: SstCache, ssts: Iterable[Sst], table: Table, partition: int, clock_ms: int
+) -> Iterator[pa.Table]:
+    """The rows of a state partition that count, in the order and with the columns of an SST; some at a time.
+
+    Those of `ssts` which are the newest of their keys, are no tombstones, and are not expired by `clock_ms`. Nothing is
+    written. Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
+    """
+    window = bounds(partition, table.partitions)
+    inputs = [sst for run in sorted_runs(touching(ssts, partition, table.partitions)) for sst in run]
+    slices = _read(store, cache, inputs, table, window, table.partitions, _SLICE_ROWS) if inputs else ()
+    for _, parts in slices:
+        if parts and (rows := merge_rows(parts, table, drop_tombstones=True, clock_ms=clock_ms)).num_rows:
+            yield rows
+
+
+def _read(
+    store: ObjectStore,
+    cache: SstCache,
+    inputs: Sequence[Sst],
+    table: Table,
+    window: tuple[int, int],
+    slots: int,
+    interval_rows: int,
+) -> Iterator[tuple[list["_Interval"], list[pa.Table]]]:
+    """A window of hashes, some intervals at a time, with the rows that each of the inputs has there."""
+    read_bytes = _READ_BYTES // len(sorted_runs(inputs))
+    cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes)) for sst in inputs]
+    for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
+        yield intervals, [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
 
 
 def merge_rows(

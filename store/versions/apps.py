@@ -184,6 +184,8 @@ class Cloning(Struct, frozen=True):
     salt: limits.Line = ""
     """By which values are hidden: known to nobody once the clone is whole."""
     deep: bool = False
+    topics: tuple[limits.Topic, ...] = ()
+    """Of an import, the repartition topics that it makes: there is no source that says which."""
 
 
 @checks.relations.register
@@ -311,8 +313,8 @@ def being_removed(app: str) -> Refused:
 def being_cloned(app: str) -> Refused:
     """The error for a clone that is not whole yet: it is nobody's before."""
     return Refused(
-        f"app {app!r} is a clone that was not finished: that was begun, and has not ended",
-        hint="run the same `slackwater clone` again: it goes on where it stopped; "
+        f"app {app!r} is a clone that was not finished, or an import: that was begun, and has not ended",
+        hint="run the same `slackwater clone`, or `import`, again: it goes on where it stopped; "
         f"`slackwater app rm {app}` gives it up",
     )
 

@@ -96,6 +96,7 @@ def _snapshots(value: Manifest) -> Iterator[Wrong]:
 def _(value: AppInfo) -> Iterator[Wrong]:
     if value.origin is not None:
         yield from root_is_wrong("origin.root", value.origin.root)
+        yield from checksum_is_wrong("origin.export", value.origin.export)
 
 
 def root_is_wrong(field: str, root: str) -> Iterator[Wrong]:
@@ -112,6 +113,10 @@ def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
         yield Wrong(f"{at}.upstream", stage, "another stage than itself")
     if not source.upstream and source.version:
         yield Wrong(f"{at}.version", source.version, "0, since no stage writes this topic")
+    for number, each in enumerate(source.resets):
+        if source.upstream or len(each.starts) != len(each.ends) or len(each.ends) > len(source.offsets):
+            expected = f"of a user's topic, with an offset for each of {len(source.offsets)} partitions at most"
+            yield Wrong(f"{at}.resets[{number}]", each.ends, expected)
     for field, counts in (("consumed", source.consumed), ("lost", source.lost)):
         if counts and len(counts) != len(source.offsets):
             yield Wrong(f"{at}.{field}", counts, f"as many numbers as offsets, {len(source.offsets)}, or none")

@@ -27,6 +27,7 @@ _TAKEN = {
     "migration": ("migrated to another program", "start that program: this one is of before"),
     "rewind": ("rewound to an earlier moment", "start this one again: it goes on from there"),
     "recover": ("recovered from a replica", "start this one again: it goes on from there"),
+    "reset": ("reset to other offsets", "start this one again: it goes on from there"),
     "demote": (
         "promoted over: another app has its name and its sinks",
         "it is {name}~1 now. To have the name back, run it beside that one, silent (slackwater run FILE --app "

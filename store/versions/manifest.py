@@ -17,14 +17,14 @@ Declaration: TypeAlias = dict[str, Any]
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit", "promote", "demote", "forget", "recover",
+    "edit", "promote", "demote", "forget", "recover", "import", "reset",
 ]  # fmt: skip
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
 first under the name that a stage has from then on, columns that were added got values for what was read before, it is
 again what an earlier version was, somebody changed rows of the table by hand, its app was given another one's name and
-sinks, or it had them until now, keys were forgotten: taken out of it and of all versions before it, or its app goes on
-from a replica."""
+sinks, or it had them until now, keys were forgotten: taken out of it and of all versions before it, its app goes on
+from a replica, it was made of an exported folder, or it reads users' topics on from offsets that somebody chose."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote", "forget")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
@@ -155,6 +155,16 @@ class Sst(Struct, frozen=True):
     expires_max: limits.SpanMs = 0
 
 
+class Reset(Struct, frozen=True):
+    """That somebody chose where a user's topic is read on from."""
+
+    version: limits.Version
+    """The version that this made."""
+    starts: limits.Offsets
+    """It stood at these offsets, by Kafka partition, and goes on at `ends`, earlier ones or later ones."""
+    ends: limits.Offsets
+
+
 class Input(Struct, frozen=True):
     """How far one input has been read: `offsets[p]` is the next offset to read in Kafka partition p."""
 
@@ -175,6 +185,8 @@ class Input(Struct, frozen=True):
     """How far event time has come here, milliseconds since 1970 UTC: of rows with a watermark of the stage's own, the
     largest event time read, less the delay; of another channel, the watermark of the upstream version. It never falls;
     None where nothing says, and before the first row."""
+    resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
+    """Of a user's topic, all that were made up to this version, oldest first: what was read lies in stretches."""
 
     @property
     def passed(self) -> tuple[int, ...]:
@@ -494,17 +506,17 @@ class Manifest(Struct, frozen=True):
     @property
     def may_change_rows(self) -> bool:
         """Whether the table may hold other rows than at the version before, beside those that expire with time."""
-        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote", "forget")
+        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote", "forget", "reset")
 
     @property
     def begins_with_rows(self) -> bool:
-        """Whether the stage's history begins here, with a table that no batch of it made: a clone's, or `init`'s."""
-        return self.kind in ("clone", "init")
+        """Whether the stage's history begins here, with a table that no batch made: of a clone, import, init."""
+        return self.kind in ("clone", "import", "init")
 
     @property
     def begins(self) -> bool:
-        """Whether the stage's history begins here under a number above 1: a clone's, or that of a stage renamed."""
-        return self.kind in ("clone", "rename")
+        """Whether the stage's history begins here under a number above 1: of a clone, an import, or a stage renamed."""
+        return self.kind in ("clone", "import", "rename")
 
     @property
     def retired(self) -> bool:
@@ -528,6 +540,13 @@ class Origin(Struct, frozen=True):
     """The sinks that the clone publishes, by their names as declared, and the topic of each. It writes no others."""
     masks: dict[limits.Line, limits.Line] = {}
     """What is hidden, `table.column` to how: its rows have other values there than the source's."""
+    export: limits.Checksum = ""
+    """Of an app that was made of an exported folder, the checksum of that folder's document; empty of a clone."""
+
+    @property
+    def imported(self) -> bool:
+        """Whether it is no clone: it was made of a folder, and has everything of its own."""
+        return bool(self.export)
 
     @property
     def deep(self) -> bool:

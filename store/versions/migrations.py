@@ -1,4 +1,4 @@
-"""Migrations as they are stored: what became of each stage when the program was changed, or the app rewound.
+"""Migrations as they are stored: what became of each stage when the program was changed, the app rewound, or reset.
 
 Migrations of an app are numbered, and each is created where there is none, as versions are. From then on it will be
 done: so it is whole, or not there at all. Each stage's commit names it (`Manifest.migration`). No stage goes on before
@@ -50,6 +50,9 @@ class MigratedStage(Struct, frozen=True):
     rests: dict[limits.Topic, Sink] = {}
     """Of a recovery: by sink what it had still to publish, behind that."""
 
+    reset: dict[limits.Topic, limits.Offsets] = {}
+    """Where it reads users' topics on from, by declared name, of those that are reset."""
+
     @property
     def answers_otherwise(self) -> bool:
         """Whether the stage cannot do its part in a snapshot that was asked for before."""
@@ -83,14 +86,27 @@ class Migration(Struct, frozen=True):
         return any(step.rewound is not None for step in self.stages.values())
 
     @property
+    def resets(self) -> bool:
+        """Whether it sets where users' topics are read on from, and nothing else."""
+        return any(step.reset for step in self.stages.values())
+
+    @property
     def did(self) -> str:
         """What became of the app, in a word."""
-        return "recovered" if self.recovery else "rewound" if self.rewinds else "migrated"
+        return {"migrate": "migrated", "rewind": "rewound", "recover": "recovered"}.get(self.verb, self.verb)
+
+    @property
+    def verb(self) -> str:
+        """What did it, in the words of the log of operations."""
+        if self.recovery:
+            return "recover"
+        return "rewind" if self.rewinds else "reset" if self.resets else "migrate"
 
     @property
     def what(self) -> str:
         """What it is, in words."""
-        return f"{'recovery' if self.recovery else 'rewind' if self.rewinds else 'migration'} {self.number}"
+        called = {"migrate": "migration", "recover": "recovery"}
+        return f"{called.get(self.verb, self.verb)} {self.number}"
 
 
 @checks.relations.register

@@ -91,3 +91,8 @@ def each_sst(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifes
 
     others = {name: replace(each, ssts=changed(each.ssts)) for name, each in manifest.side_tables.items()}
     return replace(manifest, ssts=changed(manifest.ssts), side_tables=others)
+
+
+def without_ssts(manifest: Manifest) -> Manifest:
+    """The manifest with its tables as they are declared, and nothing in them."""
+    return each_sst(manifest, lambda _sst: None)

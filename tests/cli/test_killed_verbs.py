@@ -136,6 +136,11 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
         "done already: nothing to merge in flights; merged carriers by v",
     ),
     "rewind": (gone_on, ("rewind", "flights@good"), "done already: flights is what it was at flights@good"),
+    "reset": (
+        app_of,
+        ("reset", "flights", "--topic", "flights", "--shift-by", "-2"),
+        "done already: flights reads on there",
+    ),
     "edit": (
         app_of,
         ("edit", "flights/carriers", "--sql", "UPDATE carriers SET flights = flights + 1"),

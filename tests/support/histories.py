@@ -125,12 +125,16 @@ class Kafka:
             raise Refused(f"topic {topic!r} holds {starts} to {ends}; expected {offsets}")
 
     def copy(
-        self, in_flight: InFlight, topic: str, app: str, kept: object = None
+        self, in_flight: InFlight, topic: str, app: str, kept: Iterable[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.create(topic, len(in_flight.ends))
         starts = self.ends(topic)
         attempt = self.attempt()
-        for partition, messages in enumerate(self.between(in_flight)):
+        rows = (row for table in kept or () for row in table.to_pylist())
+        for row in rows:
+            flight = Flight(row["tail"], row["carrier"], row["delay"])
+            self.topics[topic][row["_partition"]].append(Message((flight,), app, in_flight.up_to, attempt))
+        for partition, messages in enumerate(self.between(in_flight) if kept is None else ()):
             flights = (message.flights for message in messages)
             self.topics[topic][partition] += (Message(f, app, in_flight.up_to, attempt) for f in flights)
         ends = self.ends(topic)

@@ -185,7 +185,9 @@ def _sst(sst: Sst, number: int, stage: str, version: int) -> Sst:
 
 def _app_that_can_be(value: AppInfo) -> AppInfo:
     origin = value.origin
-    return value if origin is None else replace(value, origin=replace(origin, root="s3://bucket/a/prefix"))
+    if origin is None:
+        return value
+    return replace(value, origin=replace(origin, root="s3://bucket/a/prefix", export="0a" * 16))
 
 
 MANIFESTS: st.SearchStrategy[Manifest] = any_value(Manifest).map(_that_can_be)

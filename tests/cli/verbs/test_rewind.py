@@ -81,13 +81,15 @@ def test_what_cannot_be_is_refused_with_the_reason(words: tuple[str, ...], code:
 
 def test_what_could_lose_something_of_a_protected_app_wants_its_name(late: FlightsApp) -> None:
     assert done("protect", "flights", "--message", "production") == (
-        "flights is protected: production; rewind, edit, forget, retire, promote, app rm, clone rm and clone refresh "
+        "flights is protected: production; rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone "
+        "refresh "
         "want its name once more\n"
     )
     assert done("protect", "flights").startswith("done already: flights is protected by ")
     before = versions(late.store)
     for words in (
         ("rewind", "flights@good"),
+        ("reset", "flights", "--all-topics", "--to-earliest"),
         ("retire", "flights/carriers"),
         ("app", "rm", "flights"),
         ("protect", "flights", "--off"),

@@ -110,12 +110,19 @@ def promoted(app: FlightsApp) -> None:
         promote(app.store, cast(Any, app.kafka), "flights", "staging", by=whoami(), cache=None, timeout_s=30)
 
 
+def imported(_app: FlightsApp) -> None:
+    done("export", "flights@good", "out")
+    done("import", "out", "copy", "--message", WHY)
+
+
 CHANGES = {
+    "import": Change(imported, STAGES, "copy"),
     "clone": Change(typed("clone", "flights@good", "staging"), STAGES, "staging"),
     "clone rm": Change(clone_removed, app="staging", noted="app rm"),
     "clone refresh": Change(clone_made_anew, app="staging"),
     "promote": Change(promoted, STAGES, claims=1),
     "rewind": Change(typed("rewind", "flights@good"), STAGES),
+    "reset": Change(typed("reset", "flights", "--all-topics", "--to-earliest"), STAGES),
     "edit": Change(typed("edit", "flights/carriers", "--sql", "DELETE FROM carriers"), ("carriers",)),
     "rescale": Change(typed("rescale", "flights/carriers", "--partitions", "3"), ("carriers",)),
     "retire": Change(typed("retire", "flights/carriers"), ("carriers",)),

@@ -1,0 +1,162 @@
+"""Where a reset has a topic read on from, in the words of Kafka's own tool, `kafka-consumer-groups --reset-offsets`.
+
+One scenario, in a scope of topics and partitions. As there, a partition without a record of a time or later goes to its
+end. Unlike there, an offset that Kafka does not hold is refused, and not moved to the nearest one that it does.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+from ...durations import parse_ms
+from ...errors import NotFound, Refused, Usage
+from ...fold.records import windows
+from ...instants import iso
+from ...store.versions.manifest import Input
+
+_ISO_SPAN = re.compile(r"P(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+(?:\.\d+)?S)?)?", re.ASCII | re.IGNORECASE)
+_SCOPE = re.compile(r"(?P<topic>[^:]+)(?::(?P<partitions>\d+(?:,\d+)*))?")
+
+
+class TopicOffsets(Protocol):
+    """What a reset asks of Kafka; `pipeline` implements it."""
+
+    def starts(self, topic: str, /) -> tuple[int, ...] | None:
+        """The first offset of each partition that can be read, or None when there is no such topic."""
+
+    def ends(self, topic: str, /) -> tuple[int, ...] | None:
+        """The end offset of each partition, or None when there is no such topic."""
+
+    def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
+        """The first offset of each partition whose record has this time or a later one; the end where none has."""
+
+    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
+        """Show Kafka's own tools how far a stage has read, by topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Where partitions are read on from."""
+
+    kind: Literal["earliest", "latest", "time", "shift", "offset"]
+    value: int = 0
+    """A time in ms since 1970 UTC, a number of records, or an offset."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        to_earliest: bool = False,
+        to_latest: bool = False,
+        to_datetime_ms: int | None = None,
+        by_duration: str = "",
+        shift_by: int | None = None,
+        to_offset: int | None = None,
+        now_ms: int,
+    ) -> Self:
+        """The one of these that is given; a duration counts back from `now_ms`. Raises `Usage` unless it is one."""
+        given = [
+            *([cls("earliest")] if to_earliest else []),
+            *([cls("latest")] if to_latest else []),
+            *([cls("time", to_datetime_ms)] if to_datetime_ms is not None else []),
+            *([cls("time", now_ms - span_ms(by_duration))] if by_duration else []),
+            *([cls("shift", shift_by)] if shift_by is not None else []),
+            *([cls("offset", to_offset)] if to_offset is not None else []),
+        ]
+        if len(given) != 1:
+            raise Usage(
+                f"a reset takes one scenario; found {len(given)}",
+                hint="one of --to-earliest, --to-latest, --to-datetime, --by-duration, --shift-by and --to-offset",
+            )
+        if given[0].kind == "offset" and given[0].value < 0:
+            raise Usage(f"--to-offset is {given[0].value}; expected an offset from 0")
+        return given[0]
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "earliest" | "latest":
+                return f"to the {self.kind} offset"
+            case "time":
+                return f"to {iso(self.value)}"
+            case "shift":
+                return f"by {self.value:+,}"
+            case "offset":
+                return f"to offset {self.value}"
+
+    def offsets(self, kafka: TopicOffsets, at: Input, partitions: Sequence[int] | None) -> tuple[int, ...]:
+        """Where an input is read on from, by Kafka partition; of those that are not among `partitions`, where it stood.
+
+        Raises `NotFound` where Kafka has no such topic, or that has no such partition, and `Refused` where it was made
+        anew since it was read, or does not hold an offset.
+        """
+        topic = at.topic
+        starts, ends = kafka.starts(topic), kafka.ends(topic)
+        if starts is None or ends is None:
+            raise NotFound("Kafka topic", topic, found="it is gone", hint="an app reads on where a topic is")
+        # Partitions that the topic got since are read from their beginning.
+        stood = at.offsets + (0,) * (len(ends) - len(at.offsets))
+        if len(ends) < len(at.offsets) or any(map(int.__gt__, stood, ends)):
+            beyond = ", ".join(windows(topic, ends, stood))
+            raise Refused(
+                f"topic {topic!r} ends before the offsets that were read ({beyond}): it was deleted and made again, "
+                "and offsets of it mean other records now",
+                hint="restore it, or start afresh under another app name (slackwater run FILE --app NAME)",
+            )
+        chosen = range(len(ends)) if partitions is None else partitions
+        if unknown := [each for each in chosen if each >= len(ends)]:
+            raise NotFound(f"partition of topic {topic!r}", str(unknown[0]), map(str, range(len(ends))))
+        found = list(stood)
+        wanted = self._wanted(kafka, topic, stood, starts, ends)
+        for each in chosen:
+            found[each] = wanted[each]
+        if outside := [p for p in chosen if not starts[p] <= found[p] <= ends[p]]:
+            said = "; ".join(
+                f"{topic}[{p}] would be read from {found[p]}, and Kafka has {starts[p]}..{ends[p]}" for p in outside
+            )
+            raise Refused(said, hint="choose offsets within that, or --to-earliest or --to-latest")
+        return tuple(found)
+
+    def _wanted(
+        self, kafka: TopicOffsets, topic: str, stood: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> Sequence[int]:
+        match self.kind:
+            case "earliest":
+                return starts
+            case "latest":
+                return ends
+            case "time":
+                return kafka.since(topic, self.value)
+            case "shift":
+                return [each + self.value for each in stood]
+            case "offset":
+                return [self.value] * len(ends)
+
+
+def span_ms(text: str) -> int:
+    """A span of time as Kafka's tool takes it, `P1DT2H30M`, or as all else here does. Raises `Usage`."""
+    if _ISO_SPAN.fullmatch(text) and text[-1].upper() not in "PT":
+        return parse_ms("--by-duration", text.upper().replace("P", "").replace("T", "").lower())
+    return parse_ms("--by-duration", text)
+
+
+def scopes(words: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
+    """The partitions of each topic that is named, as `flights` or `flights:0,1`; None for all. Empty for all topics.
+
+    Raises `Usage` where a word is written otherwise, or where there are words and `all_topics`, or neither.
+    """
+    if bool(words) == all_topics:
+        raise Usage(
+            "a reset is of topics that are named, or of all; expected one of the two",
+            hint="--topic NAME, or --topic NAME:0,1 for some of its partitions; or --all-topics",
+        )
+    found: dict[str, tuple[int, ...] | None] = {}
+    for word in words:
+        match = _SCOPE.fullmatch(word)
+        if match is None or match["topic"] in found:
+            raise Usage(
+                f"--topic {word!r} is not NAME or NAME:PARTITION,…, each topic once", hint="for example flights:0,1"
+            )
+        some = match["partitions"]
+        found[match["topic"]] = tuple(sorted({int(each) for each in some.split(",")})) if some else None
+    return found

@@ -1,0 +1,99 @@
+"""`slackwater export DIR` and `slackwater import` as they are typed, and in Python."""
+
+import json
+from pathlib import Path
+
+import pytest
+import slackwater as sw
+from slackwater.errors import Refused, Usage
+
+from tests.cli.test_killed_verbs import command_line, gone_on
+from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
+from tests.support.histories import FlightsApp
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.fixture
+def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+    """An app that has gone on since its snapshot `good`."""
+    app = gone_on()
+    with command_line(app, monkeypatch):
+        return app
+
+
+@pytest.mark.usefixtures("late")
+def test_a_moment_leaves_as_a_folder_and_comes_back_as_an_app(tmp_path: Path) -> None:
+    said = done("export", "flights@good", "out")
+    assert said.startswith("flights@good in out, ")
+    assert "out/tables/carriers\n" in said
+    assert said.endswith("an app of it: slackwater import out NEWAPP\n")
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["app"] == "flights"
+    looked = done("import", "out", "copy", "--dry-run")
+    assert looked.startswith("would import out as copy in ")
+    assert slackwater("status", "copy").exit_code == 1
+    said = done("import", "out", "copy", "--message", "moved")
+    assert said.startswith("imported out as copy in ")
+    assert "nothing of it is in the folder, or in flights, which may go\n" in said
+    assert said.endswith("run it: slackwater run FILE --app copy\n")
+    assert rows_of("copy", "FROM carriers ORDER BY ALL") == rows_of("flights@good", "FROM carriers ORDER BY ALL")
+    assert done("import", "out", "copy").startswith("done already: copy in ")
+    assert " import " in done("log", "copy", "--limit", "1")
+    assert "made of an exported folder of flights" in done("status", "copy")
+    assert from_json("clone", "list")["clones"] == []
+    refused = slackwater("clone", "rm", "copy")
+    assert (refused.exit_code, "app 'copy' is no clone" in refused.stderr) == (1, True)
+    assert "has everything of its own" in slackwater("clone", "refresh", "copy").stderr
+    machine = from_json("import", "out", "copy")
+    assert (machine["done_already"], machine["folder"], machine["app"]["name"]) == (True, "out", "copy")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("export", "flights", "out", "--force"), 2, "--force goes with a DuckDB file; out would be a folder"),
+        (("export", "flights", "out.v1", "--table", "carriers"), 2, "--table goes with a DuckDB file"),
+        (("export", "flights", "there"), 1, "there is there already"),
+        (("export", "flights@half", "out"), 1, "no snapshot of app 'flights' named 'half'"),
+        (("import", "none", "copy"), 1, "no folder named 'none'"),
+        (("import", "there", "copy"), 1, "there cannot be imported: export.json cannot be read"),
+        (("import", "there", "copy", "--topic", "flights"), 2, "--topic 'flights' is not NAME=OTHER"),
+    ],
+)
+@pytest.mark.usefixtures("late")
+def test_what_cannot_be_is_refused_with_the_reason(
+    words: tuple[str, ...], code: int, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    refused = slackwater(*words)
+    assert (refused.exit_code, refused.stdout) == (code, "")
+    assert expected in refused.stderr
+    assert sorted(each.name for each in tmp_path.iterdir() if not each.name.startswith(".")) == ["there"]
+
+
+def test_without_kafka_only_what_needs_it_is_refused(late: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    done("export", "flights@good", "out")
+    monkeypatch.delenv("SLACKWATER_KAFKA")
+    done("export", "flights@good", "again")
+    late.send(*late.kafka.topics["flights"][0][0].flights)
+    late.step("legs")
+    for words in (("export", "flights", "late"), ("import", "out", "copy")):
+        refused = slackwater(*words)
+        assert (refused.exit_code, "nothing says where the Kafka brokers are" in refused.stderr) == (2, True)
+    assert not Path("late").exists()
+
+
+@pytest.mark.usefixtures("late")
+def test_the_same_in_python() -> None:
+    with sw.open("memory") as store:
+        path = store.app("flights").at("good").export("out")
+        assert path == Path("out")
+        made = store.import_app(path, "copy")
+        assert made.at().query("FROM carriers ORDER BY ALL").fetchall() == (
+            store.app("flights").at("good").query("FROM carriers ORDER BY ALL").fetchall()
+        )
+        with pytest.raises(Refused, match="is there already"):
+            store.app("flights").at("good").export("out")
+        with pytest.raises(Usage, match="a folder is not overwritten"):
+            store.app("flights").at("good").export("other", force=True)
+        assert store.app("flights").at("good").export("rows.duckdb").stat().st_size > 0
