@@ -22,7 +22,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import evolution
 from slackwater.store.sst.evolution import reading, widens
-from slackwater.store.sst.types import sst_schema
+from slackwater.store.sst.types import HASH, OP, OWN_IDS, PREV, SEQ, sst_schema
 from slackwater.store.versions.manifest import Column, Manifest, Table, Ttl
 
 from tests.models.profiles import scaled
@@ -239,7 +239,7 @@ def test_ssts_carry_the_ids_of_their_columns_also_in_the_cache(tmp_path: Path) -
     assert again.ids == (1, 3, 4)
     (sst,) = write_version(store, cache, again, {(1,): ("b", "a")}, 2)
     numbers = [evolution.field_id(each) for each in pq.read_schema(pa.BufferReader(store.get(sst.object)))]
-    assert numbers == [0, 1, 3, 4, 0, 0, 0]
+    assert numbers == [OWN_IDS[HASH], 1, 3, 4, OWN_IDS[SEQ], OWN_IDS[OP], OWN_IDS[PREV]]
     mapped = cache.open(store, sst, again)
     assert [evolution.field_id(each) for each in mapped.stored.schema] == numbers
     # Under the columns of before, the first `a` is not there: it is another one than the last.
