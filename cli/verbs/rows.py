@@ -8,7 +8,7 @@ import typer
 from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, KEY, REF, TABLE, Many, argument, flag, key_values, option
+from ..options import APP, DRY_RUN, KEY, REF, TABLE, Many, argument, flag, key_values, option, span
 from ..session import Session, verb
 
 
@@ -141,19 +141,37 @@ def get(
 @verb(
     "slackwater export flights@before-deploy out.duckdb",
     "slackwater export flights@-5m carriers.duckdb --table carriers --force",
+    "slackwater export flights --iceberg s3://lake/flights --every 1m",
+    changes=True,
 )
 def export(
     session: Session,
     ref: str = REF,
-    file: Path = argument("FILE", "The DuckDB file to write."),
+    file: Path | None = argument("FILE", "The DuckDB file to write.", None),
     table: Many = option("NAME", "Only this table; may be repeated. Default: all of them."),
     force: bool = flag("--force", "Overwrite the file if it is there."),
+    iceberg: str = option("ROOT", "Make Iceberg tables of them, under s3://bucket/prefix or a folder.", ""),
+    every: int | None = span("With --iceberg: keep them up to date, so often.", least_ms=1_000),
+    keep: int = span("With --iceberg: how long a replaced snapshot stays readable. Default: 1h.", 3_600_000),
 ) -> None:
     """Write the tables of a moment to a DuckDB file.
 
     They are tables, not views: any DuckDB client opens the file, without slackwater and without the store. The table
     _slackwater beside them names the moment, and the version of each stage. The file appears whole or not at all.
+
+    With --iceberg no row is copied: each table gets metadata of Iceberg's that points at the SSTs, in a folder of its
+    name, and a snapshot of the app keeps these. Any reader of Iceberg tables opens it.
     """
+    if iceberg:
+        from .iceberg import export_iceberg
+
+        if file is not None or force:
+            raise Usage("--iceberg writes no file", hint="leave FILE and --force away")
+        export_iceberg(session, ref, iceberg, table or (), every, keep)
+        return
+    if file is None or every is not None:
+        wanted = "name the DuckDB file to write, or a place for Iceberg tables: --iceberg ROOT"
+        raise Usage("nothing says where to export to" if file is None else "--every goes with --iceberg", hint=wanted)
     from ...results.rows import exported
 
     moment = session.client.moment(ref, "exported")

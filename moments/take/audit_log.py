@@ -48,7 +48,7 @@ class Operation(Struct, frozen=True):
 VERBS = (
     *("clone", "clone refresh", "promote", "rewind", "edit", "migrate", "backfill", "rescale", "retire", "compact"),
     *("gc", "init", "app rm", "protect", "protect --off", "rejected --retry", "watch"),
-    *("snapshot take", "snapshot rm", "snapshot failed"),
+    *("snapshot take", "snapshot rm", "snapshot failed", "export"),
 )
 """What the log calls all that is recorded."""
 

@@ -56,7 +56,7 @@ def sst_schema(table: Table) -> pa.Schema:
     columns = zip(table.ids, arrow_schema(table.columns), strict=True)
     fields = [pa.field(HASH, pa.int64(), nullable=False)]
     fields += (with_ids(field, number) for number, field in columns)
-    fields += [pa.field(SEQ, pa.int64(), nullable=False), pa.field(OP, pa.uint8(), nullable=False)]
+    fields += [pa.field(SEQ, pa.int64(), nullable=False), pa.field(OP, pa.int8(), nullable=False)]
     fields += [pa.field(PREV, pa.int64()), *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else [])]
     return pa.schema([with_ids(each, OWN_IDS[each.name]) if each.name in OWN_IDS else each for each in fields])
 
