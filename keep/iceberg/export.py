@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import msgspec
 import pyarrow as pa
@@ -279,7 +280,8 @@ class _Pins:
     def new(self) -> str:
         """The name of one that keeps the cut."""
         if not self.made:
-            export, name = self._export, self._export.pin_name(self.now_ms)
+            export, names = self._export, map(self._export.pin_name, count(self.now_ms))
+            name = next(each for each in names if each not in self._known)
             pin(export.store, self._cut, name, by=f"{export.by}, export --iceberg {export.target.url}")
             self._known.add(name)
             self.made = name

@@ -101,22 +101,42 @@ def plan_deletes(wanted: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
     A file goes when it says something that is not so any more, and when most of it is of data files that are gone.
     """
     kept: list[tuple[int, str, dict[str, Positions]]] = []
+    is_so = _Rows(wanted)
     for file in files:
         live = {path: rows for path, rows in file.deletes.items() if path in wanted}
         number = sum(map(len, live.values()))
-        is_so = all(np.isin(rows, wanted[path], assume_unique=True).all() for path, rows in live.items())
-        if is_so and 2 * number > file.rows:
+        if 2 * number > file.rows and all(is_so.have(path, rows) for path, rows in live.items()):
             kept.append((number, file.path, live))
-    said: dict[str, Positions] = {}
+    missing = _Rows(wanted)
     for _, _, live in kept:
-        said |= {path: np.union1d(said.get(path, _NONE), rows) for path, rows in live.items()}
-    missing = {path: np.setdiff1d(rows, said.get(path, _NONE), assume_unique=True) for path, rows in wanted.items()}
-    added = {path: rows for path, rows in missing.items() if rows.size}
+        for path, rows in live.items():
+            missing.drop(path, rows)
+    added = missing.left()
     kept.sort(key=lambda each: each[:2])
     while added and kept and kept[0][0] <= sum(map(len, added.values())):
         _, _, live = kept.pop(0)
         added |= {path: np.union1d(added.get(path, _NONE), rows) for path, rows in live.items()}
     return DeletePlan(tuple(path for _, path, _ in kept), added)
+
+
+class _Rows:
+    """Rows of data files, as a bit for each: to look at as many as there are costs no sorting."""
+
+    def __init__(self, deletes: Deletes) -> None:
+        self._bits: dict[str, npt.NDArray[np.bool_]] = {}
+        for path, rows in deletes.items():
+            self._bits[path] = np.zeros(int(rows[-1]) + 1, np.bool_)
+            self._bits[path][rows] = True
+
+    def have(self, path: str, rows: Positions) -> bool:
+        bits = self._bits[path]
+        return bool(rows[-1] < bits.size and bits[rows].all())
+
+    def drop(self, path: str, rows: Positions) -> None:
+        self._bits[path][rows] = False
+
+    def left(self) -> dict[str, Positions]:
+        return {path: np.flatnonzero(bits) for path, bits in self._bits.items() if bits.any()}
 
 
 def encode(deletes: Deletes) -> bytes:
