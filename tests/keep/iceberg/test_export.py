@@ -209,7 +209,9 @@ def test_of_two_who_export_at_once_the_later_finds_what_the_other_wrote(app: Fli
     lake.write()
     app.run(flights(20, delay=4))
     other = IcebergExport(app.store, cache, lake.store, "bob@host")
-    lake.store.once("put_if_absent", "carriers/metadata/", lambda: other.write(lake.cut("flights@~2"), 1, only=["carriers"]))
+    lake.store.once(
+        "put_if_absent", "carriers/metadata/", lambda: other.write(lake.cut("flights@~2"), 1, only=["carriers"])
+    )
     lake.write()
     assert lake.rows("carriers") == lake.queried("carriers")
     assert set(lake_pins(lake, "carriers")) <= set(lake.pins())
