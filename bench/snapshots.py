@@ -56,7 +56,7 @@ def requests(folder: Path, num_keys: int) -> dict[str, int]:
                 "k": keys["k"].to_numpy()[mine],
                 "n": mine,
                 "_seq": np.ones(len(mine), np.int64),
-                "_op": np.zeros(len(mine), np.uint8),
+                "_op": np.zeros(len(mine), np.int8),
             }
         )
         runs.append(writer.write(store, None, app="bench", stage="legs", table=table, partition=partition, rows=rows))

@@ -185,7 +185,7 @@ def _write(base: _Base, keys: np.ndarray, seq: int, *, level: int) -> tuple[Sst,
     hashes = hash_keys(found, ["k"])
     found = found.append_column("_hash", pa.array(hashes))
     found = found.append_column("_seq", pa.array(np.full(len(keys), seq)))
-    found = found.append_column("_op", pa.array(np.zeros(len(keys), np.uint8)))
+    found = found.append_column("_op", pa.array(np.zeros(len(keys), np.int8)))
     of = partition_of(hashes, PARTITIONS)
     parts = ((p, found.filter(pa.array(of == p))) for p in range(PARTITIONS))
     return tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from .. import instants
+from ..durations import parse_ms
 from ..errors import NotFound, Refused, Usage
 from ..keep.transfer.export import FolderWritten, OnProgress, export_folder
 from ..keep.verify.verify import verify
@@ -26,7 +27,7 @@ from ..moments.query.export import ENDINGS, Exported, export
 from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
 from ..results.rows import columns_table
-from ..results.shown import Shown
+from ..results.shown import Result, Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.sst.arrow_types import python_rows
@@ -195,6 +196,31 @@ class Moment(Shown):
             return export(client.store, client.cache, self.cut, self.ref, path, only=tables, force=force)
 
         return again_if_forgotten(client.store, self._cut.app, written)
+
+    def export_iceberg(self, root: str, tables: Collection[str] = (), *, keep: str = "1h") -> Result:
+        """Let the tables be Iceberg tables under a root, without copying a row; told of each is what it is there.
+
+        Written are metadata and the positions of rows that count no more; the data files are the SSTs, which stay where
+        they are. Readers need to reach both. A snapshot of the app (`iceberg-…`) keeps the SSTs from collection, until
+        an hour after no Iceberg snapshot points at them. Called again with a later moment, each table whose rows or
+        files are others gets a new Iceberg snapshot.
+
+        Args:
+            root: `s3://bucket/prefix` or a folder; each table gets a folder in it, by its name.
+            tables: only these; default all.
+            keep: how long an Iceberg snapshot stays readable that another has replaced.
+
+        Raises:
+            Usage: the root or the span is malformed.
+            NotFound: there is no such table.
+            Refused: pyiceberg is not installed (`slackwater[iceberg]`), the folder is another table's, or a table
+                cannot be said in Iceberg.
+        """
+        from ..results.iceberg import exported
+        from .iceberg import IcebergTables
+
+        to = IcebergTables(self._client, self.ref, root, tables=tables, keep_ms=parse_ms("keep", keep))
+        return exported(to.write(self)[1], self.cut, self.ref, to.root)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """The row of one key, by column; None when it is not there. Reads only the parts that can hold it.

@@ -155,7 +155,7 @@ class Step:
                 *keys.columns,
                 *merged.values.columns,
                 pa.repeat(pa.scalar(self.seq, pa.int64()), count),
-                pa.array(deleted.astype(np.uint8)),
+                pa.array(deleted.astype(np.int8)),
                 pa.array(before),
             ],
             names=[HASH, *keys.column_names, *merged.values.column_names, SEQ, OP, _PREVIOUS],

@@ -113,7 +113,7 @@ def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
                 "flights": np.ones(end - start, np.int64),
                 "delay": (order[start:end] % 60).astype(np.float64),
                 "_seq": np.ones(end - start, np.int64),
-                "_op": np.zeros(end - start, np.uint8),
+                "_op": np.zeros(end - start, np.int8),
             }
         )
         made.append(

@@ -51,7 +51,7 @@ def ssts(
     rows = (
         rows.append_column("_hash", pa.array(hashes))
         .append_column("_seq", pa.array(np.full(rows.num_rows, seq)))
-        .append_column("_op", pa.array(np.zeros(rows.num_rows, np.uint8)))
+        .append_column("_op", pa.array(np.zeros(rows.num_rows, np.int8)))
         .append_column("_prev_seq", pa.array(before))
     )
     return tuple(write_parts(store, app, stage, table, rows, level, cache))

@@ -8,7 +8,7 @@ import typer
 from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, KEY, REF, TABLE, Many, argument, flag, key_values, option
+from ..options import APP, DRY_RUN, KEY, REF, TABLE, Many, argument, flag, key_values, option, span
 from ..session import Session, verb
 
 
@@ -142,14 +142,21 @@ def get(
     "slackwater export flights@before-deploy flights-before-deploy    # a folder, of which import makes an app",
     "slackwater export flights@before-deploy out.duckdb",
     "slackwater export flights@-5m carriers.duckdb --table carriers --force",
+    "slackwater export flights --iceberg s3://lake/flights --every 1m",
     kafka=True,
+    changes=True,
 )
 def export(
     session: Session,
     ref: str = REF,
-    file: Path = argument("DIR|FILE", "The folder to write; or the DuckDB file, which ends in .duckdb, .ddb or .db."),
-    table: Many = option("NAME", "In a file, only this table; may be repeated. Default: all of them."),
+    file: Path | None = argument(
+        "DIR|FILE", "The folder to write; or the DuckDB file, which ends in .duckdb, .ddb or .db.", None
+    ),
+    table: Many = option("NAME", "In a file, or with --iceberg, only this table; may be repeated. Default: all."),
     force: bool = flag("--force", "Overwrite a file that is there."),
+    iceberg: str = option("ROOT", "Make Iceberg tables of them, under s3://bucket/prefix or a folder.", ""),
+    every: int | None = span("With --iceberg: keep them up to date, so often.", least_ms=1_000),
+    keep: int = span("With --iceberg: how long a replaced snapshot stays readable. Default: 1h.", 3_600_000),
 ) -> None:
     """Write a moment to a folder of plain Parquet, or its tables to a DuckDB file.
 
@@ -157,9 +164,23 @@ def export(
     what each file is. DuckDB, pandas and Spark open it without slackwater, and slackwater import makes an app of it.
     A FILE has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. Either
     appears whole or not at all.
+
+    With --iceberg no row is copied: each table gets metadata of Iceberg's that points at the SSTs, in a folder of its
+    name, and a snapshot of the app keeps these. Any reader of Iceberg tables opens it.
     """
     from ...moments.query.export import ENDINGS
     from ...results.rows import exported, exported_folder
+
+    if iceberg:
+        from .iceberg import export_iceberg
+
+        if file is not None or force:
+            raise Usage("--iceberg writes no file", hint="leave DIR, FILE and --force away")
+        export_iceberg(session, ref, iceberg, table or (), every, keep)
+        return
+    if file is None or every is not None:
+        wanted = "name the folder or the DuckDB file to write, or a place for Iceberg tables: --iceberg ROOT"
+        raise Usage("nothing says where to export to" if file is None else "--every goes with --iceberg", hint=wanted)
 
     if file.suffix not in ENDINGS:
         if table or force:

@@ -105,7 +105,7 @@ def diff(
 
     def found() -> tuple[TableDiff, ...]:
         now = (StoredCut(each.store, as_known(each.store, each.cut)) for each in (one, other))
-        return _diff(cache, *now, table=table, new_columns=new_columns)
+        return _diff(cache, *now, table, tables, new_columns=new_columns)
 
     def of_one() -> tuple[TableDiff, ...]:
         return again_if_forgotten(one.store, one.cut.app, found)
@@ -113,7 +113,15 @@ def diff(
     return again_if_forgotten(other.store, other.cut.app, of_one)
 
 
-def _diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str, new_columns: bool) -> tuple[TableDiff, ...]:
+def _diff(
+    cache: SstCache,
+    one: StoredCut,
+    other: StoredCut,
+    table: str,
+    tables: Mapping[str, KeyShare | None] | None,
+    *,
+    new_columns: bool,
+) -> tuple[TableDiff, ...]:
     declared = {
         name: manifest.table
         for moment in (other, one)

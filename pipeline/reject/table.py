@@ -64,7 +64,7 @@ class RejectedTable:
                 pa.array(hash_keys(rows, _KEY)),
                 *rows.columns,
                 pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows),
-                pa.repeat(pa.scalar(PUT, pa.uint8()), rows.num_rows),
+                pa.repeat(pa.scalar(PUT, pa.int8()), rows.num_rows),
             ],
             names=["_hash", *SCHEMA.names, "_seq", "_op"],
         )

@@ -144,7 +144,7 @@ def _as_sst(before: pa.Table, table: Table) -> pa.Table:
     internal = {
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
         SEQ: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
-        OP: pa.repeat(pa.scalar(PUT, pa.uint8()), rows.num_rows),
+        OP: pa.repeat(pa.scalar(PUT, pa.int8()), rows.num_rows),
     }
     for name, column in internal.items():
         rows = rows.append_column(name, column)

@@ -1,5 +1,6 @@
 """Schemas of state tables and of their SSTs, in Arrow's types."""
 
+import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -27,6 +28,11 @@ PUT = 0
 TOMBSTONE = 1
 FIELD_ID = b"PARQUET:field_id"
 """Where Arrow keeps the field ids of Parquet, in the metadata of a field."""
+OWN_IDS = {HASH: 1 << 30, SEQ: (1 << 30) + 1, OP: (1 << 30) + 2, PREV: (1 << 30) + 3, EXPIRES: (1 << 30) + 4}
+"""Field ids of an SST's own columns. Iceberg's readers want one of each column, and keep those above 2^31 - 201."""
+_FIRST_INSIDE = (1 << 30) + 16
+_INSIDE = 1 << 29
+"""How many ids there are for what lies in structs, lists and maps."""
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
@@ -41,24 +47,25 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 def sst_schema(table: Table) -> pa.Schema:
     """The schema of the table's SSTs: `_hash`, its columns, `_seq`, `_op`, `_prev_seq`, and with a ttl `_expires_at`.
 
-    Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`:
-    see `stored_schema`; those from before it was migrated have other columns: see `evolution`.
+    Key and value columns carry their ids (`Table.ids`), all others and what lies in nested ones ids that they have for
+    good. Those written before the table got a ttl lack `_expires_at`: see `stored_schema`; those from before it was
+    migrated have other columns: see `evolution`.
 
     Raises `Usage` where a column's type is not one that state tables have.
     """
     columns = zip(table.ids, arrow_schema(table.columns), strict=True)
     fields = [pa.field(HASH, pa.int64(), nullable=False)]
-    fields += (field.with_metadata({FIELD_ID: str(number).encode()}) for number, field in columns)
-    fields += [pa.field(SEQ, pa.int64(), nullable=False), pa.field(OP, pa.uint8(), nullable=False)]
+    fields += (with_ids(field, number) for number, field in columns)
+    fields += [pa.field(SEQ, pa.int64(), nullable=False), pa.field(OP, pa.int8(), nullable=False)]
     fields += [pa.field(PREV, pa.int64()), *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else [])]
-    return pa.schema(fields)
+    return pa.schema([with_ids(each, OWN_IDS[each.name]) if each.name in OWN_IDS else each for each in fields])
 
 
 def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
     """The schema of a table's SSTs (`sst_schema`) as one has it: with `_expires_at` or without."""
     at, has = schema.get_field_index(EXPIRES), EXPIRES in found.names
     if has and at < 0:
-        return schema.append(pa.field(EXPIRES, pa.int64()))
+        return schema.append(with_ids(pa.field(EXPIRES, pa.int64()), OWN_IDS[EXPIRES]))
     return schema.remove(at) if at >= 0 and not has else schema
 
 
@@ -68,6 +75,26 @@ def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         if name in schema.names and name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.int64()))
     return rows.select(schema.names)
+
+
+def with_ids(field: pa.Field, number: int, path: str = "") -> pa.Field:
+    """The field with a field id, and so all that lies in it.
+
+    What lies in a column keeps its name for as long as it is there, so its id follows from the column's and its path.
+    """
+    kind, types, inside = field.type, pa.types, f"{path or number}"
+
+    def child(each: pa.Field, name: str = "") -> pa.Field:
+        below = f"{inside}\0{name or each.name}"
+        return with_ids(each, _FIRST_INSIDE + zlib.crc32(below.encode()) % _INSIDE, below)
+
+    if types.is_struct(kind):
+        kind = pa.struct([child(kind.field(place)) for place in range(kind.num_fields)])
+    elif types.is_list(kind):
+        kind = pa.list_(child(kind.value_field, "element"))
+    elif types.is_map(kind):
+        kind = pa.map_(child(kind.key_field, "key"), child(kind.item_field, "value"))
+    return field.with_type(kind).with_metadata({FIELD_ID: str(number).encode()})
 
 
 def field_id(field: pa.Field) -> int:

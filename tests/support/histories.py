@@ -514,7 +514,7 @@ def write_columns(
     table = table or TABLES[stage]
     keys = pa.table({table.key[0].name: names})
     hashes = hash_keys(keys, keys.schema.names)
-    filled = {"_seq": np.full(len(names), version), "_op": np.full(len(names), op, np.uint8)}
+    filled = {"_seq": np.full(len(names), version), "_op": np.full(len(names), op, np.int8)}
     rows = pa.table({"_hash": hashes, **dict(zip(keys.schema.names, keys.columns, strict=True)), **columns, **filled})
     return write_parts(store, app, stage, table, rows)
 

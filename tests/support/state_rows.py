@@ -62,7 +62,7 @@ def state_rows(table: Table, changes: Mapping[Key, Values | None], seq: int, has
     rows = pa.Table.from_arrays([*keys.columns, *values.columns], names=[*keys.column_names, *values.column_names])
     rows = rows.append_column("_hash", pa.array(hashes.of(table, keys), pa.int64()))
     rows = rows.append_column("_seq", pa.array([seq] * len(changes), pa.int64()))
-    return rows.append_column("_op", pa.array([int(put is None) for put in changes.values()], pa.uint8()))
+    return rows.append_column("_op", pa.array([int(put is None) for put in changes.values()], pa.int8()))
 
 
 def write_version(

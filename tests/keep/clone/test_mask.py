@@ -50,7 +50,7 @@ def people(store: ObjectStore, batches: list[list[Row]], table: Table = PEOPLE) 
         rows = pa.table([pa.array(values, kind) for values, kind in zip(columns, kinds, strict=False)], names)
         rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["id"])))
         rows = rows.append_column("_seq", pa.array([seq] * rows.num_rows))
-        rows = rows.append_column("_op", pa.array(columns[-1], pa.uint8()))
+        rows = rows.append_column("_op", pa.array(columns[-1], pa.int8()))
         ssts += write_parts(store, "crm", "people", table, rows)
     manifest = Manifest(
         "crm", "people", len(batches), 1, "w", 1, "batch", table=table, ssts=tuple(reversed(ssts)), by="test"

@@ -411,7 +411,7 @@ NUMBERS = Table((Column("n", "int64"),), (Column("v", "int64"),), 1)
 def numbers(values: list[int]) -> pa.Table:
     keyed = pa.table({"n": pa.array(values, pa.int64())})
     filled = np.ones(len(values), np.int64)
-    ops = pa.array([TOMBSTONE if value % 3 == 0 else 0 for value in values], pa.uint8())
+    ops = pa.array([TOMBSTONE if value % 3 == 0 else 0 for value in values], pa.int8())
     return prepare(
         pa.table({"_hash": hash_keys(keyed, ["n"]), "n": keyed["n"], "v": filled, "_seq": filled, "_op": ops}), NUMBERS
     )

@@ -51,7 +51,7 @@ VALUES = {
     pa.binary(): st.binary(max_size=8),
     pa.string(): st.text(max_size=8),
     pa.bool_(): st.booleans(),
-    pa.uint8(): st.integers(0, 1),
+    pa.int8(): st.integers(0, 1),
     pa.int32(): st.integers(-(2**31), 2**31 - 1),
     pa.int64(): INT64,
     pa.decimal128(38, 2): st.decimals(-(10**6), 10**6, places=2),

@@ -172,7 +172,7 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
         keys.append_column("n", pa.array(np.full(60_000, 5)))
         .append_column("_hash", pa.array(hash_keys(keys, ["k"])))
         .append_column("_seq", pa.array(np.ones(60_000, np.int64)))
-        .append_column("_op", pa.array(np.zeros(60_000, np.uint8)))
+        .append_column("_op", pa.array(np.zeros(60_000, np.int8)))
     )
     old = write(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
     places = Places("a", "s", local.url, {}, (tmp_path / "cache", LARGE), 30)

@@ -31,7 +31,7 @@ def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *
     rows = pa.table({"n": keys, "v": RANDOM.integers(1 << 62, size=len(keys)), "w": np.full(len(keys), seq)})
     rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["n"])))
     rows = rows.append_column("_seq", pa.array(np.full(len(keys), seq)))
-    rows = rows.append_column("_op", pa.array(np.zeros(len(keys), np.uint8)))
+    rows = rows.append_column("_op", pa.array(np.zeros(len(keys), np.int8)))
     return writer.write(store, cache, app="a", stage="s", table=TABLE, partition=0, rows=rows, level=level)  # type: ignore[arg-type]
 
 

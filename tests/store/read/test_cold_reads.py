@@ -35,7 +35,7 @@ def put(store: CountingStore, numbers: np.ndarray, seq: int) -> Sst:
         keys.append_column("v", pa.array(numbers * 10 + seq))
         .append_column("_hash", pa.array(hash_keys(keys, ["k"])))
         .append_column("_seq", pa.array(np.full(len(numbers), seq)))
-        .append_column("_op", pa.array(np.zeros(len(numbers), np.uint8)))
+        .append_column("_op", pa.array(np.zeros(len(numbers), np.int8)))
     )
     return writer.write(store, None, app="a", stage="s", table=NUMBERED, partition=0, rows=rows)
 

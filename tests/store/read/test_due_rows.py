@@ -31,7 +31,7 @@ def write(
 ) -> Sst:
     rows = pa.table({"key": keys, "n": keys * 2, DUE: pa.array(due, pa.int64())})
     hashes = hash_keys(rows, ["key"])
-    op = np.zeros(len(keys), np.uint8)
+    op = np.zeros(len(keys), np.int8)
     rows = rows.append_column("_hash", pa.array(hashes)).append_column("_seq", pa.array(np.full(len(keys), seq)))
     rows = rows.append_column("_op", pa.array(op)).select(["key", *(each.name for each in table.values), *_OWN])
     return writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)

@@ -120,7 +120,7 @@ def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], li
         .append_column("_sum", pa.nulls(num_rows, pa.decimal128(38, 2)))
         .append_column("_hash", pa.array(hashes))
         .append_column("_seq", pa.array(np.ones(num_rows, np.int64)))
-        .append_column("_op", pa.array(np.zeros(num_rows, np.uint8)))
+        .append_column("_op", pa.array(np.zeros(num_rows, np.int8)))
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "ROW_GROUP_ROWS", GROUP_ROWS)

@@ -38,7 +38,7 @@ def written(kind: str, values: list[object], piece: int) -> tuple[MemoryStore, S
             "k": keys["k"].to_numpy()[order],
             "v": pa.array([values[at] for at in order]),
             "_seq": np.arange(len(values))[order] + 1,
-            "_op": np.zeros(len(values), np.uint8),
+            "_op": np.zeros(len(values), np.int8),
             "_prev_seq": np.zeros(len(values), np.int64),
         }
     )

@@ -29,7 +29,7 @@ def put(store: CountingStore, hashes: np.ndarray) -> Sst:
             "k": np.arange(len(hashes)),
             "v": np.zeros(len(hashes)),
             "_seq": np.ones(len(hashes), np.int64),
-            "_op": np.zeros(len(hashes), np.uint8),
+            "_op": np.zeros(len(hashes), np.int8),
         }
     )
     return writer.write(store, None, app="a", stage="s", table=KEYED, partition=0, rows=rows)

@@ -71,7 +71,7 @@ def test_pages_give_the_same_rows_as_the_whole(data: st.DataObject) -> None:
     num = rows.num_rows
     stored = rows.append_column("_hash", pa.array(hashes))
     stored = stored.append_column("_seq", pa.array(np.arange(1, num + 1)))
-    stored = stored.append_column("_op", pa.array(np.zeros(num, np.uint8)))
+    stored = stored.append_column("_op", pa.array(np.zeros(num, np.int8)))
     store = MemoryStore()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "ROW_GROUP_ROWS", data.draw(st.integers(1, 40), "rows of a row group"))
@@ -110,7 +110,7 @@ def test_all_rows_of_a_row_group_are_read_without_its_index() -> None:
     keys = pa.table({"k": np.arange(5_000)})
     rows = keys.append_column("v", keys["k"].cast(pa.string())).append_column("_hash", pa.array(hash_keys(keys, ["k"])))
     rows = rows.append_column("_seq", pa.array(np.ones(5_000, np.int64)))
-    rows = rows.append_column("_op", pa.array(np.zeros(5_000, np.uint8)))
+    rows = rows.append_column("_op", pa.array(np.zeros(5_000, np.int8)))
     sst = writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
     reads = Reads()
     (block,) = RangedSst(store, sst, table, reads).read([Part(0, None)])

@@ -249,11 +249,11 @@ def test_event_times_are_milliseconds_whatever_their_type(
 ) -> None:
     table = replace(TABLE, values=(Column("at", kind),), ttl=Ttl(7, "at"))
     rows = columns(table.values, [(value,) for value in values])
-    rows = rows.append_column("_op", pa.array([0] * len(values), pa.uint8()))
+    rows = rows.append_column("_op", pa.array([0] * len(values), pa.int8()))
     stamped = expiry.with_expiry(rows, table, 123)
     assert stamped[EXPIRES].to_pylist() == [None if at is None else at + 7 for at in expected]
     assert expiry.latest_event_ms(stamped, table.ttl) == max(at for at in expected if at is not None)
-    deleted = rows.set_column(1, "_op", pa.array([1] * len(values), pa.uint8()))
+    deleted = rows.set_column(1, "_op", pa.array([1] * len(values), pa.int8()))
     assert expiry.with_expiry(deleted, table, 123)[EXPIRES].null_count == len(values)
     assert expiry.latest_event_ms(deleted, table.ttl) is None
 
@@ -298,7 +298,7 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
 
 def test_while_it_is_off_rows_are_written_that_never_expire() -> None:
     off = replace(TABLE, ttl=Ttl(0))
-    rows = pa.table({"v": [1], "_op": pa.array([0], pa.uint8())})
+    rows = pa.table({"v": [1], "_op": pa.array([0], pa.int8())})
     assert expiry.with_expiry(rows, off, 5)[EXPIRES].to_pylist() == [None]
     assert expiry.with_expiry(rows, FOR_EVER, 5) == rows
 

@@ -98,7 +98,7 @@ def many_routes(num_rows: int, seq: int = 1) -> pa.Table:
         .append_column("_sum", pa.nulls(num_rows, pa.decimal128(38, 2)))
         .append_column("_hash", pa.array(hash_keys(keys, ["origin", "dest"])))
         .append_column("_seq", pa.array(np.full(num_rows, seq)))
-        .append_column("_op", pa.array(np.zeros(num_rows, np.uint8)))
+        .append_column("_op", pa.array(np.zeros(num_rows, np.int8)))
     )
 
 

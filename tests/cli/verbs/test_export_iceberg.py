@@ -1,0 +1,94 @@
+"""`slackwater export --iceberg` as it is typed."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.table import StaticTable
+from slackwater.client import iceberg
+from slackwater.client.client import Client
+from slackwater.store.objects.protocol import ObjectStore
+
+from tests.cli.verbs.calling import done, from_json, process, rows_of, slackwater
+from tests.support.histories import FlightsApp, flights
+from tests.support.iceberg import rows
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+def found(tmp_path: Path, name: str = "carriers") -> Any:
+    return rows(StaticTable.from_metadata(str(tmp_path / "my lake" / name)))
+
+
+def test_any_reader_of_iceberg_opens_the_tables(app: FlightsApp, tmp_path: Path) -> None:
+    words = done("export", "flights@~2", "--iceberg", "my lake")
+    assert words.startswith(f"flights@~2 as Iceberg tables in {tmp_path / 'my lake'}, ")
+    assert words.count("new snapshot") == 2
+    for name in ("carriers", "aircraft"):
+        assert found(tmp_path, name) == rows_of("flights@~2", f"FROM {name} ORDER BY 1")
+    assert done("export", "flights@~2", "--iceberg", "my lake").count("as it was") == 2
+    written = from_json("export", "flights", "--iceberg", "my lake", "--table", "carriers", "--keep", "2h")
+    assert [(each["name"], each["moved"]) for each in written["tables"]] == [("carriers", True)]
+    assert written["tables"][0]["location"] == f"file://{tmp_path / 'my lake'}/carriers"
+    assert found(tmp_path) == rows_of("flights", "FROM carriers ORDER BY 1")
+    assert "iceberg-" in done("snapshot", "list", "flights")
+    logged = done("log", "flights", "--operations")
+    assert f"flights (carriers) as Iceberg tables in {tmp_path / 'my lake'}" in logged
+
+
+def test_the_same_from_python(app: FlightsApp, tmp_path: Path, store: ObjectStore) -> None:
+    from slackwater.client import open as opened
+
+    with opened(str(tmp_path / "store")) as client:
+        assert isinstance(client, Client)
+        shown = client.app("flights").at("~2").export_iceberg("my lake", ["carriers"], keep="30m")
+    assert "new snapshot" in repr(shown)
+    assert found(tmp_path) == rows_of("flights@~2", "FROM carriers ORDER BY 1")
+
+
+def test_kept_up_to_date_it_tells_what_moved(app: FlightsApp, tmp_path: Path) -> None:
+    with process("export", "flights", "--iceberg", "my lake", "--every", "1s", "--json") as running:
+        assert running.stdout is not None
+        first = json.loads(running.stdout.readline())
+        assert [each["moved"] for each in first["tables"]] == [True, True]
+        app.run(flights(20, delay=3))
+        shown = first
+        while shown["versions"]["carriers"] != app.heads["carriers"].version:  # it may have looked between commits
+            shown = json.loads(running.stdout.readline())
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=60) == 0
+    assert found(tmp_path) == rows_of("flights", "FROM carriers ORDER BY 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("flights",), "nothing says where to export to"),
+        (("flights", "out.duckdb", "--every", "1m"), "--every goes with --iceberg"),
+        (("flights", "out.duckdb", "--iceberg", "lake"), "--iceberg writes no file"),
+        (("flights/carriers@v3", "--iceberg", "lake", "--every", "1m"), "'flights/carriers@v3' is one moment for ever"),
+        (("flights", "--iceberg", "gs://lake"), "gs:// is not supported"),
+        (("flights", "--iceberg", "lake", "--every", "1ms"), "too short"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(app: FlightsApp, words: tuple[str, ...], sentence: str) -> None:
+    result = slackwater("export", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in " ".join(result.stderr.split())
+
+
+def test_a_root_within_an_app_is_refused(app: FlightsApp, tmp_path: Path) -> None:
+    result = slackwater("export", "flights", "--iceberg", str(tmp_path / "store" / "flights" / "lake"))
+    assert result.exit_code == 1
+    assert "flights" in result.stderr
+    assert not (tmp_path / "store" / "flights" / "lake").exists()
+
+
+def test_without_pyiceberg_it_says_how_to_get_it(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg, "find_spec", lambda _name: None)
+    result = slackwater("export", "flights", "--iceberg", "lake")
+    assert result.exit_code == 1
+    assert "Iceberg tables need the package pyiceberg" in result.stderr
+    assert "pip install 'slackwater[iceberg]'" in result.stderr
