@@ -104,8 +104,8 @@ def diff(
     """
 
     def found() -> tuple[TableDiff, ...]:
-        now = (StoredCut(each.store, as_known(each.store, each.cut)) for each in (one, other))
-        return _diff(cache, *now, table, tables, new_columns=new_columns)
+        then, now = (StoredCut(each.store, as_known(each.store, each.cut)) for each in (one, other))
+        return _diff(cache, then, now, table, tables, new_columns=new_columns)
 
     def of_one() -> tuple[TableDiff, ...]:
         return again_if_forgotten(one.store, one.cut.app, found)
