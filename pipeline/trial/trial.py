@@ -93,12 +93,12 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
     act = partial(CloneRun, store, options, by, news, stop, release, plan.ends)
     with ExitStack() as stack:
         stack.enter_context(spark_of("trial", plan.new, options, master="local[*]"))
-        made = act(release.keep or name, plan.start, "the changed program", plan.new_stages)
+        made = act(release.keep or name, release.start, plan.start, "the changed program", plan.new_stages)
         stack.enter_context(made.going(plan.new, is_new=True))
         compared, old = plan.end, None
         if plan.old is not None:
-            begin = plan.start if plan.sinks else plan.end
-            old = act(f"{name}-before", begin, "the program of before", plan.old_stages)
+            begin = (release.start, plan.start) if plan.sinks else (release.end, plan.end)
+            old = act(f"{name}-before", *begin, "the program of before", plan.old_stages)
             stack.enter_context(old.going(plan.old))
             compared = old.newest()
         news.doing("comparing")
