@@ -30,6 +30,7 @@ def trial(found: Trial, code: str, *, show_values: bool) -> Result:
         "seconds": round(found.seconds, 3),
         "beside": found.beside,
         "migrated": found.migrated,
+        "new_tables": found.new_tables,
         "tables": [_table_data(each, with_values=show_values) for each in found.tables],
         "sinks": [_sink_data(each, with_values=show_values) for each in found.sinks],
         "unknown_sinks": found.unknown,
@@ -71,9 +72,10 @@ def page(found: Trial, code: str, mask: Mask) -> Page:
             Section("Queries for differences that are meant that could not be carried out", found.not_allowed)
         )
     equal = [_name(each) for each in _all(found) if not _differs(each)]
-    if equal or found.unknown:
+    if equal or found.unknown or found.new_tables:
         words = [f"The same: {', '.join(equal)}."] if equal else []
-        words += [f"Not compared: {', '.join(found.unknown)}."] if found.unknown else []
+        others = (*_new(found), *found.unknown)
+        words += [f"Not compared: {', '.join(others)}."] if others else []
         sections.append(Section("The others", tuple(words)))
     return Page(
         title=f"A trial of {found.app}",
@@ -104,8 +106,13 @@ def _about(found: Trial) -> Iterator[str]:
     what = "the program of before, over the same input" if found.beside else f"{found.app} itself"
     yield f"compared with {what}, from {found.start.ref} to {found.end.ref}"
     yield from (f"migrated: {line}" for line in found.migrated)
+    yield from (f"{line}: not compared" for line in _new(found))
     if found.kept:
         yield f"the clone stays: {found.kept}"
+
+
+def _new(found: Trial) -> list[str]:
+    return [f"new table {name}, of about {plural(rows, 'row')}" for name, rows in found.new_tables.items()]
 
 
 def _notes(found: Trial) -> Iterator[str]:

@@ -40,7 +40,7 @@ from ...store.sst.types import HASH, OP, PUT, SEQ
 from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Backfill, Manifest, Sst, Table
-from ..gc.inventory import do_all
+from ..maintain.removal import discard
 
 _WORKERS = min(os.cpu_count() or 1, 4)
 """Each has the rows of an SST in memory, encoded."""
@@ -264,13 +264,6 @@ def is_needed(store: ObjectStore, head: Manifest, backfill: Backfill, now_ms: in
     if any(each.kind == "batch" and not each.seq for each in since):
         return False
     return bool(runner_of(head, beats(store, head.app, now_ms)))
-
-
-def discard(store: ObjectStore, name: str) -> None:
-    """Remove the app of a backfill. Killed amidst, the same call goes on."""
-    # First its identity: what is left then is no app.
-    store.delete(keys.app_info(name))
-    do_all(lambda info: store.delete(info.key), list(store.list(f"{name}/")))
 
 
 def sweep(store: ObjectStore, head: Manifest, now_ms: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from ... import instants
 from ...errors import Forbidden, NotFound, Refused
-from ...moments.cut.graph import violations
+from ...moments.cut.graph import Cut, violations
 from ...moments.cut.refs import parse
 from ...moments.cut.resolve import telling_if_collected
 from ...moments.cut.stored import Snapshot, find_snapshot, read_snapshot
@@ -45,6 +45,7 @@ def clone(
     cache: SstCache | None = None,
     by: str,
     now_ms: int | None = None,
+    at: Cut | None = None,
     dry_run: bool = False,
     over: bool = False,
     noted: bool = True,
@@ -58,10 +59,10 @@ def clone(
     those that are not named are read on by both. It publishes `sinks`: a topic of its own for each sink by its name as
     declared, where a function gets its own name; those that are not named are not written at all. All that may be asked
     for are `terms`, with these two in them. It lives in `target_store`, or in the source's. Relative refs count from
-    `now_ms`, or the wall clock. With `dry_run`, everything is checked and nothing changed; `over` then says that a
-    clone of that name would go first. `cache` is needed where something is hidden; `on_progress` is told how many SSTs
-    are copied, and of how many. The source's log of operations tells of it if it is `noted`: not of a clone that goes
-    again with the call that wanted it.
+    `now_ms`, or the wall clock; `at` is what `source` named when the caller looked. With `dry_run`, everything is
+    checked and nothing changed; `over` then says that a clone of that name would go first. `cache` is needed where
+    something is hidden; `on_progress` is told how many SSTs are copied, and of how many. The source's log of operations
+    tells of it if it is `noted`: not of a clone that goes again with the call that wanted it.
 
     Raises `Usage` where the ref, the name or a mask is malformed, `NotFound` where there is no such app, moment, topic,
     sink or column, `Refused` where the name or one of its topics is taken, a topic lacks the offsets, or records in
@@ -71,7 +72,7 @@ def clone(
     target = target_store or store
     moment_ms = instants.now_ms() if now_ms is None else now_ms
     terms = terms or Terms(topics or {}, sinks or {})
-    plan = make_plan(store, target, parse(source, now_ms=moment_ms), name, terms, channels, moment_ms, over=over)
+    plan = make_plan(store, target, parse(source, now_ms=moment_ms), name, terms, channels, moment_ms, over=over, at=at)
     if dry_run:
         return plan
     # How a pin names the clone's root.

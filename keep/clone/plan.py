@@ -72,13 +72,17 @@ def make_plan(
     now_ms: int,
     *,
     over: bool = False,
+    at: Cut | None = None,
 ) -> ClonePlan:
-    """What a clone is made of; with `over`, as if there were none of that name. Raises as `clone`."""
+    """What a clone is made of, of the cut `at`, or else of what `ref` names now. Raises as `clone`.
+
+    With `over`, as if there were none of that name.
+    """
     keys.check_name("app", name)
     check_roots(store, target, deep=terms.deep)
     if (target.url, name) == (store.url, ref.app):
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
-    cut = cut_at(store, ref)
+    cut = at if at is not None else cut_at(store, ref)
     read_topics = topics_read(cut, terms.topics)
     check_sinks(cut, terms.sinks)
     masks = Masks.of(terms.masks)

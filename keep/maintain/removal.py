@@ -187,6 +187,22 @@ def remove_app(
     return Removed(removal, contents, False)
 
 
+def discard(store: ObjectStore, app: str) -> None:
+    """Remove an app that is only another one's means, and that nobody runs: all that is stored of it, at once.
+
+    Killed amidst, the same call goes on, and meanwhile it is there for nobody.
+    """
+    found = list(store.list(f"{app}/"))
+    if not found:
+        return
+    ulid = ULID()
+    notes.add(store, keys.removing(app), Removal(str(ulid), app, ulid.milliseconds, "slackwater", {}, ()))
+    store.delete(keys.app_info(app))
+    do_all(lambda info: store.delete(info.key), [info for info in found if info.key != keys.removing(app)])
+    store.delete(keys.removing(app))
+    history.forget(store, app)
+
+
 def check_nameless(store: ObjectStore, app: str) -> None:
     """Raise `Refused` where the app in this folder has the name of another one, whatever it was called by."""
     if name := apps.name_of(store, app):

@@ -13,7 +13,7 @@ from ...store.read.cache import SstCache
 from ...store.sst.arrow_types import to_arrow
 from ...store.sst.key_share import SHARES, KeyShare
 from ...store.sst.types import arrow_schema, shape
-from ...store.versions.manifest import Column, Table, is_internal
+from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from ..cut.graph import Cut
 from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..query.columns import visible_schema
@@ -91,14 +91,15 @@ def diff(
     *,
     table: str = "",
     tables: Mapping[str, KeyShare | None] | None = None,
-    new_columns: bool = True,
+    ignore_new: bool = False,
 ) -> tuple[TableDiff, ...]:
     """How the tables of two moments differ, upstream first; a table that one of them does not have is empty there.
 
     What only `other` has was added. `table` is the only one to compare, empty for all. `tables` are the only ones of
-    those that are there, each with the share of its keys, None for all of them. Without `new_columns`, columns that
-    only `other` declares count for nothing; with them, rows from before a migration have there what it says. Reads
-    manifests, and of SSTs what was written since the two parted; of two moments that have nothing in common, all.
+    those that are there, each with the share of its keys, None for all of them. With `ignore_new`, columns and tables
+    of stages that only `other` has count for nothing; else rows from before a migration have in such a column what it
+    says. Reads manifests, and of SSTs what was written since the two parted; of two moments that have nothing in
+    common, all.
     Raises `NotFound` (neither moment has such a table, or one was collected meanwhile), `Corruption` (an SST or
     manifest is not what it should be) and `Unavailable`.
     """
@@ -135,6 +136,7 @@ def _diff(
     if table and table not in (*names, *pairs):
         raise NotFound(f"table at {one.cut.ref} or {other.cut.ref}", table, names)
     former = {new: old for old, new in pairs.items()}
+    new = new_tables(one.cut, other.cut)
 
     def side(moment: StoredCut, name: str) -> TableSide:
         name_then = name if name in moment.cut.tables else former.get(name, name)
@@ -147,12 +149,17 @@ def _diff(
     with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
         return tuple(
             replace(
-                table_diff(name, side(one, name), side(other, name), new_columns=new_columns),
+                table_diff(name, side(one, name), side(other, name), ignore_new=ignore_new),
                 formerly=former.get(name, ""),
             )
             for name in ((pairs.get(table, table),) if table else names)
-            if tables is None or name in tables
+            if (tables is None or name in tables) and not (ignore_new and name in new)
         )
+
+
+def new_tables(one: Cut, other: Cut) -> dict[str, Manifest]:
+    """The tables of stages that only `other` has, but for those that have another name in `one`."""
+    return {name: each for name, each in other.tables.items() if each.stage not in one.stages and not each.formerly}
 
 
 def _renamed(one: Cut, other: Cut) -> dict[str, str]:
@@ -166,8 +173,8 @@ def _renamed(one: Cut, other: Cut) -> dict[str, str]:
     return found
 
 
-def table_diff(name: str, before: TableSide, after: TableSide, *, new_columns: bool = True) -> TableDiff:
-    """How a table of this name differs between two sides, with or without `new_columns`. Errors as of `diff`."""
+def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bool = False) -> TableDiff:
+    """How a table of this name differs between two sides. `ignore_new` and errors as of `diff`."""
     # Ids of columns below `known` mean the same on both sides; 0 where none does.
     shared, is_one_app, known = Ancestry(), False, 0
     if before.manifest is not None and after.manifest is not None:
@@ -179,7 +186,7 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, new_columns: b
         known = max(each.next_id or len(each.columns) + 1 for each in tables)
     had, has = (_known(each, known) for each in tables)
     left_out = set[str]()
-    if not new_columns:
+    if ignore_new:
         left_out = {column.name for number, column in has.items() if number not in had}
         has = {number: column for number, column in has.items() if number in had}
     unlike = tuple(_unlike(had, has, is_migrated=tables[0].schema != tables[1].schema, by_id=bool(known)))

@@ -7,6 +7,7 @@ the oldest that is left names all of them.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 
 from ...errors import NotFound, Refused
@@ -38,12 +39,17 @@ def check_unused(store: ObjectStore, app: str) -> None:
     # What is left of an app whose identity is gone has no snapshots that anybody could have made.
     found = list_snapshots(store, app) if apps.find_app(store, app) is not None else ()
     pins = [snapshot for snapshot in found if snapshot.kind == "clone"]
-    living = ((pin.clone, pin.clone_root) for pin in pins if clone_lives(store, pin) and not _name(store, pin))
+    names = cache(lambda root: apps.called(store.at(root)))
+    living = (
+        (pin.clone, pin.clone_root)
+        for pin in pins
+        if clone_lives(store, pin) and not apps.name_in(names(pin.clone_root), pin.clone)
+    )
     roots = sorted({"", *(pin.clone_root for pin in pins)})
     sharing = ((other, root) for root in roots for other, objects in shared(store, app, root) if objects)
     for clone, root in chain(living, sharing):
         first = f"remove {clone} first"
-        if name := apps.name_of(store.at(root), clone):
+        if name := apps.name_in(names(root), clone):
             first = f"merge what {name} shares (slackwater compact {name} --full), and let gc collect what came before"
         raise Refused(
             f"app {clone!r}{_under(root)} lives from {app}: it is a clone, and shares its SSTs",
@@ -73,11 +79,6 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
         return False
     origin = info.origin
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)
-
-
-def _name(store: ObjectStore, pin: Snapshot) -> str:
-    """The name that went over to a clone, in a promotion; empty for none."""
-    return apps.name_of(store.at(pin.clone_root), pin.clone)
 
 
 def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:

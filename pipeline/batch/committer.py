@@ -11,14 +11,11 @@ does where columns were backfilled meanwhile, once its own rows are, too. Where 
 promoted, a batch that did anything is `Outdated`. What else took the number ends this writer.
 """
 
-import fcntl
-import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,7 +30,6 @@ from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest
 from ...store.versions.manifest import BESIDE_BATCHES, Backfill, Manifest, Sst
 from ...store.versions.side_tables import all_ssts
-from ...whole_file import locked
 from ..upkeep.meter import StageMeter
 
 _UPLOADS = 4
@@ -307,31 +303,3 @@ class Committer:
 def spools_beside(cache_folder: Path) -> Path:
     """The folder of all runners that have this cache: on the same disk, and not in what the cache may evict."""
     return cache_folder.with_name(f"{cache_folder.name}-spool")
-
-
-@contextmanager
-def spool_folder(parent: Path, writer: str) -> Iterator[Path]:
-    """A folder for this process alone, empty, and removed at the end."""
-    parent.mkdir(parents=True, exist_ok=True)
-    folder, lock = parent / writer, parent / f"{writer}.lock"
-    # Before the folder: one without a lock that is held belongs to nobody.
-    with locked(lock, lambda: None):
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-
-
-def sweep_spools(parent: Path) -> None:
-    """Remove what runners have left that died. Those that live are let be."""
-    for folder in [each for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else ():
-        lock = folder.with_name(f"{folder.name}.lock")
-        try:
-            with suppress(FileNotFoundError), lock.open() as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 A user's functions are applied to empty streams once, upstream first. What cannot be kept or sent is refused.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +18,7 @@ from ...fold.fits import check_default
 from ...fold.kinds.due import window_of
 from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
 from ...fold.multi_input import name_of
+from ...own_folder import temporary_folder
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.versions import keys
@@ -91,7 +91,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     """
     known: dict[str, Shape] = {}
     forget_latest()
-    with tempfile.TemporaryDirectory(prefix="slackwater-") as empty:
+    with temporary_folder() as empty:
         for stage in app.in_order():
             inputs = {
                 name: parse_ddl(TOPIC_SCHEMA) if isinstance(one, Topic) else known[app.writer_of(one).name].emits[one]

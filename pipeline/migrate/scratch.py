@@ -24,9 +24,9 @@ from pyspark.sql import functions as F
 
 from ... import instants
 from ...errors import Refused
-from ...keep.backfill.fill import discard
 from ...keep.backfill.targets import BackfillTarget
 from ...keep.backfill.windows import is_told, read_through, tell
+from ...keep.maintain.removal import discard
 from ...moments.cut.moments import version_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache

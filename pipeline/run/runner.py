@@ -1,6 +1,5 @@
 """Running an app: check its program, claim its stages, build a runner for each, and have them supervised."""
 
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,11 +12,12 @@ from ...errors import Refused
 from ...keep.gc.retention import Retention
 from ...keep.migrate.migrate import check_newest
 from ...moments.cut.stored import notify
+from ...own_folder import own_folder, sweep, temporary_folder
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
 from ..batch.batch_report import BatchReport
-from ..batch.committer import spool_folder, spools_beside, sweep_spools
+from ..batch.committer import spools_beside
 from ..batch.job import StageConfig
 from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageRunner
@@ -97,8 +97,7 @@ def run(
                 patience_s=options.patience_s,
             )
             stack.callback(publishers.close)
-            temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
-            scratch = Path(stack.enter_context(temporary))
+            scratch = stack.enter_context(temporary_folder())
             planners = PlannerFiles(scratch / "told")
             retention = options.retention(app.name)
             archiver, spool = _archiver(start, options, retention, spark, news, stack)
@@ -212,9 +211,9 @@ def _build(
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     spools, app = spools_beside(options.cache_folder), start.claimer.app.name
-    sweep_spools(spools)
+    sweep(spools)
     runs_ahead = any(limits.max_unflushed for limits in start.limits.values())
-    spool = stack.enter_context(spool_folder(spools, start.claimer.writer)) if runs_ahead else None
+    spool = stack.enter_context(own_folder(spools, start.claimer.writer)) if runs_ahead else None
     local = (spark.sparkContext.master or "").startswith("local")
     names: dict[str, str] = {}
 

@@ -15,7 +15,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -29,6 +28,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 
+from ...own_folder import temporary_folder
 from ...printable import printable
 
 _NOISE = (
@@ -79,9 +79,9 @@ def start(settings: dict[str, str]) -> SparkContext:
             conf = SparkConf().setAll(list(settings.items()))
             if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
                 submit = Path(_find_spark_home()) / "bin" / "spark-submit"
-                with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
+                with temporary_folder() as folder:
                     text = _SUBMIT_SCRIPT.format(submit=shlex.quote(str(submit)))
-                    how = {"executable": _executable(Path(folder) / "spark-submit", text), "start_new_session": True}
+                    how = {"executable": _executable(folder / "spark-submit", text), "start_new_session": True}
                     gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
                 made.set_result(SparkContext(conf=conf, gateway=gateway))
             else:
@@ -121,8 +121,8 @@ def interpreter(*, on_this_machine: bool, said: str = "") -> Iterator[None]:
     if "PYSPARK_PYTHON" in os.environ:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
-        os.environ["PYSPARK_PYTHON"] = said or (_script(Path(folder)) if on_this_machine else sys.executable)
+    with temporary_folder() as folder:
+        os.environ["PYSPARK_PYTHON"] = said or (_script(folder) if on_this_machine else sys.executable)
         try:
             yield
         finally:

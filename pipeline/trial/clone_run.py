@@ -9,18 +9,12 @@ from time import monotonic
 
 from ... import instants
 from ...durations import DAY_MS
-from ...errors import Refused
-from ...keep.backfill.fill import discard
-from ...keep.clone.clone import clone
 from ...keep.clone.plan import Terms
 from ...keep.migrate.migrate import lines
 from ...moments.cut.graph import Cut
 from ...moments.cut.resolve import resolve
-from ...moments.status.lag import lapsed
-from ...moments.take.remove import remove_pins_without_clone
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.key_share import KeyShare
-from ...store.versions import apps
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..batch.schemas import shapes
@@ -36,6 +30,7 @@ from ..spark.session import running_session
 from .plan import Release
 from .progress import Ends, check_reached, in_all_to_read
 from .sample import sampled
+from .scratch_clone import ScratchClone
 
 _LOOK_S = 1.0
 
@@ -53,7 +48,10 @@ class CloneRun:
     ends: Ends
     name: str
     """Of the clone."""
+    ref: str
+    """The moment at which it begins,"""
     start: Cut
+    """and what that was when the trial began."""
     what: str
     """The program, in words."""
     stages: tuple[str, ...]
@@ -76,30 +74,23 @@ class CloneRun:
         """
         if self._keeps:
             # Its name is the user's: what has it is not this trial's to remove.
+            self._clone.make(noted=True)
             yield self._run(program, is_new=is_new)
             return
-        self._drop()
-        try:
+        # It goes once, however often somebody asks for it meanwhile.
+        with self._clone.there(self.stop.in_order):
             yield self._run(program, is_new=is_new)
-        finally:
-            # Once, however often somebody asks for it meanwhile.
-            with self.stop.in_order():
-                self._drop()
 
-    def _run(self, program: App, *, is_new: bool) -> CloneRun:
+    @property
+    def _clone(self) -> ScratchClone:
         kafka = archived(open_kafka(self.options.kafka), self.store, self.release.app)
         channels = KafkaChannels(kafka, patience_s=self.options.patience_s)
         # Whatever kills a trial, `clone rm --expired` finds what it left.
         terms = Terms(owner=self.by, reason=f"a trial of {self.release.code}", ttl_ms=0 if self._keeps else DAY_MS)
-        clone(
-            self.store,
-            self.start.ref,
-            self.name,
-            terms=terms,
-            channels=channels,
-            by=self.by,
-            noted=self._keeps,
-        )
+        begin = self.ref, self.start
+        return ScratchClone(self.store, *begin, self.name, terms, channels, self.by, self._forget, self._wait)
+
+    def _run(self, program: App, *, is_new: bool) -> CloneRun:
         program = replace(program, name=self.name)
         # Spark is asked for the schemas, and would take an answer that nobody waited for as that to the next question.
         with self.stop.in_order():
@@ -147,21 +138,9 @@ class CloneRun:
         if self.stop.now.wait(_LOOK_S):
             raise StopRequested
 
-    def _drop(self) -> None:
-        """Remove the clone, whatever an earlier call has left of it, and its pin. Killed amidst, the next call does."""
-        source = self.release.app
-        info = apps.find_app(self.store, self.name)
-        if info is not None and (info.origin is None or info.origin.app != source):
-            raise Refused(f"app {self.name!r} is none of a trial of {source}, which would have that name")
-        if not lapsed(self.store, self.name, self._wait):
-            raise Refused(
-                f"the same trial of {source} is under way: a runner has its clone, {self.name}",
-                hint="wait until that has ended",
-            )
+    def _forget(self) -> None:
+        """Remove what Kafka has of the clone."""
         kafka = open_kafka(self.options.kafka)
-        topics = [topic for topic in kafka.partition_counts() if topic.startswith(f"{self.name}-")]
-        discard(self.store, self.name)
-        remove_pins_without_clone(self.store, source, self.name, "")
-        if topics:
+        if topics := [topic for topic in kafka.partition_counts() if topic.startswith(f"{self.name}-")]:
             kafka.delete_topics(topics)
             kafka.delete_groups([group_of(self.name, stage) for stage in self.start.stages])

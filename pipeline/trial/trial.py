@@ -10,15 +10,16 @@ Both clones go at the end. The app is only read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from xxhash import xxh3_64_hexdigest
 
 from ...moments.cut.graph import Cut
 from ...moments.diff.allowed import without_all
-from ...moments.diff.moments import StoredCut, TableDiff, diff
+from ...moments.diff.moments import StoredCut, TableDiff, diff, new_tables
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -58,10 +59,12 @@ class Trial:
     """The clone that stays."""
     not_allowed: tuple[str, ...] = ()
     """Queries for differences that are meant that could not be carried out, each with the reason: these count."""
+    new_tables: Mapping[str, int] = field(default_factory=dict)
+    """Those that only the changed program has, and about how many rows: there is nothing to compare them with."""
 
     @property
     def same(self) -> bool:
-        """Whether no row differs; that a table has other columns, the migration says."""
+        """Whether no row differs; that a table is new or has other columns, the migration says."""
         return not any(len(each.changes) for each in self.tables) and all(each.equal for each in self.sinks)
 
 
@@ -93,18 +96,21 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
     act = partial(CloneRun, store, options, by, news, stop, release, plan.ends)
     with ExitStack() as stack:
         stack.enter_context(spark_of("trial", plan.new, options, master="local[*]"))
-        made = act(release.keep or name, plan.start, "the changed program", plan.new_stages)
+        made = act(release.keep or name, release.start, plan.start, "the changed program", plan.new_stages)
         stack.enter_context(made.going(plan.new, is_new=True))
         compared, old = plan.end, None
         if plan.old is not None:
-            begin = plan.start if plan.sinks else plan.end
-            old = act(f"{name}-before", begin, "the program of before", plan.old_stages)
+            begin = (release.start, plan.start) if plan.sinks else (release.end, plan.end)
+            old = act(f"{name}-before", *begin, "the program of before", plan.old_stages)
             stack.enter_context(old.going(plan.old))
             compared = old.newest()
         news.doing("comparing")
-        cuts = StoredCut(store, compared), StoredCut(store, made.newest())
-        tables, wrong = without_all(diff(cache, *cuts, tables=made.tried, new_columns=False), release.allow)
-        both = sink_diffs(store, open_kafka(options.kafka), old.newest(), made.newest()) if old is not None else ()
+        newest, tried = made.newest(), made.tried
+        cuts = StoredCut(store, compared), StoredCut(store, newest)
+        found = diff(cache, *cuts, tables=tried, ignore_new=True)
+        tables, wrong = without_all(found, release.allow)
+        both = sink_diffs(store, open_kafka(options.kafka), compared, newest) if old is not None else ()
+        new = {name: each for name, each in new_tables(compared, newest).items() if tried is None or name in tried}
         return Trial(
             release.app,
             plan.start,
@@ -118,6 +124,7 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
             tuple(made.migrated),
             release.keep,
             wrong,
+            {name: sum(sst.rows - sst.tombstones for sst in each.ssts) for name, each in new.items()},
         )
 
 

@@ -102,7 +102,12 @@ def called(store: ObjectStore) -> dict[str, str]:
 
 def name_of(store: ObjectStore, folder: str) -> str:
     """The name of another app that this folder's app has by a promotion; empty for none. Requests as `called`."""
-    name = called(store).get(folder, "")
+    return name_in(called(store), folder)
+
+
+def name_in(names: Mapping[str, str], folder: str) -> str:
+    """The same by what `called` gave."""
+    name = names.get(folder, "")
     return "" if "~" in name else name
 
 

@@ -1,7 +1,5 @@
 """Stages that run ahead of the store: acknowledged on this machine, committed in order behind the batches."""
 
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,9 +17,6 @@ from slackwater.pipeline.batch.committer import (
     Committed,
     Committer,
     PendingVersion,
-    spool_folder,
-    spools_beside,
-    sweep_spools,
 )
 from slackwater.pipeline.batch.job import Limits
 from slackwater.pipeline.run.preflight import check_unflushed
@@ -463,26 +458,6 @@ def test_only_puts_wait(tmp_path: Path) -> None:
         store.get("a/sst")
     with pytest.raises(ObjectNotFound):
         store.upload("a/sst")
-
-
-def test_a_runner_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(tmp_path: Path) -> None:
-    parent = spools_beside(tmp_path / "cache")
-    assert parent == tmp_path / "cache-spool"
-    sweep_spools(parent)
-    program = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from slackwater.pipeline.batch.committer import spool_folder\n"
-        "with spool_folder(Path(sys.argv[1]), 'dead') as folder:\n"
-        "    (folder / 'x').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", program, str(parent)], check=False)
-    assert (parent / "dead" / "x").exists()
-    (parent / "without a lock").mkdir()
-    with spool_folder(parent, "alive") as folder:
-        sweep_spools(parent)
-        assert folder.is_dir()
-        assert sorted(path.name for path in parent.iterdir()) == ["alive", "alive.lock"]
-    assert list(parent.iterdir()) == []
 
 
 def test_executors_that_do_not_share_the_disk_are_refused() -> None:

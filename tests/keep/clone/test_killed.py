@@ -60,16 +60,23 @@ def killed_at(app: FlightsApp, point: int, verb: Callable[[FlightsApp], None]) -
     return False
 
 
-def seen(app: FlightsApp) -> str:
-    """What others see of the clone: nothing, or all of it. Anything else fails."""
+def seen(app: FlightsApp, born: int = 0) -> str:
+    """What others see of the clone, whose stage `legs` was `born` with this version: nothing, or all of it.
+
+    Anything else fails.
+    """
     store = fresh(app.store)
     whole = "staging" in apps.list_apps(store)
-    for ref in ("staging", *(f"staging/{stage}" for stage in STAGES), f"staging/legs@v{app.heads['legs'].version}"):
+    for ref in (
+        "staging",
+        *(f"staging/{stage}" for stage in STAGES),
+        f"staging/legs@v{born or app.heads['legs'].version}",
+    ):
         try:
             stages = resolve(store, ref, now_ms=LATER_MS).stages.keys()
         except (NotFound, Refused) as error:
             said = error.message
-            assert not whole or "is a clone that was not finished" in said
+            assert not whole or "is a clone that was not finished" in said or "is being removed" in said
         else:
             assert whole
             # A version of one stage is committed a moment before those of the stages below.

@@ -87,12 +87,12 @@ def test_a_column_that_a_migration_added_is_compared_unless_asked_not_to(cold: S
     (found,) = diff(cold, *sides)
     assert found.unlike == ("column w is called called after", "column x is there after only")
     assert [(each.column, each.differing) for each in found.columns] == [("v", 0), ("called", 1), ("x", 2)]
-    (found,) = diff(cold, *sides, new_columns=False)
+    (found,) = diff(cold, *sides, ignore_new=True)
     assert found.unlike == ("column w is called called after",)
     assert [(each.column, each.differing) for each in found.columns] == [("v", 0), ("called", 1)]
     assert [(each.key, each.kind) for each in found.changes] == [({"k": 2}, "changed")]
     # The other way round a column has gone, which is told.
-    assert "column x is there before only" in diff(cold, *reversed(sides), new_columns=False)[0].unlike
+    assert "column x is there before only" in diff(cold, *reversed(sides), ignore_new=True)[0].unlike
 
 
 def test_tables_with_other_keys_are_not_compared(cold: SstCache) -> None:
@@ -110,6 +110,11 @@ def test_a_table_that_one_side_does_not_have_is_empty_there(cold: SstCache) -> N
     sides = StoredCut(stage.store, Cut("app", {})), StoredCut(stage.store, Cut("app", {"stage": after}))
     (found,) = diff(cold, *sides)
     assert (found.added, found.removed, found.changed) == (2, 0, 0)
+    assert diff(cold, *sides, ignore_new=True) == ()
+    # One that has gone is no news that could be passed over.
+    (found,) = diff(cold, *reversed(sides), ignore_new=True)
+    assert (found.added, found.removed, found.changed) == (0, 2, 0)
+    assert diff(cold, *sides, tables={"other": None}) == ()
 
 
 def test_a_history_takes_three_requests_a_change(cache: SstCache, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """`slackwater check`: the past of a real app, run again with the program that ran and with others."""
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from tests.cli.verbs.calling import slackwater
 from tests.support.running import LEDGER, Ledger
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark", "ledger_environment")]
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +22,6 @@ def ledger(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempP
     ledger.send(400)
     ledger.catch_up(max_records=200)
     return ledger
-
-
-@pytest.fixture(autouse=True)
-def environment(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name, value in ledger.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    yield
-    os.environ["LEDGER_VARIANT"] = ""
 
 
 def check(ledger: Ledger, code: Path, *words: str, code_of_exit: int = 0) -> Any:

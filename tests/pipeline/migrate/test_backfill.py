@@ -13,8 +13,9 @@ from slackwater.errors import Refused
 from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
-from slackwater.keep.backfill.fill import discard, is_needed, sweep
+from slackwater.keep.backfill.fill import is_needed, sweep
 from slackwater.keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
+from slackwater.keep.maintain.removal import discard
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.diff.key_history import key_history
@@ -31,7 +32,7 @@ from ulid import ULID
 
 from tests.models.profiles import SEARCHES
 from tests.pipeline.migrate.past import AGGREGATES, NAMES, UPSERTS, App, Mortal, records, table_of
-from tests.support.collecting import Killed
+from tests.support.collecting import Killed, keys_of
 
 
 @pytest.fixture
@@ -103,12 +104,13 @@ def test_what_computed_it_goes_when_no_batch_may_need_it_and_whoever_is_killed(a
     assert is_needed(app.store, app.head, done, now_ms), "more such batches may be waiting"
     app.batch(5)
     assert not is_needed(app.store, app.head, done, now_ms)
-    requests = 0
+    every, requests = keys_of(app.store, f"{backfill.app}/"), 0
     while True:
         with suppress(Killed):
             discard(Mortal(app.store, requests), backfill.app)
             break
-        assert requests == 0 or backfill.app not in apps.list_apps(app.store)
+        # Listed while all of it is there, and not from then on.
+        assert backfill.app not in apps.list_apps(app.store) or every <= keys_of(app.store, f"{backfill.app}/")
         requests += 1
     assert not list(app.store.list(f"{backfill.app}/"))
     app.batch(5)

@@ -1,9 +1,7 @@
 """`slackwater replay`: batches of a real app, run again with the program that ran and with others, and from bundles."""
 
 import json
-import os
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from tests.cli.verbs.calling import slackwater
 from tests.pipeline.replay.test_record import plant
 from tests.support.running import LEDGER, Ledger
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark", "ledger_environment")]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +33,6 @@ def ledger(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempP
     ledger.send(299)
     ledger.catch_up(max_records=200)
     return ledger
-
-
-@pytest.fixture(autouse=True)
-def environment(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name, value in ledger.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    yield
-    os.environ["LEDGER_VARIANT"] = ""
 
 
 def largest_batch(ledger: Ledger, stage: str) -> str:

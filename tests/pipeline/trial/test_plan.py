@@ -7,7 +7,9 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.keep.clone.clone import clone
+from slackwater.moments.cut.graph import Cut
 from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.diff.moments import new_tables
 from slackwater.moments.take import audit_log
 from slackwater.pipeline.trial.plan import Release, TrialPlan, make_plan
 from slackwater.pipeline.trial.progress import check_reached, in_all_to_read
@@ -116,6 +118,20 @@ def test_a_query_that_could_not_say_is_told_beside_the_result(app: FlightsApp) -
     assert (shown.data["same"], shown.data["not_allowed"]) == (True, found.not_allowed)
     assert "no column named 'x'" in shown.notes[0]
     assert "no column named" in render(trials.page(found, "new.py", Mask(False)))
+
+
+def test_a_table_that_only_the_changed_program_has_is_told_and_is_no_difference(app: FlightsApp) -> None:
+    cut = resolve(app.store, "flights", now_ms=0)
+    found = Trial("flights", cut, cut, (), (), (), 20, 1.0, False, (), new_tables={"routes": 7})
+    shown = trials.trial(found, "new.py", show_values=False)
+    assert not shown.failed
+    assert "new table routes, of about 7 rows: not compared" in shown.blocks
+    assert isinstance(shown.data, dict)
+    assert (shown.data["same"], shown.data["new_tables"]) == (True, {"routes": 7})
+    assert "Not compared: new table routes, of about 7 rows" in render(trials.page(found, "new.py", Mask(False)))
+    older = Cut(cut.app, {name: each for name, each in cut.stages.items() if name != "carriers"})
+    assert new_tables(older, cut).keys() == {"carriers"}
+    assert new_tables(cut, older) == {}
 
 
 def test_a_clone_that_goes_again_leaves_no_word_with_its_source(app: FlightsApp) -> None:

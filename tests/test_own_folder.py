@@ -1,0 +1,55 @@
+"""Folders of one process alone: none is left, and those of processes that were killed go with the next one."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from slackwater.own_folder import own_folder, sweep, temporary_folder
+from slackwater.pipeline.batch.committer import spools_beside
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from slackwater.own_folder import own_folder
+with own_folder(Path(sys.argv[1]), "dead") as folder:
+    (folder / "x").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(tmp_path: Path) -> None:
+    parent = spools_beside(tmp_path / "cache")
+    assert parent == tmp_path / "cache-spool"
+    sweep(parent)
+    subprocess.run([sys.executable, "-c", KILLED, str(parent)], check=False)
+    assert (parent / "dead" / "x").exists()
+    (parent / "without a lock").mkdir()
+    with own_folder(parent, "alive") as folder:
+        sweep(parent)
+        assert folder.is_dir()
+        assert sorted(path.name for path in parent.iterdir()) == ["alive", "alive.lock"]
+    assert list(parent.iterdir()) == []
+
+
+def test_temporary_folders_are_this_users_and_those_that_were_left_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    parent = tmp_path / f"slackwater-{os.getuid()}"
+    with temporary_folder() as first:
+        (parent / "left").mkdir()
+        with temporary_folder() as second:
+            assert {each for each in parent.iterdir() if each.is_dir()} == {first, second}
+    assert (list(parent.iterdir()), parent.stat().st_mode & 0o777) == ([], 0o700)
+    # A name that others may write under is not used.
+    parent.chmod(0o777)
+    with temporary_folder() as other:
+        assert other.parent == tmp_path
+    parent.rmdir()
+    parent.symlink_to(tmp_path)
+    with temporary_folder() as other:
+        assert other.parent == tmp_path
+    assert list(tmp_path.iterdir()) == [parent]
