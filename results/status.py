@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..keep.verify.report import CHECKS
+from ..moments.status.archives import ArchiveStatus
 from ..moments.status.cost import AppCost
 from ..moments.status.lag import InputLag
 from ..moments.status.overview import AppOverview, StageOverview
@@ -53,10 +54,33 @@ def _overview(each: AppOverview) -> Iterator[Block]:
             lag = f"{plural(sink.versions, 'version')}, {plural(sink.rows, 'row')}" if sink.rows else "0"
             rows.append((stage, sink.name, "-" if sink.place is None else f"v{sink.place}", lag))
         yield TableBlock.of(("stage", "publishes", ">up to", "lag"), rows)
+    if each.archives:
+        yield ""
+        yield archives(each.archives)
     for at in each.stages:
         if at.rejected:
             waiting = f"{plural(at.rejected, 'record')}, {at.rejected_waiting:,} waiting"
             yield f"{at.stage} rejected {waiting}: slackwater rejected {called}"
+
+
+def archives(found: Sequence[ArchiveStatus]) -> TableBlock:
+    """The input archives of an app."""
+    headings = ("input archive", ">records", ">objects", ">size", "since", ">behind", ">gaps")
+    return TableBlock.of(
+        headings,
+        (
+            (
+                one.topic if one.life == 1 else f"{one.topic}, made anew ({one.life})",
+                one.records,
+                one.objects,
+                size(one.bytes),
+                instants.iso(one.since_ms) if one.since_ms else "-",
+                one.behind,
+                len(one.gaps),
+            )
+            for one in found
+        ),
+    )
 
 
 def _stage(stage: StageOverview) -> tuple[Cell, ...]:

@@ -19,6 +19,8 @@ VERBS = {
     "clone": "clone",
     **dict.fromkeys(("promote", "rewind", "edit"), "keep"),
     "migrate": "programs",
-    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
+    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc"), "keep"),
+    "archive": "archive",
+    "app": "keep",
 }
 """In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""

@@ -1,11 +1,12 @@
 """Whether input archives hold what their indexes say: objects by their sizes, or record by record; and their gaps."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow.compute as pc
 
 from ...errors import SlackwaterError
+from ...moments.status.archives import ArchiveStatus, status_of
 from ...store.archive import index
 from ...store.archive.extents import Extent, minus
 from ...store.archive.index import ArchiveObject, Index
@@ -15,39 +16,19 @@ from .report import Verified, as_sentence, noted
 from .sst import check_sizes
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveFound:
-    """What an input archive holds."""
-
-    topic: str
-    life: int
-    """Which topic of that name: more than 1 where one was deleted and made anew."""
-    records: int
-    objects: int
-    bytes: int
-    gaps: tuple[str, ...]
-    """Offsets between what it holds that it never had, each as `[0]@10..20`: what is read there ends with an error."""
-
-
-def found_in(archive: Index) -> ArchiveFound:
-    """What an archive holds, by its index."""
-    gaps = tuple(map(str, archive.gaps))
-    return ArchiveFound(archive.topic, archive.life, archive.rows, len(archive.objects), archive.bytes, gaps)
-
-
 def check_archives(
     store: ObjectStore, app: str, *, deep: bool, on_progress: Callable[[str], None]
-) -> tuple[tuple[ArchiveFound, ...], tuple[Verified, ...]]:
+) -> tuple[tuple[ArchiveStatus, ...], tuple[Verified, ...]]:
     """What the archives of an app hold, and what is not as it must be. With `deep`, every record is read.
 
     Raises only `Unavailable`.
     """
-    there: list[ArchiveFound] = []
+    there: list[ArchiveStatus] = []
     checked: list[Verified] = []
     wrong: list[str] = []
     with noted(wrong):
         for archive in index.all_of(store, app):
-            there.append(found_in(archive))
+            there.append(status_of(archive))
             if deep:
                 checked += _reread(store, archive, on_progress)
             else:

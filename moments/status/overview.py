@@ -17,6 +17,7 @@ from ...store.versions.side_tables import rejected_of
 from ..cut.graph import order
 from ..cut.stored import open_requests
 from . import lag
+from .archives import ArchiveStatus, archives_of
 from .cost import recent
 from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
 
@@ -102,6 +103,8 @@ class AppOverview:
     """Snapshots that were asked for and are not complete yet."""
     names: tuple[str, ...] = ()
     """What it is called by promotions: the name that went over to it, or `NAME~1` where one was promoted over it."""
+    archives: tuple[ArchiveStatus, ...] = ()
+    """Of the topics that it reads."""
     damaged: tuple[str, ...] = ()
     """A sentence for each stage that is left out because its newest manifest cannot be read."""
 
@@ -163,7 +166,10 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
         for name, folders in had.items()
         if app in folders
     )
-    return AppOverview(app, info.created_ms, info.origin, stages, requested, names, tuple(damaged))
+    archives: tuple[ArchiveStatus, ...] = ()
+    with _noted(damaged, f"{app}: how far its input archive is is not known"):
+        archives = archives_of(store, app, heads.values())
+    return AppOverview(app, info.created_ms, info.origin, stages, requested, names, archives, tuple(damaged))
 
 
 @contextmanager

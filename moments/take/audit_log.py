@@ -47,7 +47,7 @@ class Operation(Struct, frozen=True):
 
 VERBS = (
     *("clone", "clone refresh", "promote", "rewind", "edit", "migrate", "backfill", "rescale", "retire", "compact"),
-    *("gc", "init", "app rm", "protect", "protect --off", "rejected --retry", "watch"),
+    *("gc", "archive", "init", "app rm", "protect", "protect --off", "rejected --retry", "watch"),
     *("snapshot take", "snapshot rm", "snapshot failed"),
 )
 """What the log calls all that is recorded."""

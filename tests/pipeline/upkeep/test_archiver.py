@@ -23,7 +23,8 @@ from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.index import Index
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions.manifest import Input, Manifest
+from slackwater.store.versions import apps
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from tests.support.manifests import manifest
 
@@ -43,6 +44,7 @@ def at(version: int, *offsets: int, stage: str = "countries") -> Manifest:
 
 
 def archiver_of(store: ObjectStore, kafka: Kafka, folder: Path | None = None) -> Archiver:
+    apps.ensure_app(getattr(store, "_inner", store), AppInfo("shop", 1))
     kept = InputSpool(folder) if folder is not None else None
     return Archiver(store, "shop", kafka, {TOPIC: 86_400_000}.get, spool=kept, by=BY, patience_s=1)
 
