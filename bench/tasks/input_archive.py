@@ -1,8 +1,8 @@
 """What the input archive costs: the same app with `[retention] input` and without, in turn, and the archive's bytes.
 
-`python -m bench.tasks.input_archive BOOTSTRAP TOPIC FOLDER ROUNDS` runs both in a fresh process and prints JSON: of each
-the seconds from commit to commit, and of the processor; the archive's bytes, and those of the same records as one plain
-Parquet file with zstd.
+`python -m bench.tasks.input_archive BOOTSTRAP TOPIC FOLDER ROUNDS` runs both in a fresh process and prints JSON: of
+each the seconds from commit to commit, and of the processor; the archive's bytes, and those of the same records as one
+plain Parquet file with zstd.
 """
 
 from __future__ import annotations

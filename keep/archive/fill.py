@@ -19,7 +19,7 @@ from ...moments.take.audit_log import record
 from ...store.archive import index
 from ...store.archive.appending import append
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
-from ...store.archive.index import Index
+from ...store.archive.index import ArchiveIndex
 from ...store.archive.merge import TARGET_BYTES
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
@@ -141,7 +141,7 @@ def _fill(
     return TopicFilled(topic, done, added, lost)
 
 
-def _archive_of(store: ObjectStore, app: str, topic: str, topic_id: str) -> Index:
+def _archive_of(store: ObjectStore, app: str, topic: str, topic_id: str) -> ArchiveIndex:
     """The archive of the topic that Kafka has, or an empty one."""
     life = index.topics(store, app).get(topic, 1)
     head = index.newest(store, app, topic, life)
@@ -163,7 +163,9 @@ def _grouped(read: list[tuple[int, Extents]], left: Extents) -> Iterator[tuple[i
         yield last_ms, group
 
 
-def _append(store: ObjectStore, kafka: InputReader, head: Index, wanted: Extents, read_ms: int, by: str) -> Index:
+def _append(
+    store: ObjectStore, kafka: InputReader, head: ArchiveIndex, wanted: Extents, read_ms: int, by: str
+) -> ArchiveIndex:
     """Append these offsets, as objects of no more bytes than they shall have."""
     writer, done = ArchiveWriter(), list[Extent]()
     for each in wanted:

@@ -9,7 +9,7 @@ from ...errors import SlackwaterError
 from ...moments.status.archives import ArchiveStatus, status_of
 from ...store.archive import index
 from ...store.archive.extents import Extent, minus
-from ...store.archive.index import ArchiveObject, Index
+from ...store.archive.index import ArchiveIndex, ArchiveObject
 from ...store.archive.objects import ArchivedRecords, ArchiveWriter, fetch
 from ...store.objects.protocol import ObjectStore
 from .report import Verified, as_sentence, noted
@@ -39,7 +39,7 @@ def check_archives(
     return tuple(there), tuple(checked)
 
 
-def _reread(store: ObjectStore, archive: Index, on_progress: Callable[[str], None]) -> Iterator[Verified]:
+def _reread(store: ObjectStore, archive: ArchiveIndex, on_progress: Callable[[str], None]) -> Iterator[Verified]:
     for number, one in enumerate(archive.objects, 1):
         on_progress(f"input archive of {archive.topic}: object {number} of {len(archive.objects)}")
         wrong: list[str] = []
@@ -49,7 +49,7 @@ def _reread(store: ObjectStore, archive: Index, on_progress: Callable[[str], Non
         yield Verified("archives", one.object, tuple(wrong))
 
 
-def _wrong_rows(store: ObjectStore, archive: Index, one: ArchiveObject) -> Iterator[str]:
+def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, one: ArchiveObject) -> Iterator[str]:
     """What the records say that the index does not."""
     order, outside = ArchiveWriter(), set[Extent]()
     times: list[int] = []

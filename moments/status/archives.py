@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from ...store.archive import index
 from ...store.archive.extents import count
-from ...store.archive.index import Index
+from ...store.archive.index import ArchiveIndex
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 
@@ -31,7 +31,7 @@ class ArchiveStatus:
     """What it holds, likewise."""
 
 
-def status_of(archive: Index, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
+def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
     """What an archive holds, by its index, beside what these stages have read."""
     stands = [at.offsets for head in heads for at in head.inputs.values() if at.topic == archive.topic]
     ends = tuple(map(max, zip_longest(*stands, fillvalue=0)))

@@ -13,7 +13,7 @@ from ..objects.protocol import ObjectStore
 from ..versions.apps import find_app
 from .columns import SCHEMA
 from .extents import Extent, Extents, common, minus, union
-from .index import ArchiveObject, Index, newest, topics
+from .index import ArchiveIndex, ArchiveObject, newest, topics
 
 if TYPE_CHECKING:
     from .objects import ArchivedRecords
@@ -24,7 +24,7 @@ class Archive:
     """One archive as an index has it. Reads the index's objects, and no other index: what it covers stays covered."""
 
     store: ObjectStore
-    index: Index
+    index: ArchiveIndex
     _open: "ArchivedRecords | None" = field(default=None, init=False, repr=False)
     """The object that was read last."""
     _of: str = field(default="", init=False, repr=False)

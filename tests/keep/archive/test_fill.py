@@ -19,7 +19,7 @@ from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.store.archive import index
 from slackwater.store.archive.extents import Extent
-from slackwater.store.archive.index import Index
+from slackwater.store.archive.index import ArchiveIndex
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -48,7 +48,7 @@ def an_app(store: ObjectStore, *, days: int = 3) -> MemoryKafka:
     return kafka
 
 
-def newest(store: ObjectStore) -> Index:
+def newest(store: ObjectStore) -> ArchiveIndex:
     found = index.newest(store, APP, TOPIC)
     assert found is not None
     return found

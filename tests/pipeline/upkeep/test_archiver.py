@@ -20,7 +20,7 @@ from slackwater.pipeline.upkeep import archiver
 from slackwater.pipeline.upkeep.archiver import Archiver
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
-from slackwater.store.archive.index import Index
+from slackwater.store.archive.index import ArchiveIndex
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps
@@ -59,7 +59,7 @@ def read_batch(kafka: Kafka, folder: Path, before: tuple[int, ...], after: tuple
                     keeper.add(Columns(chunk))
 
 
-def newest(store: ObjectStore) -> Index:
+def newest(store: ObjectStore) -> ArchiveIndex:
     found = index.newest(store, "shop", TOPIC)
     assert found is not None
     return found

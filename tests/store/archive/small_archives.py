@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 from slackwater.store.archive import columns, index, objects
 from slackwater.store.archive.extents import Extent
-from slackwater.store.archive.index import ArchiveObject, Index
+from slackwater.store.archive.index import ArchiveIndex, ArchiveObject
 from slackwater.store.objects.protocol import ObjectStore
 
 TOPIC = "orders"
@@ -31,7 +31,7 @@ def records(partition: int, offsets: Iterable[int], *, topic: str = TOPIC, size:
 
 def put(
     store: ObjectStore,
-    archive: Index,
+    archive: ArchiveIndex,
     *extents: Extent,
     read_ms: int = 1,
     gaps: frozenset[int] = frozenset(),
@@ -45,7 +45,9 @@ def put(
     return objects.write(store, index.new_object(archive), rows, extents, read_ms)
 
 
-def append(store: ObjectStore, app: str, *extents: Extent, topic: str = TOPIC, read_ms: int = 1, **of: int) -> Index:
+def append(
+    store: ObjectStore, app: str, *extents: Extent, topic: str = TOPIC, read_ms: int = 1, **of: int
+) -> ArchiveIndex:
     """Append these offsets to an archive, as one object."""
     archive = index.newest(store, app, topic) or index.empty(app, topic)
     one = put(store, archive, *extents, read_ms=read_ms, **of)
