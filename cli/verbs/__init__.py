@@ -22,6 +22,8 @@ VERBS = {
     **dict.fromkeys(("promote", "rewind", "reset", "edit"), "keep"),
     "forget": "forget",
     "migrate": "programs",
-    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
+    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc"), "keep"),
+    "archive": "archive",
+    "app": "keep",
 }
 """In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""

@@ -106,7 +106,7 @@ def diff(
 
     def found() -> tuple[TableDiff, ...]:
         then, now = (StoredCut(each.store, as_known(each.store, each.cut)) for each in (one, other))
-        return _diff(cache, then, now, table, tables, new_columns=new_columns)
+        return _diff(cache, then, now, table, tables, ignore_new=ignore_new)
 
     def of_one() -> tuple[TableDiff, ...]:
         return again_if_forgotten(one.store, one.cut.app, found)
@@ -121,7 +121,7 @@ def _diff(
     table: str,
     tables: Mapping[str, KeyShare | None] | None,
     *,
-    new_columns: bool,
+    ignore_new: bool,
 ) -> tuple[TableDiff, ...]:
     declared = {
         name: manifest.table

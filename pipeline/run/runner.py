@@ -150,7 +150,7 @@ def _archiver(
     claimer, spool = start.claimer, None
     if (spark.sparkContext.master or "").startswith("local"):
         spools = spools_beside(options.cache_folder)
-        spool = InputSpool(stack.enter_context(spool_folder(spools, f"{claimer.writer}-input")))
+        spool = InputSpool(stack.enter_context(own_folder(spools, f"{claimer.writer}-input")))
     return (
         Archiver(
             start.store,
