@@ -165,9 +165,9 @@ class StoredApp(AppReleases):
 
         Raises:
             Usage: there is no key, or one is not of its columns' types.
-            NotFound: there is no such app or table, or nothing holds any of the keys.
-            Refused: the app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot,
-                a clone, an edit or a backfill is under way; a clone cannot be reached.
+            NotFound: there is no such app or table.
+            Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
+                being forgotten; a snapshot, a clone, an edit or a backfill is under way; a clone cannot be reached.
         """
         self._check_protected("to forget keys of it", yes_really, dry_run=dry_run)
         client = self._client

@@ -12,15 +12,11 @@ from .document import Block, Remark, TableBlock, Title
 from .formats import MOST_SHOWN, duration, plural, size
 from .shown import Result, Words, result
 
-_WHAT = {
-    "input": "is yours: what stands there comes again with whatever reads the past, such as a rewind",
-    "channel": "is between stages: what was read is read no more, but by clones and rewinds",
-    "sink's own topic": "is emptied as its rows are published",
-    "sink": "was read by whoever reads it",
-    "deep clone": "has all for itself: forget the key there, too",
-    "handed out": "nobody knows where they are",
-    "replica": "",
-    "cache": "",
+_TOPICS = {
+    "input": "yours",
+    "channel": "between stages",
+    "sink's own topic": "a sink's, inside",
+    "sink's topic": "a sink's",
 }
 
 
@@ -38,7 +34,7 @@ def forgot(done: Forgot, flags: str) -> Words:
         for app, stage, version in done.versions:
             yield f"{app}/{stage} v{version} says so; all versions before it read as if the key had never been there"
     if others := done.apps[1:]:
-        yield f"it is of its clones, too: {', '.join(others)}"
+        yield f"its clones, too: {', '.join(others)}"
     for app, name in done.snapshots:
         yield f"snapshot {app}@{name} was edited"
     for each in done.unnamed:
@@ -101,19 +97,21 @@ def _held(held: Sequence[Held]) -> Iterator[Block]:
 
 def _reach(found: Sequence[OutOfReach]) -> Iterator[Block]:
     """What nobody can look into from here."""
-    rows = ((each.name, each.what, _when(each) or _WHAT[each.what]) for each in found)
-    yield TableBlock.of(("out of reach", "", ""), rows)
+    topics = [each for each in found if each.what in _TOPICS]
+    if topics:
+        rows = ((each.name, _TOPICS[each.what], _passes(each)) for each in topics)
+        yield TableBlock.of(("not in reach: topic", "", "a record passes"), rows)
+    if any(each.what == "input" for each in topics):
+        yield "what stands in topics of yours comes again with whatever reads the past from there, such as a rewind"
+    if deep := [each.name for each in found if each.what == "deep clone"]:
+        yield f"deep clones have it for themselves, forget it there, too: {', '.join(deep)}"
+    others = [each.name for each in found if each.what not in _TOPICS and each.what != "deep clone"]
+    yield f"nor are: {'; '.join(others)}"
 
 
-def _when(each: OutOfReach) -> str:
-    if each.what not in ("input", "channel", "sink's own topic"):
-        return ""
-    if each.what == "sink's own topic" and each.retention_ms == -1:
-        return _WHAT[each.what]
+def _passes(each: OutOfReach) -> str:
     if each.retention_ms is None:
-        passes = "kept for as long as the topic says (retention.ms), which nobody could be asked"
-    elif each.retention_ms < 0:
-        passes = "kept for ever: delete the records in Kafka, or the topic"
-    else:
-        passes = f"passes {duration(each.retention_ms)} after it was written, with its segment"
-    return f"{passes}; it {_WHAT[each.what]}"
+        return "when the topic says (retention.ms): nobody could be asked"
+    if each.retention_ms >= 0:
+        return f"{duration(each.retention_ms)} after it was written, with its segment"
+    return "when it is published" if each.what == "sink's own topic" else "never: delete it in Kafka"

@@ -23,7 +23,7 @@ from itertools import chain
 from ulid import ULID
 
 from ... import instants
-from ...errors import NotFound, Refused, SlackwaterError
+from ...errors import Refused, SlackwaterError
 from ...moments.cut.stored import open_requests
 from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
@@ -91,10 +91,10 @@ def forget(
     records, if there is one.
 
     Raises:
-        NotFound: there is no such app or table, or nothing holds any of the keys.
+        NotFound: there is no such app or table.
         Usage: a key is not of its columns' types.
-        Refused: the app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a
-            clone, an edit with the key, or a backfill is under way; a clone cannot be reached.
+        Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
+            being forgotten; a snapshot, a clone, an edit, or a backfill is under way; a clone cannot be reached.
         Corruption: an object is missing or damaged: what was done stays done, and the same call goes on.
         Unavailable: storage did not answer; the same call goes on.
     """
@@ -241,8 +241,8 @@ def _loose(search: Search) -> Iterator[Held]:
     store, app = search.member.store, search.member.app
     for found, one in archive.holders(search):
         yield Held(app, store.url, one.object, "input archive", found.topic, one.bytes)
-    for key, _, _ in search.captured():
-        yield Held(app, store.url, key, "records in flight", "", len(store.get(key)))
+    for key, channel, _, _ in search.captured():
+        yield Held(app, store.url, key, "records in flight", channel, len(store.get(key)))
     for key in search.edits():
         yield Held(app, store.url, key, "edit", "", len(store.get(key)))
     for key in search.operations():
@@ -271,10 +271,8 @@ def _others(me: Member, asked: Asked) -> tuple[str, ...]:
 
 def _check_held(app: str, held: Sequence[Held], store: ObjectStore) -> None:
     if not held:
-        raise NotFound(
-            f"key of app {app!r}",
-            "that was given",
-            found=f"no object under {store.url} holds it: it was never there, or was forgotten",
+        raise Refused(
+            f"no object of {app} under {store.url} holds any of these keys: they were never there, or were forgotten",
             hint=f"`slackwater log {app} --operations` tells what was forgotten; a key is meant to the letter",
         )
 

@@ -21,7 +21,8 @@ class OutOfReach:
     """Something that may hold a key, and that nobody can look into from here."""
 
     what: str
-    """`input`, `channel`, `sink's own topic`, `sink`, `deep clone`, `handed out`, `replica` or `cache`."""
+    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; or `deep clone`, `handed out`, `sink`, `cache` or
+    `replica`."""
     name: str
     retention_ms: int | None = None
     """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""
@@ -38,9 +39,10 @@ def out_of_reach(members: tuple[Member, ...], kafka: Retention | None) -> tuple[
             found["deep clone", name] = OutOfReach("deep clone", name)
     return (
         *found.values(),
-        OutOfReach("handed out", "bundles of replays, reports, exported files and backups"),
-        OutOfReach("replica", "under other roots: the next `slackwater replicate` does there what was done here"),
-        OutOfReach("cache", "SSTs on other machines' disks, which nothing reads any more: they go as others come"),
+        OutOfReach("handed out", "bundles of replays, reports, exported files, backups"),
+        OutOfReach("sink", "what the readers of sinks have made of it"),
+        OutOfReach("cache", "SSTs in caches of other machines, which nothing reads any more"),
+        OutOfReach("replica", "replicas under other roots, until the next `slackwater replicate`"),
     )
 
 
@@ -55,8 +57,8 @@ def _topics(member: Member) -> Iterator[tuple[str, str]]:
         published = apps.publishes(member.store, info, head.promotion)
         for name, sink in head.sinks.items():
             yield "sink's own topic", sink.topic
-            if published is None or name in published:
-                yield "sink", (published or {}).get(name, name)
+            if sink.kind == "topic" and (published is None or name in published):
+                yield "sink's topic", (published or {}).get(name, name)
 
 
 def _retention_ms(kafka: Retention | None, topic: str) -> int | None:

@@ -70,7 +70,7 @@ class Rewriting:
 
     def records(self, search: Search) -> Iterator[tuple[str, Records]]:
         """What becomes of the app's records in flight that hold a key; puts what has the rest of them."""
-        for key, rows, mine in search.captured():
+        for key, _, rows, mine in search.captured():
             kept = rows.filter(pa.array(~mine))
             places = rows["_partition"].to_numpy()
             gone = count_by_partition(rows.filter(pa.array(mine)), int(places.max()) + 1)

@@ -47,18 +47,25 @@ def take_out(work: Work) -> bool:
             for one in search.named(stage):
                 ssts |= work.rewriting.change(search, one)
         records = dict(work.rewriting.records(search))
-        found = _publish(work, search, ssts, records) or found
+        published = bool(ssts or records)
+        _publish(work, search, ssts, records)
         work.on_progress(f"{search.member.app}: looking through its input archive")
-        for each, rows, written_bytes in archive.take_out(search, by=work.by, now_ms=work.now_ms):
+        archived = tuple(archive.take_out(search, by=work.by, now_ms=work.now_ms))
+        for each, rows, written_bytes in archived:
             work.rewriting.count(each.bytes, written_bytes, rows)
-            found = True
+        if archived and not published:
+            # So that the stages say it, and replays of what they read.
+            _publish(work, search, {}, {}, anyhow=True)
+        found = found or published or bool(archived)
     return found
 
 
-def _publish(work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, Records]) -> bool:
-    """Have an app's index say what became of these objects; whether there are any."""
-    if not ssts and not records:
-        return False
+def _publish(
+    work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, Records], *, anyhow: bool = False
+) -> None:
+    """Have an app's index say what became of these objects, if there are any."""
+    if not (ssts or records or anyhow):
+        return
     store, app, now_ms = search.member.store, search.member.app, work.now_ms()
     edited = {
         snapshot.name: max(now_ms, snapshot.completed_ms)
@@ -70,7 +77,6 @@ def _publish(work: Work, search: Search, ssts: dict[str, Sst | None], records: d
         return head.with_changes(ssts, records, edited)
 
     forgotten.change(store, app, update, by=work.by, now_ms=now_ms)
-    return True
 
 
 def _names_any(store: ObjectStore, app: str, versions: Iterable[tuple[str, int]], ssts: dict[str, Sst | None]) -> bool:

@@ -255,7 +255,7 @@ def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache)
 def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> None:
     app = busy_app()
     there = {info.key for info in app.store.list("")}
-    with pytest.raises(NotFound, match="no object under"):
+    with pytest.raises(Refused, match="no object of flights under"):
         make(app, cache, "aircraft=N999")
     with pytest.raises(NotFound, match="plane"):
         make(app, cache, "plane=N003")
@@ -347,7 +347,7 @@ def test_after_it_every_version_snapshot_and_clone_reads_as_before_but_for_the_k
     before = {each.name: tables_of_all_versions(each.store, each.name) for each in apps}
     try:
         forget(app.store, cache, "flights", Asked.of_values({"aircraft": sorted(names)}), by="ada")
-    except NotFound:
+    except Refused:
         assert not any(occurrences(app.store, name) for name in names)
     for each in apps:
         after = tables_of_all_versions(fresh(app.store), each.name)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from slackwater.errors import NotFound
+from slackwater.errors import Refused
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.forget.asked import Asked
 from slackwater.keep.forget.forget import forget
@@ -86,7 +86,7 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
         store_of(app).clock_ms += 60_000
         try:
             make(app, cache)
-        except NotFound:
+        except Refused:
             assert point == points  # it was done
         assert occurrences(app.store, KEY) == []
         for name in ("flights", "staging"):
