@@ -21,7 +21,7 @@ from ..keep.rewind.rewind import rewind
 from ..moments.cut.refs import parse
 from ..moments.status import lag
 from ..pipeline.kafka.channels import group_of
-from ..results import erasure, maintenance, rows
+from ..results import maintenance, rows
 from ..results.shown import Result
 from .releases import AppReleases
 
@@ -181,7 +181,7 @@ class StoredApp(AppReleases):
             dry_run=dry_run,
             on_progress=on_progress,
         )
-        return erasure.forgot(done, client.flags)
+        return maintenance.forgot(done, client.flags)
 
     def verify_forgotten(
         self,
@@ -197,11 +197,11 @@ class StoredApp(AppReleases):
         """
         client, asked = self._client, _asked(keys, files)
         found = look(client.store, self.name, asked, kafka=client.channels(), deep=deep, on_progress=on_progress)
-        return erasure.looked(found, client.flags)
+        return maintenance.looked(found, client.flags)
 
     def give_up_forgetting(self) -> Result:
         """End a `forget_keys` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""
-        return erasure.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
+        return maintenance.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
         """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""

@@ -12,8 +12,9 @@ from ..moments.diff.key_history import RowChange, RowHistory
 from ..moments.query.columns import parse_key
 from ..results.shown import Result
 from ..search.verdict import Guilty, Hop, Verdict
-from ..store.versions import forgotten, history
+from ..store.versions import history
 from ..store.versions.apps import in_folder, read_app
+from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends, names_of_stage
 from .moment import Moment

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from ...moments.take.audit_log import OPERATIONS
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import codec, forgotten, history, keys
+from ...store.versions import codec, history, keys
+from ...store.versions.forgotten import index as forgotten
 from ..gc.inventory import do_all
 from . import archive
 from .held import Held

@@ -28,8 +28,10 @@ from ...moments.cut.stored import open_requests
 from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, forgotten, keys
-from ...store.versions.forgotten import Forgetting
+from ...store.versions import apps, keys
+from ...store.versions.forgotten import index as forgotten
+from ...store.versions.forgotten import under_way
+from ...store.versions.forgotten.under_way import Forgetting
 from ..edit.request import EDITS
 from . import archive
 from .asked import Asked, Keys
@@ -214,12 +216,12 @@ def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
     Raises `NotFound` where there is no such app, and `Refused` where nothing broke off.
     """
     members = family_of(store, app)
-    note = forgotten.find_forgetting(store, app)
+    note = under_way.find(store, app)
     if note is None:
         raise Refused(f"no keys of {app} are being forgotten: there is nothing to give up")
     record_once(store, app, "forget", f"given up, begun by {note.by}", by, since_ms=note.time_ms)
     for each in reversed(members):
-        forgotten.end(each.store, each.app)
+        under_way.end(each.store, each.app)
     return note
 
 
@@ -278,7 +280,7 @@ def _check_held(app: str, held: Sequence[Held], store: ObjectStore) -> None:
 
 
 def _note(search: Search) -> Forgetting:
-    found = forgotten.find_forgetting(search.member.store, search.member.app)
+    found = under_way.find(search.member.store, search.member.app)
     assert found is not None  # noqa: S101  it goes at the end
     return found
 
@@ -289,13 +291,13 @@ def _begin(work: Work) -> bool:
     ulid, salt = ULID(), secrets.token_hex(32)
     new = Forgetting(str(ulid), me.app, work.by, ulid.milliseconds, salt, work.asked.digest(salt))
     for search in work.searches:
-        found = forgotten.begin(search.member.store, search.member.app, new)
+        found = under_way.begin(search.member.store, search.member.app, new)
         if found.id == new.id:
             continue
         if found.digest != work.asked.digest(found.salt):
             if fresh and search is not work.searches[0]:
                 _end(work, only=new.id)
-            forgotten.check_none(search.member.store, search.member.app, "no others are")
+            under_way.check_none(search.member.store, search.member.app, "no others are")
         fresh, new = False, found
     return fresh
 
@@ -304,8 +306,8 @@ def _end(work: Work, only: str = "") -> None:
     """Take the notes away, the first app's last."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
-        if not only or ((found := forgotten.find_forgetting(store, app)) is not None and found.id == only):
-            forgotten.end(store, app)
+        if not only or ((found := under_way.find(store, app)) is not None and found.id == only):
+            under_way.end(store, app)
 
 
 def _check_quiet(work: Work) -> None:

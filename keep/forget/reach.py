@@ -21,8 +21,8 @@ class OutOfReach:
     """Something that may hold a key, and that nobody can look into from here."""
 
     what: str
-    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; or `deep clone`, `handed out`, `sink`, `cache` or
-    `replica`."""
+    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; else `deep clone`, `handed out`, `sink`,
+    `cache` or `replica`."""
     name: str
     retention_ms: int | None = None
     """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""

@@ -13,7 +13,7 @@ from ulid import ULID
 from ...moments.take.capture import count_by_partition
 from ...store.compaction.rewrite import without
 from ...store.versions import keys
-from ...store.versions.forgotten import Forgotten, Records
+from ...store.versions.forgotten.index import Forgotten, Records
 from ...store.versions.manifest import Sst
 from .held import NamedSst, Search
 

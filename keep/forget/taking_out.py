@@ -10,9 +10,10 @@ from ...store.compaction.merge import merge_rows
 from ...store.compaction.plan import newest_first
 from ...store.compaction.rewrite import whole_blocks
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import forgotten, history
+from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.forgotten import Forgotten, Records
+from ...store.versions.forgotten import index as forgotten
+from ...store.versions.forgotten.index import Forgotten, Records
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
 from ..rejected.schema import REJECTED_RECORDS

@@ -21,7 +21,8 @@ from ...errors import Corruption, NotFound, SlackwaterError
 from ...moments.cut.stored import list_snapshots
 from ...moments.take.audit_log import record
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
-from ...store.versions import forgotten, horizon, keys
+from ...store.versions import horizon, keys
+from ...store.versions.forgotten import under_way
 from ...store.versions.horizon import MIN_AGE_MS
 from .inventory import Inventory, do_all, last_commit_ms, named, note_end, take_inventory, unnamed_records
 from .reachable import Absent, Reachable, reachable
@@ -100,7 +101,7 @@ def collect(
     being forgotten, and `Unavailable`: the next collection goes on where this one ended.
     """
     if not dry_run:
-        forgotten.check_none(store, app, "what it has written is named by nothing yet, so nothing is collected")
+        under_way.check_none(store, app, "what it has written is named by nothing yet, so nothing is collected")
     seen = take_inventory(store, app, dry_run=dry_run)
     names: set[str] = set()
     try:

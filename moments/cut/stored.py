@@ -13,9 +13,10 @@ from ulid import ULID
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, checks, column_types, forgotten, history, keys, limits, notes
+from ...store.versions import apps, checks, column_types, history, keys, limits, notes
 from ...store.versions.checks import Wrong
-from ...store.versions.forgotten import Forgotten, added
+from ...store.versions.forgotten import index as forgotten
+from ...store.versions.forgotten.index import Forgotten, added
 from ...store.versions.notes import Notes
 from .graph import Cut
 from .in_flight import InFlight

@@ -27,7 +27,7 @@ def test_a_dry_run_lists_what_holds_it_and_what_is_out_of_reach(app: FlightsApp)
     assert any("records in flight" in line and "/channels/" in line for line in lines)
     assert "other tables: carriers." in said
     assert any(
-        line.split()[:2] == ["flights", "yours"] and line.endswith("7 days after it was written, with its segment")
+        line.split()[:2] == ["flights", "yours"] and line.endswith("7 d after it was written, with its segment")
         for line in lines
     )
     assert lines[-1] == "nothing was changed (--dry-run)"

@@ -24,7 +24,8 @@ from slackwater.moments.take.taking import request
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import forgotten, history, keys
+from slackwater.store.versions import history, keys
+from slackwater.store.versions.forgotten import under_way
 
 from tests.keep.forget.everything import occurrences, tables_of_all_versions
 from tests.support.collecting import aging_app, fresh, gc, old_app, store_of, wait
@@ -268,7 +269,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> No
         make(app, cache)
     cancel(app.store, "flights", asked)
     assert {info.key for info in app.store.list("")} - there <= {keys.notice("flights")}
-    assert forgotten.find_forgetting(app.store, "flights") is None
+    assert under_way.find(app.store, "flights") is None
 
 
 def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCache) -> None:

@@ -12,7 +12,7 @@ from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.take.snapshots import pin
 from slackwater.store.archive.extents import Extent
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import forgotten
+from slackwater.store.versions.forgotten import under_way
 
 from tests.keep.forget.everything import archive_of, occurrences, tables_of_all_versions
 from tests.models.profiles import SEARCHES, crash_points
@@ -90,7 +90,7 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
             assert point == points  # it was done
         assert occurrences(app.store, KEY) == []
         for name in ("flights", "staging"):
-            assert forgotten.find_forgetting(app.store, name) is None
+            assert under_way.find(app.store, name) is None
         known = {key for key in keys_of(store_of(app)) if "/sst/" in key}
         assert known
         assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent

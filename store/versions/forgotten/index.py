@@ -17,14 +17,13 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ... import instants
-from ...errors import CommitConflict, Refused
-from ..objects.protocol import ObjectStore
-from . import checks, keys, limits, notes
-from .checks import Wrong
-from .manifest import Manifest, Sst
-from .notes import Notes
-from .side_tables import all_ssts, each_sst
+from ....errors import CommitConflict
+from ...objects.protocol import ObjectStore
+from .. import checks, keys, limits
+from ..checks import Wrong
+from ..manifest import Manifest, Sst
+from ..notes import Notes
+from ..side_tables import all_ssts, each_sst
 
 
 class Records(Struct, frozen=True):
@@ -64,6 +63,12 @@ class Forgotten(Struct, frozen=True):
         now = self.ssts[sst.object]
         # A version may have moved an SST to another level, and nothing else.
         return None if now is None else replace(now, partition=sst.partition, level=sst.level)
+
+    def of(self, manifest: Manifest) -> Manifest:
+        """A version with the SSTs that have its rows now; the very same where it names none that held a key."""
+        if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
+            return manifest
+        return each_sst(manifest, self.sst)
 
     def names(self, objects: Iterable[str]) -> tuple[str, ...]:
         """The objects that manifests which name these SSTs mean by it."""
@@ -128,6 +133,12 @@ _looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary(
 _lock = Lock()
 
 
+def peek(store: ObjectStore, app: str) -> Forgotten:
+    """An app's index as this process knows it by now, without a request."""
+    with _lock:
+        return _known.get(store, {}).get(app) or none_of(app)
+
+
 def newest(store: ObjectStore, app: str) -> Forgotten:
     """An app's index as it is stored now. A listing, and a read if there is one. Raises `Corruption`, `Unavailable`."""
     found = INDEXES.newest(store, app) or none_of(app)
@@ -162,13 +173,9 @@ def resolved(store: ObjectStore, manifest: Manifest) -> Manifest:
 
     Raises as `newest`.
     """
-    ssts = all_ssts(manifest)
-    if not ssts:
+    if not all_ssts(manifest):
         return manifest
-    index = known(store, manifest.app, manifest.forgotten)
-    if not index.ssts or not any(sst.object in index.ssts for sst in ssts):
-        return manifest
-    return each_sst(manifest, index.sst)
+    return known(store, manifest.app, manifest.forgotten).of(manifest)
 
 
 _ATTEMPTS = 100
@@ -193,41 +200,3 @@ def change(
                 _known.setdefault(store, {})[app] = made
             return made
     raise CommitConflict(f"others kept forgetting keys of {app} at the same moment", version=0, hint="try again")
-
-
-class Forgetting(Struct, frozen=True):
-    """The note that keys are being forgotten in an app, and in those that have its SSTs: each has one."""
-
-    id: limits.Ulid
-    of: limits.Name
-    """The app that it was asked of."""
-    by: limits.Line
-    time_ms: limits.TimeMs
-    salt: limits.Line
-    digest: limits.Checksum
-    """Of the keys, with the salt: tells whether the same ones are asked for again. It goes with the note."""
-
-
-def find_forgetting(store: ObjectStore, app: str) -> Forgetting | None:
-    """The note, where keys are being forgotten in an app. One request. Raises `Corruption` and `Unavailable`."""
-    return notes.find(store, keys.forgetting(app), Forgetting)
-
-
-def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
-    """Write the note, unless there is one; the one that is there. One request, or two."""
-    return notes.add(store, keys.forgetting(app), note)
-
-
-def end(store: ObjectStore, app: str) -> None:
-    """Take the note away. One request."""
-    store.delete(keys.forgetting(app))
-
-
-def check_none(store: ObjectStore, app: str, what: str) -> None:
-    """Raise `Refused` where keys are being forgotten in an app; `what` cannot be done meanwhile. One request."""
-    if (note := find_forgetting(store, app)) is not None:
-        raise Refused(
-            f"{note.by} forgets keys of {note.of} since {instants.iso(note.time_ms)}: {what} meanwhile",
-            hint="let that end, and try again; if it broke off, `slackwater forget` with the same keys finishes it, "
-            f"and `slackwater forget {note.of} --give-up` ends it for those who do not have them",
-        )
