@@ -9,7 +9,7 @@ from .. import instants
 from ..durations import format_ms
 from ..errors import Unavailable, Usage
 from ..keep.edit.edit import edit, newest
-from ..keep.forget.asked import Asked
+from ..keep.forget.asked import KeysAsked
 from ..keep.forget.forget import forget, give_up, look
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.init.source import RowSource
@@ -289,9 +289,9 @@ class StoredApp(AppReleases):
         return maintenance.collected(done)
 
 
-def _asked(keys: Sequence[str] | Mapping[str, Iterable[object]], files: Sequence[Path]) -> Asked:
+def _asked(keys: Sequence[str] | Mapping[str, Iterable[object]], files: Sequence[Path]) -> KeysAsked:
     if isinstance(keys, Mapping):
         if files:
             raise Usage("keys by table do not go with files", hint="give TABLE=KEY each, or only files")
-        return Asked.of_values(keys)
-    return Asked.of(keys, files)
+        return KeysAsked.of_values(keys)
+    return KeysAsked.of(keys, files)

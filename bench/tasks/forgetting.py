@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from slackwater.keep.forget.asked import Asked
+from slackwater.keep.forget.asked import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.store.archive import index, objects
 from slackwater.store.archive.extents import Extent
@@ -44,7 +44,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
     _history(store, cache, num_rows, versions, person)
     holding = sum(size for _, size in _holding(store, _name(person)))
     began = time.monotonic()
-    done = forget(store, cache, "bench", Asked.of([f"people={_name(person)}"]), by="bench")
+    done = forget(store, cache, "bench", KeysAsked.of([f"people={_name(person)}"]), by="bench")
     seconds = time.monotonic() - began
     left = list(_holding(store, _name(person)))
     what = f"forget one key of {num_rows:,} rows, {versions} versions"

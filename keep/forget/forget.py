@@ -34,11 +34,11 @@ from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.under_way import Forgetting
 from ..edit.request import EDITS
 from . import archive
-from .asked import Asked, Keys
+from .asked import Keys, KeysAsked
 from .cleaning import blot, sweep
 from .family import Member, check_tables, family_of
 from .held import Held, Progress, Search, in_full
-from .reach import OutOfReach, Retention, out_of_reach
+from .reach import OutOfReach, TopicRetention, out_of_reach
 from .taking_out import Work, commit, take_out
 from .words import Words
 
@@ -78,10 +78,10 @@ def forget(
     store: ObjectStore,
     cache: SstCache,
     app: str,
-    asked: Asked,
+    asked: KeysAsked,
     *,
     by: str,
-    kafka: Retention | None = None,
+    kafka: TopicRetention | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
     dry_run: bool = False,
     on_progress: Progress = lambda _line: None,
@@ -178,9 +178,9 @@ class Looked:
 def look(
     store: ObjectStore,
     app: str,
-    asked: Asked,
+    asked: KeysAsked,
     *,
-    kafka: Retention | None,
+    kafka: TopicRetention | None,
     deep: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> Looked:
@@ -254,7 +254,7 @@ def _loose(search: Search) -> Iterator[Held]:
         yield Held(app, store.url, key, "edit", manifest.stage, len(store.get(key)))
 
 
-def _words(me: Member, asked: Asked) -> Iterator[Words]:
+def _words(me: Member, asked: KeysAsked) -> Iterator[Words]:
     """What is looked for in records, of the keys as the tables' newest versions have them. Raises `Usage`."""
     for stage, name in me.tables(asked).items():
         table = me.heads[stage].table
@@ -266,7 +266,7 @@ def _called(each: Member, store: ObjectStore) -> str:
     return each.app if each.store.url == store.url else each.name
 
 
-def _others(me: Member, asked: Asked) -> tuple[str, ...]:
+def _others(me: Member, asked: KeysAsked) -> tuple[str, ...]:
     there = (head for head in me.heads.values() if head.table is not None and not head.retired)
     return tuple(sorted(head.stage for head in there if head.stage not in me.tables(asked)))
 

@@ -23,7 +23,7 @@ from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import all_ssts, table_name
 from ..edit.request import EDITS, rows_key
 from ..gc.inventory import many
-from .asked import Asked, Keys
+from .asked import Keys, KeysAsked
 from .family import Member
 from .words import Mask, Words, holding
 
@@ -77,7 +77,7 @@ class Search:
     """Looks for keys in one app, and remembers which SSTs it has seen."""
 
     member: Member
-    asked: Asked
+    asked: KeysAsked
     words: tuple[Words, ...]
     """Of all keys, for records."""
     seen: set[str] = field(default_factory=set)

@@ -9,7 +9,7 @@ from ...store.versions import apps
 from .family import Member
 
 
-class Retention(Protocol):
+class TopicRetention(Protocol):
     """What this needs of Kafka; `pipeline` implements it."""
 
     def retention_ms(self, topic: str, /) -> int | None:
@@ -28,7 +28,7 @@ class OutOfReach:
     """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""
 
 
-def out_of_reach(members: tuple[Member, ...], kafka: Retention | None) -> tuple[OutOfReach, ...]:
+def out_of_reach(members: tuple[Member, ...], kafka: TopicRetention | None) -> tuple[OutOfReach, ...]:
     """All of an app's and its clones', in the order of the apps. Topics that several have are told once."""
     found: dict[tuple[str, str], OutOfReach] = {}
     for each in members:
@@ -42,7 +42,7 @@ def out_of_reach(members: tuple[Member, ...], kafka: Retention | None) -> tuple[
         OutOfReach("handed out", "bundles of replays, reports, exported files, backups"),
         OutOfReach("sink", "what the readers of sinks have made of it"),
         OutOfReach("cache", "SSTs in caches of other machines, which nothing reads any more"),
-        OutOfReach("replica", "replicas under other roots, until the next `slackwater replicate`"),
+        OutOfReach("replica", "replicas under other roots, until they are replicated the next time"),
     )
 
 
@@ -61,7 +61,7 @@ def _topics(member: Member) -> Iterator[tuple[str, str]]:
                 yield "sink's topic", (published or {}).get(name, name)
 
 
-def _retention_ms(kafka: Retention | None, topic: str) -> int | None:
+def _retention_ms(kafka: TopicRetention | None, topic: str) -> int | None:
     try:
         return kafka.retention_ms(topic) if kafka is not None else None
     except SlackwaterError:

@@ -13,12 +13,12 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.forgotten import index as forgotten
-from ...store.versions.forgotten.index import Forgotten, Records
+from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
 from ..rejected.schema import REJECTED_RECORDS
 from . import archive
-from .asked import Asked
+from .asked import KeysAsked
 from .held import Progress, Search
 from .rewrite import Rewriting
 
@@ -27,7 +27,7 @@ from .rewrite import Rewriting
 class Work:
     """All that a call knows."""
 
-    asked: Asked
+    asked: KeysAsked
     searches: tuple[Search, ...]
     """One an app; those that others live from come first."""
     by: str
@@ -62,7 +62,7 @@ def take_out(work: Work) -> bool:
 
 
 def _publish(
-    work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, Records], *, anyhow: bool = False
+    work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, RecordsLeft], *, anyhow: bool = False
 ) -> None:
     """Have an app's index say what became of these objects, if there are any."""
     if not (ssts or records or anyhow):
@@ -74,7 +74,7 @@ def _publish(
         if not records.keys().isdisjoint(snapshot.object_keys) or _names_any(store, app, snapshot.stages.items(), ssts)
     }
 
-    def update(head: Forgotten) -> Forgotten:
+    def update(head: ForgottenIndex) -> ForgottenIndex:
         return head.with_changes(ssts, records, edited)
 
     forgotten.change(store, app, update, by=work.by, now_ms=now_ms)
@@ -112,7 +112,7 @@ class _Version:
     stage: str
     after: int
     """Up to this version all was looked through."""
-    index: Forgotten = field(init=False)
+    index: ForgottenIndex = field(init=False)
     waiting: int = 0
     """Rejected records that wait."""
 
@@ -139,7 +139,7 @@ class _Version:
         return replace(made, side_tables=made.side_tables | {REJECTED: side})
 
 
-def _waiting(store: ObjectStore, head: Manifest, index: Forgotten) -> int:
+def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
     """How many rejected records of a stage wait to be retried, of those that are left."""
     side = head.side_tables.get(REJECTED)
     ssts = [now for sst in (side.ssts if side is not None else ()) if (now := index.sst(sst)) is not None]

@@ -22,6 +22,7 @@ from ...moments.cut.stored import list_snapshots
 from ...moments.take.audit_log import record
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
 from ...store.versions import horizon, keys
+from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.horizon import MIN_AGE_MS
 from .inventory import Inventory, do_all, last_commit_ms, named, note_end, take_inventory, unnamed_records
@@ -133,6 +134,7 @@ def collect(
             do_all(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
         if isinstance(store, Leftovers):
             do_all(store.discard, writes)
+        forgotten.sweep(store, app, old_ms)
     stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
     done = Collected(app, dry_run, retention, stages, len(records), _bytes(records), len(writes), plan.absent)
     if not dry_run:

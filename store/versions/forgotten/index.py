@@ -26,7 +26,7 @@ from ..notes import Notes
 from ..side_tables import all_ssts, each_sst
 
 
-class Records(Struct, frozen=True):
+class RecordsLeft(Struct, frozen=True):
     """What is left of an object with records in flight."""
 
     key: limits.Key | None
@@ -38,7 +38,7 @@ class Records(Struct, frozen=True):
     """How many records were forgotten, by Kafka partition, in this object since it was captured."""
 
 
-class Forgotten(Struct, frozen=True):
+class ForgottenIndex(Struct, frozen=True):
     """All that became of an app's objects: by the key of one that held a key, what has the rest of it, None for none.
 
     No name leads to another that leads on.
@@ -51,7 +51,7 @@ class Forgotten(Struct, frozen=True):
     by: limits.Line
     ssts: dict[limits.Key, Sst | None] = {}
     """As the app's manifests have it, but for partition and level, which are those that each manifest says."""
-    records: dict[limits.Key, Records] = {}
+    records: dict[limits.Key, RecordsLeft] = {}
     """Records in flight that snapshots keep."""
     snapshots: dict[limits.Name, limits.TimeMs] = {}
     """The snapshots that held such a key, and when it was taken out of them last."""
@@ -83,15 +83,15 @@ class Forgotten(Struct, frozen=True):
     def with_changes(
         self,
         ssts: dict[str, Sst | None],
-        records: dict[str, Records],
+        records: dict[str, RecordsLeft],
         snapshots: dict[str, int],
-    ) -> "Forgotten":
+    ) -> "ForgottenIndex":
         """With what became of further objects, or of those that took the place of others. Pure."""
 
         def sst_now(sst: Sst | None) -> Sst | None:
             return ssts.get(sst.object, sst) if sst is not None else None
 
-        def records_now(had: Records) -> Records:
+        def records_now(had: RecordsLeft) -> RecordsLeft:
             now = records.get(had.key or "", had)
             return now if now is had else replace(now, gone=added(had.gone, now.gone))
 
@@ -108,12 +108,12 @@ def added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(has + more for has, more in zip_longest(one, other, fillvalue=0))
 
 
-INDEXES = Notes(Forgotten, keys.forgotten, lambda each: each.number, app=lambda each: each.app)
+INDEXES = Notes(ForgottenIndex, keys.forgotten, lambda each: each.number, app=lambda each: each.app)
 """The newest counts."""
 
 
 @checks.relations.register
-def _(value: Forgotten) -> Iterator[Wrong]:
+def _(value: ForgottenIndex) -> Iterator[Wrong]:
     for name, sst in value.ssts.items():
         if sst is not None and sst.object in value.ssts:
             yield Wrong(f"ssts[{name!r}].object", sst.object, "an object that leads to no other")
@@ -122,24 +122,24 @@ def _(value: Forgotten) -> Iterator[Wrong]:
             yield Wrong(f"records[{name!r}].key", each.key, "an object that leads to no other")
 
 
-def none_of(app: str) -> Forgotten:
+def none_of(app: str) -> ForgottenIndex:
     """The index of an app of which nothing was forgotten; it is not stored."""
-    return Forgotten(app, 0, 0, "")
+    return ForgottenIndex(app, 0, 0, "")
 
 
 # By store, as `history` keeps manifests.
-_known: WeakKeyDictionary[ObjectStore, dict[str, Forgotten]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
 _looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary()
 _lock = Lock()
 
 
-def peek(store: ObjectStore, app: str) -> Forgotten:
+def peek(store: ObjectStore, app: str) -> ForgottenIndex:
     """An app's index as this process knows it by now, without a request."""
     with _lock:
         return _known.get(store, {}).get(app) or none_of(app)
 
 
-def newest(store: ObjectStore, app: str) -> Forgotten:
+def newest(store: ObjectStore, app: str) -> ForgottenIndex:
     """An app's index as it is stored now. A listing, and a read if there is one. Raises `Corruption`, `Unavailable`."""
     found = INDEXES.newest(store, app) or none_of(app)
     with _lock:
@@ -150,7 +150,7 @@ def newest(store: ObjectStore, app: str) -> Forgotten:
         return known[app]
 
 
-def known(store: ObjectStore, app: str, at_least: int = 0) -> Forgotten:
+def known(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
     """An app's index as this process knows it, which is read if that is not known, or has a lower number than that."""
     with _lock:
         found = _known.get(store, {}).get(app)
@@ -159,6 +159,11 @@ def known(store: ObjectStore, app: str, at_least: int = 0) -> Forgotten:
             return found
         looked_for[app] = at_least  # where it is missing, not with each manifest again
     return newest(store, app)
+
+
+def sweep(store: ObjectStore, app: str, before_ms: int) -> None:
+    """Delete the indexes that a newer one took the place of, written at that time or before. A listing, rarely more."""
+    INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)
 
 
 def drop(store: ObjectStore, app: str) -> None:
@@ -182,8 +187,8 @@ _ATTEMPTS = 100
 
 
 def change(
-    store: ObjectStore, app: str, update: Callable[[Forgotten], Forgotten | None], *, by: str, now_ms: int
-) -> Forgotten:
+    store: ObjectStore, app: str, update: Callable[[ForgottenIndex], ForgottenIndex | None], *, by: str, now_ms: int
+) -> ForgottenIndex:
     """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest. Returns the newest.
 
     `update` is pure, and gives None where nothing is to be changed. Raises `CommitConflict` where others kept winning
@@ -195,8 +200,7 @@ def change(
         if made is None:
             return head
         made = replace(made, number=head.number + 1, time_ms=now_ms, by=by)
-        if INDEXES.add(store, made) == made:
-            with _lock:
-                _known.setdefault(store, {})[app] = made
+        # Numbers of indexes that were swept are free again: whoever was asleep may have taken such a one.
+        if INDEXES.add(store, made) == made and newest(store, app).number == made.number:
             return made
     raise CommitConflict(f"others kept forgetting keys of {app} at the same moment", version=0, hint="try again")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.forget.asked import Asked
+from slackwater.keep.forget.asked import KeysAsked
 from slackwater.keep.forget.forget import Forgot, forget, give_up, look
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
@@ -41,11 +41,11 @@ def cache(tmp_path: Path) -> SstCache:
 
 
 def make(app: FlightsApp, cache: SstCache, *asked: str, **options: Any) -> Forgot:
-    return forget(app.store, cache, app.name, Asked.of(asked or (KEY,)), by="ada@host", **options)
+    return forget(app.store, cache, app.name, KeysAsked.of(asked or (KEY,)), by="ada@host", **options)
 
 
 def held(app: FlightsApp, *asked: str, deep: bool = True) -> list[str]:
-    found = look(fresh(app.store), app.name, Asked.of(asked or (KEY,)), kafka=None, deep=deep)
+    found = look(fresh(app.store), app.name, KeysAsked.of(asked or (KEY,)), kafka=None, deep=deep)
     return [f"{each.what} {each.object}" for each in found.held]
 
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> No
     with pytest.raises(Usage, match="has no table, or no '='"):
         make(app, cache, "N003")
     with pytest.raises(Usage, match="there is no key to be forgotten"):
-        forget(app.store, cache, "flights", Asked.of([]), by="ada")
+        forget(app.store, cache, "flights", KeysAsked.of([]), by="ada")
     asked = request(app.store, "flights", "under-way", "ada")
     with pytest.raises(Refused, match="snapshot 'under-way' of flights is under way"):
         make(app, cache)
@@ -315,7 +315,10 @@ def test_gc_keeps_what_took_the_place_of_what_versions_name(cache: SstCache) -> 
         app.claim(each)
     wait(app)
     app.run(flights(10))
+    make(app, cache, "aircraft=N002")
+    wait(app)
     gc(app)
+    assert len(list(app.store.list("flights/forgotten/"))) == 1
     for stage in STAGES:
         for version in history.versions(fresh(app.store), "flights", stage):
             rows_of(app.store, history.read(fresh(app.store), "flights", stage, version))
@@ -347,7 +350,7 @@ def test_after_it_every_version_snapshot_and_clone_reads_as_before_but_for_the_k
     names = {f"N{number:03}" for number in gone}
     before = {each.name: tables_of_all_versions(each.store, each.name) for each in apps}
     try:
-        forget(app.store, cache, "flights", Asked.of_values({"aircraft": sorted(names)}), by="ada")
+        forget(app.store, cache, "flights", KeysAsked.of_values({"aircraft": sorted(names)}), by="ada")
     except Refused:
         assert not any(occurrences(app.store, name) for name in names)
     for each in apps:

@@ -5,7 +5,7 @@ from typing import Any
 
 from slackwater.errors import Refused
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.forget.asked import Asked
+from slackwater.keep.forget.asked import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
@@ -41,7 +41,7 @@ def whole_app() -> FlightsApp:
 
 
 def make(app: FlightsApp, cache: SstCache) -> None:
-    forget(app.store, cache, "flights", Asked.of([f"aircraft={KEY}"]), by="ada@host", now_ms=lambda: LATER_MS)
+    forget(app.store, cache, "flights", KeysAsked.of([f"aircraft={KEY}"]), by="ada@host", now_ms=lambda: LATER_MS)
 
 
 def all_points(cache: SstCache) -> int:
