@@ -64,6 +64,14 @@ class ForgottenIndex(Struct, frozen=True):
         # A version may have moved an SST to another level, and nothing else.
         return None if now is None else replace(now, partition=sst.partition, level=sst.level)
 
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The objects that are to be nowhere any more. Whoever copies an app's objects takes them out of the copy.
+
+        That is, once this index is there too, and what it names.
+        """
+        return (*self.ssts, *self.records)
+
     def of(self, manifest: Manifest) -> Manifest:
         """A version with the SSTs that have its rows now; the very same where it names none that held a key."""
         if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
