@@ -12,7 +12,7 @@ from ..errors import Unavailable, Usage
 from ..keep.archive.fill import TopicFilled, fill
 from ..keep.archive.merging import merge_archives
 from ..keep.edit.edit import edit, newest
-from ..keep.forget.asked import Asked
+from ..keep.forget.asked import KeysAsked
 from ..keep.forget.forget import forget, give_up, look
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.init.source import RowSource
@@ -28,7 +28,7 @@ from ..moments.cut.refs import parse
 from ..moments.status import lag
 from ..moments.status.archives import archives_of
 from ..pipeline.kafka.channels import group_of
-from ..results import erasure, maintenance, rows
+from ..results import maintenance, rows
 from ..results.shown import Result
 from ..search.session import BEGINNING
 from .failover import AppFailover
@@ -243,9 +243,9 @@ class StoredApp(AppFailover):
 
         Raises:
             Usage: there is no key, or one is not of its columns' types.
-            NotFound: there is no such app or table, or nothing holds any of the keys.
-            Refused: the app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot,
-                a clone, an edit or a backfill is under way; a clone cannot be reached.
+            NotFound: there is no such app or table.
+            Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
+                being forgotten; a snapshot, a clone, an edit or a backfill is under way; a clone cannot be reached.
         """
         self._check_protected("to forget keys of it", yes_really, dry_run=dry_run)
         client = self._client
@@ -259,7 +259,7 @@ class StoredApp(AppFailover):
             dry_run=dry_run,
             on_progress=on_progress,
         )
-        return erasure.forgot(done, client.flags)
+        return maintenance.forgot(done, client.flags)
 
     def verify_forgotten(
         self,
@@ -275,11 +275,11 @@ class StoredApp(AppFailover):
         """
         client, asked = self._client, _asked(keys, files)
         found = look(client.store, self.name, asked, kafka=client.channels(), deep=deep, on_progress=on_progress)
-        return erasure.looked(found, client.flags)
+        return maintenance.looked(found, client.flags)
 
     def give_up_forgetting(self) -> Result:
         """End a `forget_keys` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""
-        return erasure.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
+        return maintenance.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
         """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""
@@ -408,9 +408,9 @@ class StoredApp(AppFailover):
         return maintenance.collected(done)
 
 
-def _asked(keys: Sequence[str] | Mapping[str, Iterable[object]], files: Sequence[Path]) -> Asked:
+def _asked(keys: Sequence[str] | Mapping[str, Iterable[object]], files: Sequence[Path]) -> KeysAsked:
     if isinstance(keys, Mapping):
         if files:
             raise Usage("keys by table do not go with files", hint="give TABLE=KEY each, or only files")
-        return Asked.of_values(keys)
-    return Asked.of(keys, files)
+        return KeysAsked.of_values(keys)
+    return KeysAsked.of(keys, files)

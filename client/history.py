@@ -33,6 +33,7 @@ from ..search.search import Edge, bisect
 from ..search.session import Asked
 from ..search.verdict import Evaluation, Verdict
 from ..store.versions.apps import in_folder, read_app
+from ..store.versions.forgotten import index as forgotten
 from .backends import Backends
 from .moment import Bisection, Moment
 from .replays import VERSIONS, check, record_behind
@@ -213,6 +214,8 @@ class AppHistory(Shown):
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         now_ms = instants.now_ms()
+
+        forgotten.newest(client.store, self.name)  # a client may be open for long
 
         def found() -> RowHistory:
             return key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms)

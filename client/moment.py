@@ -31,7 +31,7 @@ from ..results.shown import Result, Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.sst.arrow_types import python_rows
-from ..store.versions import forgotten
+from ..store.versions.forgotten import index as forgotten
 from .backends import Backends
 from .results import Difference, Verification
 

@@ -1,18 +1,20 @@
 """Batches of history that are run again: with which program, and the record behind a commit or a change."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Refused, SlackwaterError, Usage
+from ..instants import when
 from ..moments.diff.key_history import RowChange, RowHistory
 from ..moments.query.columns import parse_key
 from ..results.shown import Result
 from ..search.verdict import Guilty, Hop, Verdict
 from ..store.versions import history
 from ..store.versions.apps import in_folder, read_app
+from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends, names_of_stage
 from .moment import Moment
@@ -56,6 +58,7 @@ def record_if_any(
     if client.channels() is None:
         client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
         return None
+    _note_forgotten(client, (verdict.bad.stages[verdict.stage],))
     try:
         progress(STARTING)
         return record_behind(
@@ -89,6 +92,17 @@ def records_behind(
         return tuple(map(record_of, found.changes))
 
 
+def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
+    """Tell that keys were forgotten since versions that are to be replayed."""
+    for app, at in {each.app: each.forgotten for each in chosen}.items():
+        index = forgotten.newest(client.store, app)
+        if index.number > at:
+            client.note(
+                f"note: keys of {app} were forgotten since, the last ones {when(index.time_ms)}: records of theirs "
+                "that only the input archive had are not replayed, and rows that only the replay has may be theirs"
+            )
+
+
 @contextmanager
 def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
     """The batch that a ref `app/stage@version` names, what it sent, and the key that is asked for, if any.
@@ -112,6 +126,7 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
         now, then = program_of(program.app), after.program
         if now is not None and then is not None and now.checksum != then.checksum:
             client.note(f"note: {file} is not, byte for byte, the program that ran then, {then}")
+        _note_forgotten(client, (after,))
         batch = StageReplay.of(program, after)
         yield batch, sent_rows(batch) if only is None else {}, only
 
@@ -159,6 +174,7 @@ def check(
         def on_version(manifest: Manifest) -> None:
             progress(f"running {manifest.stage} v{manifest.version} again")
 
+        _note_forgotten(client, chosen)
         found = tuple(check_versions(program, chosen, on_version))
         if not has_own_workers(program.spark):
             client.note(

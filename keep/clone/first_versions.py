@@ -25,7 +25,7 @@ from ...store.versions import history, keys, limits, notes
 from ...store.versions.amend import begin
 from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
-from ...store.versions.forgotten import added
+from ...store.versions.forgotten.index import added
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output
 
 

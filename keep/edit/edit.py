@@ -25,8 +25,9 @@ from ...moments.take.audit_log import find_operation, why
 from ...moments.take.taking import REPEAT_MS
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import forgotten, history
+from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
+from ...store.versions.forgotten import under_way
 from ...store.versions.manifest import Edit, Manifest
 from ..init.source import RowSource
 from .edited import Change, Edited, edited, rows_of, table_of
@@ -100,7 +101,7 @@ def edit(
         EDITS.put(store, asked, app)
         try:
             # Who forgets keys looks for requests once its note is there.
-            forgotten.check_none(store, app, "an edit could have them, so none is made")
+            under_way.check_none(store, app, "an edit could have them, so none is made")
         except Refused:
             withdraw(store, app, asked)
             raise

@@ -22,14 +22,14 @@ _MOST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KeysAsked:
     """Keys to be forgotten, as they were typed."""
 
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
     """By table; text where the number of the key's columns is not known yet."""
 
     @classmethod
-    def of(cls, keys: Iterable[str], files: Iterable[Path] = ()) -> "Asked":
+    def of(cls, keys: Iterable[str], files: Iterable[Path] = ()) -> "KeysAsked":
         """From `TABLE=KEY` each, and files with one of these a line. Raises `Usage`."""
         lines = [*keys, *(line for file in files for line in _lines(file))]
         found: dict[str, dict[tuple[object, ...] | str, None]] = {}
@@ -41,7 +41,7 @@ class Asked:
         return cls._checked(found)
 
     @classmethod
-    def of_values(cls, keys: Mapping[str, Iterable[object]]) -> "Asked":
+    def of_values(cls, keys: Mapping[str, Iterable[object]]) -> "KeysAsked":
         """From Python's own values, by table; a tuple for a key of several columns. Raises `Usage`."""
         return cls._checked(
             {
@@ -51,7 +51,7 @@ class Asked:
         )
 
     @classmethod
-    def _checked(cls, found: Mapping[str, Mapping[tuple[object, ...] | str, None]]) -> "Asked":
+    def _checked(cls, found: Mapping[str, Mapping[tuple[object, ...] | str, None]]) -> "KeysAsked":
         count = sum(map(len, found.values()))
         if not count:
             raise Usage("there is no key to be forgotten", hint=f"--key {_SHAPE}, or --keys FILE with one a line")
@@ -106,7 +106,7 @@ class Keys:
     """The key columns, in the order of the hashes."""
 
     @classmethod
-    def of(cls, name: str, table: Table, asked: Asked) -> "Keys":
+    def of(cls, name: str, table: Table, asked: KeysAsked) -> "Keys":
         """Raises `Usage` where a value is not of its column's type."""
         rows = pa.concat_tables([parse_key(name, table, values) for values in asked.values(name, table)])
         hashes = hash_keys(rows, rows.schema.names)

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from ...moments.take.audit_log import OPERATIONS
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import codec, forgotten, history, keys
+from ...store.versions import codec, history, keys
+from ...store.versions.forgotten import index as forgotten
 from ..gc.inventory import do_all
 from . import archive
 from .held import Held
@@ -26,7 +27,7 @@ def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
         cache.drop(index.ssts)
         there = {info.key for stage in search.member.heads for info in store.list(keys.ssts(app, stage))}
         there |= {info.key for info in store.list(keys.snapshots(app))}
-        old = [name for name in (*index.ssts, *index.records) if name in there]
+        old = [name for name in index.replaced if name in there]
         old += archive.replaced(search)
         do_all(store.delete, old)
         deleted += len(old)

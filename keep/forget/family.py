@@ -11,7 +11,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts, may_be_side_table
-from .asked import Asked
+from .asked import KeysAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Member:
         """The app, and its root where several may be meant."""
         return f"{self.app} under {self.store.url}"
 
-    def tables(self, asked: Asked) -> dict[str, str]:
+    def tables(self, asked: KeysAsked) -> dict[str, str]:
         """By stage, as its folder is called, under which name the keys of its table are asked for.
 
         A stage that was renamed has SSTs and versions under each of its names.
@@ -102,7 +102,7 @@ def _check_lives_from_none(me: Member) -> None:
         )
 
 
-def check_tables(me: Member, asked: Asked) -> None:
+def check_tables(me: Member, asked: KeysAsked) -> None:
     """Raise `NotFound` where no stage of an app had a table of that name, and `Refused` for one of rejected records."""
     has = {head.stage for head in me.heads.values() if head.table is not None}
     was = {each.stage for head in me.heads.values() for each in head.formerly if head.table is not None}

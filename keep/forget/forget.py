@@ -23,20 +23,22 @@ from itertools import chain
 from ulid import ULID
 
 from ... import instants
-from ...errors import NotFound, Refused, SlackwaterError
+from ...errors import Refused, SlackwaterError
 from ...moments.cut.stored import open_requests
 from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, forgotten, keys
-from ...store.versions.forgotten import Forgetting
+from ...store.versions import apps, keys
+from ...store.versions.forgotten import index as forgotten
+from ...store.versions.forgotten import under_way
+from ...store.versions.forgotten.under_way import Forgetting
 from ..edit.request import EDITS
 from . import archive
-from .asked import Asked, Keys
+from .asked import Keys, KeysAsked
 from .cleaning import blot, sweep
 from .family import Member, check_tables, family_of
 from .held import Held, Progress, Search, in_full
-from .reach import OutOfReach, Retention, out_of_reach
+from .reach import OutOfReach, TopicRetention, out_of_reach
 from .taking_out import Work, commit, take_out
 from .words import Words
 
@@ -76,10 +78,10 @@ def forget(
     store: ObjectStore,
     cache: SstCache,
     app: str,
-    asked: Asked,
+    asked: KeysAsked,
     *,
     by: str,
-    kafka: Retention | None = None,
+    kafka: TopicRetention | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
     dry_run: bool = False,
     on_progress: Progress = lambda _line: None,
@@ -91,10 +93,10 @@ def forget(
     records, if there is one.
 
     Raises:
-        NotFound: there is no such app or table, or nothing holds any of the keys.
+        NotFound: there is no such app or table.
         Usage: a key is not of its columns' types.
-        Refused: the app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a
-            clone, an edit with the key, or a backfill is under way; a clone cannot be reached.
+        Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
+            being forgotten; a snapshot, a clone, an edit, or a backfill is under way; a clone cannot be reached.
         Corruption: an object is missing or damaged: what was done stays done, and the same call goes on.
         Unavailable: storage did not answer; the same call goes on.
     """
@@ -176,9 +178,9 @@ class Looked:
 def look(
     store: ObjectStore,
     app: str,
-    asked: Asked,
+    asked: KeysAsked,
     *,
-    kafka: Retention | None,
+    kafka: TopicRetention | None,
     deep: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> Looked:
@@ -214,12 +216,12 @@ def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
     Raises `NotFound` where there is no such app, and `Refused` where nothing broke off.
     """
     members = family_of(store, app)
-    note = forgotten.find_forgetting(store, app)
+    note = under_way.find(store, app)
     if note is None:
         raise Refused(f"no keys of {app} are being forgotten: there is nothing to give up")
     record_once(store, app, "forget", f"given up, begun by {note.by}", by, since_ms=note.time_ms)
     for each in reversed(members):
-        forgotten.end(each.store, each.app)
+        under_way.end(each.store, each.app)
     return note
 
 
@@ -241,8 +243,8 @@ def _loose(search: Search) -> Iterator[Held]:
     store, app = search.member.store, search.member.app
     for found, one in archive.holders(search):
         yield Held(app, store.url, one.object, "input archive", found.topic, one.bytes)
-    for key, _, _ in search.captured():
-        yield Held(app, store.url, key, "records in flight", "", len(store.get(key)))
+    for key, channel, _, _ in search.captured():
+        yield Held(app, store.url, key, "records in flight", channel, len(store.get(key)))
     for key in search.edits():
         yield Held(app, store.url, key, "edit", "", len(store.get(key)))
     for key in search.operations():
@@ -252,7 +254,7 @@ def _loose(search: Search) -> Iterator[Held]:
         yield Held(app, store.url, key, "edit", manifest.stage, len(store.get(key)))
 
 
-def _words(me: Member, asked: Asked) -> Iterator[Words]:
+def _words(me: Member, asked: KeysAsked) -> Iterator[Words]:
     """What is looked for in records, of the keys as the tables' newest versions have them. Raises `Usage`."""
     for stage, name in me.tables(asked).items():
         table = me.heads[stage].table
@@ -264,23 +266,21 @@ def _called(each: Member, store: ObjectStore) -> str:
     return each.app if each.store.url == store.url else each.name
 
 
-def _others(me: Member, asked: Asked) -> tuple[str, ...]:
+def _others(me: Member, asked: KeysAsked) -> tuple[str, ...]:
     there = (head for head in me.heads.values() if head.table is not None and not head.retired)
     return tuple(sorted(head.stage for head in there if head.stage not in me.tables(asked)))
 
 
 def _check_held(app: str, held: Sequence[Held], store: ObjectStore) -> None:
     if not held:
-        raise NotFound(
-            f"key of app {app!r}",
-            "that was given",
-            found=f"no object under {store.url} holds it: it was never there, or was forgotten",
+        raise Refused(
+            f"no object of {app} under {store.url} holds any of these keys: they were never there, or were forgotten",
             hint=f"`slackwater log {app} --operations` tells what was forgotten; a key is meant to the letter",
         )
 
 
 def _note(search: Search) -> Forgetting:
-    found = forgotten.find_forgetting(search.member.store, search.member.app)
+    found = under_way.find(search.member.store, search.member.app)
     assert found is not None  # noqa: S101  it goes at the end
     return found
 
@@ -291,13 +291,13 @@ def _begin(work: Work) -> bool:
     ulid, salt = ULID(), secrets.token_hex(32)
     new = Forgetting(str(ulid), me.app, work.by, ulid.milliseconds, salt, work.asked.digest(salt))
     for search in work.searches:
-        found = forgotten.begin(search.member.store, search.member.app, new)
+        found = under_way.begin(search.member.store, search.member.app, new)
         if found.id == new.id:
             continue
         if found.digest != work.asked.digest(found.salt):
             if fresh and search is not work.searches[0]:
                 _end(work, only=new.id)
-            forgotten.check_none(search.member.store, search.member.app, "no others are")
+            under_way.check_none(search.member.store, search.member.app, "no others are")
         fresh, new = False, found
     return fresh
 
@@ -306,8 +306,8 @@ def _end(work: Work, only: str = "") -> None:
     """Take the notes away, the first app's last."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
-        if not only or ((found := forgotten.find_forgetting(store, app)) is not None and found.id == only):
-            forgotten.end(store, app)
+        if not only or ((found := under_way.find(store, app)) is not None and found.id == only):
+            under_way.end(store, app)
 
 
 def _check_quiet(work: Work) -> None:

@@ -23,9 +23,9 @@ from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import all_ssts, table_name
 from ..edit.request import EDITS, rows_key
 from ..gc.inventory import many
-from .asked import Asked, Keys
+from .asked import Keys, KeysAsked
 from .family import Member
-from .words import Words, holding
+from .words import Mask, Words, holding
 
 Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)
@@ -77,7 +77,7 @@ class Search:
     """Looks for keys in one app, and remembers which SSTs it has seen."""
 
     member: Member
-    asked: Asked
+    asked: KeysAsked
     words: tuple[Words, ...]
     """Of all keys, for records."""
     seen: set[str] = field(default_factory=set)
@@ -160,8 +160,8 @@ class Search:
         """The app's snapshots."""
         return list_snapshots(self.member.store, self.member.app)
 
-    def captured(self) -> Iterator[tuple[str, pa.Table, np.ndarray]]:
-        """Objects with records in flight that hold a key: the object, its rows, and which of them do."""
+    def captured(self) -> Iterator[tuple[str, str, pa.Table, Mask]]:
+        """Objects with records in flight that hold a key: the object, its channel, its rows, and which of them do."""
         seen: set[str] = set()
         for snapshot in self.snapshots():
             for channel in snapshot.channels:
@@ -171,7 +171,7 @@ class Search:
                         self.looked_into += 1
                         rows = read_object(self.member.store, each)
                         if (mine := holding(rows, self.words)).any():
-                            yield each.key, rows, mine
+                            yield each.key, channel.channel, rows, mine
 
     def edits(self) -> Iterator[str]:
         """Requests for edits, and rows of such, that hold a key."""
@@ -274,7 +274,7 @@ def _stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest 
         return None
 
 
-def _holding_block(words: tuple[Words, ...], block: Block) -> np.ndarray:
+def _holding_block(words: tuple[Words, ...], block: Block) -> Mask:
     return holding(pa.Table.from_batches([block.stored]), words)
 
 

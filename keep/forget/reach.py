@@ -9,7 +9,7 @@ from ...store.versions import apps
 from .family import Member
 
 
-class Retention(Protocol):
+class TopicRetention(Protocol):
     """What this needs of Kafka; `pipeline` implements it."""
 
     def retention_ms(self, topic: str, /) -> int | None:
@@ -21,13 +21,14 @@ class OutOfReach:
     """Something that may hold a key, and that nobody can look into from here."""
 
     what: str
-    """`input`, `channel`, `sink's own topic`, `sink`, `deep clone`, `handed out`, `replica` or `cache`."""
+    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; else `deep clone`, `handed out`, `sink`,
+    `cache` or `replica`."""
     name: str
     retention_ms: int | None = None
     """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""
 
 
-def out_of_reach(members: tuple[Member, ...], kafka: Retention | None) -> tuple[OutOfReach, ...]:
+def out_of_reach(members: tuple[Member, ...], kafka: TopicRetention | None) -> tuple[OutOfReach, ...]:
     """All of an app's and its clones', in the order of the apps. Topics that several have are told once."""
     found: dict[tuple[str, str], OutOfReach] = {}
     for each in members:
@@ -38,9 +39,10 @@ def out_of_reach(members: tuple[Member, ...], kafka: Retention | None) -> tuple[
             found["deep clone", name] = OutOfReach("deep clone", name)
     return (
         *found.values(),
-        OutOfReach("handed out", "bundles of replays, reports, exported files and backups"),
-        OutOfReach("replica", "under other roots: the next `slackwater replicate` does there what was done here"),
-        OutOfReach("cache", "SSTs on other machines' disks, which nothing reads any more: they go as others come"),
+        OutOfReach("handed out", "bundles of replays, reports, exported files, backups"),
+        OutOfReach("sink", "what the readers of sinks have made of it"),
+        OutOfReach("cache", "SSTs in caches of other machines, which nothing reads any more"),
+        OutOfReach("replica", "replicas under other roots, until they are replicated the next time"),
     )
 
 
@@ -55,11 +57,11 @@ def _topics(member: Member) -> Iterator[tuple[str, str]]:
         published = apps.publishes(member.store, info, head.promotion)
         for name, sink in head.sinks.items():
             yield "sink's own topic", sink.topic
-            if published is None or name in published:
-                yield "sink", (published or {}).get(name, name)
+            if sink.kind == "topic" and (published is None or name in published):
+                yield "sink's topic", (published or {}).get(name, name)
 
 
-def _retention_ms(kafka: Retention | None, topic: str) -> int | None:
+def _retention_ms(kafka: TopicRetention | None, topic: str) -> int | None:
     try:
         return kafka.retention_ms(topic) if kafka is not None else None
     except SlackwaterError:

@@ -13,7 +13,7 @@ from ulid import ULID
 from ...moments.take.capture import count_by_partition
 from ...store.compaction.rewrite import without
 from ...store.versions import keys
-from ...store.versions.forgotten import Forgotten, Records
+from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
 from ...store.versions.manifest import Sst
 from .held import NamedSst, Search
 
@@ -36,7 +36,7 @@ class Rewriting:
         self.written_bytes += written_bytes
         self.rows += rows
 
-    def learn(self, search: Search, index: Forgotten) -> None:
+    def learn(self, search: Search, index: ForgottenIndex) -> None:
         """Take from an app's index what was made for it: others that have the same SSTs get the same ones."""
         for name, sst in index.ssts.items():
             self.made[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
@@ -68,9 +68,9 @@ class Rewriting:
         self.count(sst.bytes, made.bytes, rows)
         return made
 
-    def records(self, search: Search) -> Iterator[tuple[str, Records]]:
+    def records(self, search: Search) -> Iterator[tuple[str, RecordsLeft]]:
         """What becomes of the app's records in flight that hold a key; puts what has the rest of them."""
-        for key, rows, mine in search.captured():
+        for key, _, rows, mine in search.captured():
             kept = rows.filter(pa.array(~mine))
             places = rows["_partition"].to_numpy()
             gone = count_by_partition(rows.filter(pa.array(mine)), int(places.max()) + 1)
@@ -78,13 +78,13 @@ class Rewriting:
             self.count(len(search.member.store.get(key)), made.bytes, int(mine.sum()))
             yield key, made
 
-    def _records(self, search: Search, key: str, kept: pa.Table, gone: tuple[int, ...]) -> Records:
+    def _records(self, search: Search, key: str, kept: pa.Table, gone: tuple[int, ...]) -> RecordsLeft:
         if not kept.num_rows:
-            return Records(None, gone=gone)
+            return RecordsLeft(None, gone=gone)
         sink = BytesIO()
         pq.write_table(kept, sink, compression="lz4", write_page_checksum=True)
         data = sink.getvalue()
         name = key.split("/")[2]
         made = keys.captured(search.member.app, name, str(ULID()))
         search.member.store.put(made, data)
-        return Records(made, kept.num_rows, len(data), xxhash.xxh3_128_hexdigest(data), gone)
+        return RecordsLeft(made, kept.num_rows, len(data), xxhash.xxh3_128_hexdigest(data), gone)

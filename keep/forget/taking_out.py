@@ -10,14 +10,15 @@ from ...store.compaction.merge import merge_rows
 from ...store.compaction.plan import newest_first
 from ...store.compaction.rewrite import whole_blocks
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import forgotten, history
+from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.forgotten import Forgotten, Records
+from ...store.versions.forgotten import index as forgotten
+from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
 from ..rejected.schema import REJECTED_RECORDS
 from . import archive
-from .asked import Asked
+from .asked import KeysAsked
 from .held import Progress, Search
 from .rewrite import Rewriting
 
@@ -26,7 +27,7 @@ from .rewrite import Rewriting
 class Work:
     """All that a call knows."""
 
-    asked: Asked
+    asked: KeysAsked
     searches: tuple[Search, ...]
     """One an app; those that others live from come first."""
     by: str
@@ -47,18 +48,25 @@ def take_out(work: Work) -> bool:
             for one in search.named(stage):
                 ssts |= work.rewriting.change(search, one)
         records = dict(work.rewriting.records(search))
-        found = _publish(work, search, ssts, records) or found
+        published = bool(ssts or records)
+        _publish(work, search, ssts, records)
         work.on_progress(f"{search.member.app}: looking through its input archive")
-        for each, rows, written_bytes in archive.take_out(search, by=work.by, now_ms=work.now_ms):
+        archived = tuple(archive.take_out(search, by=work.by, now_ms=work.now_ms))
+        for each, rows, written_bytes in archived:
             work.rewriting.count(each.bytes, written_bytes, rows)
-            found = True
+        if archived and not published:
+            # So that the stages say it, and replays of what they read.
+            _publish(work, search, {}, {}, anyhow=True)
+        found = found or published or bool(archived)
     return found
 
 
-def _publish(work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, Records]) -> bool:
-    """Have an app's index say what became of these objects; whether there are any."""
-    if not ssts and not records:
-        return False
+def _publish(
+    work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, RecordsLeft], *, anyhow: bool = False
+) -> None:
+    """Have an app's index say what became of these objects, if there are any."""
+    if not (ssts or records or anyhow):
+        return
     store, app, now_ms = search.member.store, search.member.app, work.now_ms()
     edited = {
         snapshot.name: max(now_ms, snapshot.completed_ms)
@@ -66,11 +74,10 @@ def _publish(work: Work, search: Search, ssts: dict[str, Sst | None], records: d
         if not records.keys().isdisjoint(snapshot.object_keys) or _names_any(store, app, snapshot.stages.items(), ssts)
     }
 
-    def update(head: Forgotten) -> Forgotten:
+    def update(head: ForgottenIndex) -> ForgottenIndex:
         return head.with_changes(ssts, records, edited)
 
     forgotten.change(store, app, update, by=work.by, now_ms=now_ms)
-    return True
 
 
 def _names_any(store: ObjectStore, app: str, versions: Iterable[tuple[str, int]], ssts: dict[str, Sst | None]) -> bool:
@@ -105,7 +112,7 @@ class _Version:
     stage: str
     after: int
     """Up to this version all was looked through."""
-    index: Forgotten = field(init=False)
+    index: ForgottenIndex = field(init=False)
     waiting: int = 0
     """Rejected records that wait."""
 
@@ -132,7 +139,7 @@ class _Version:
         return replace(made, side_tables=made.side_tables | {REJECTED: side})
 
 
-def _waiting(store: ObjectStore, head: Manifest, index: Forgotten) -> int:
+def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
     """How many rejected records of a stage wait to be retried, of those that are left."""
     side = head.side_tables.get(REJECTED)
     ssts = [now for sst in (side.ssts if side is not None else ()) if (now := index.sst(sst)) is not None]

@@ -21,7 +21,9 @@ from ...errors import Corruption, NotFound, SlackwaterError
 from ...moments.cut.stored import list_snapshots
 from ...moments.take.audit_log import record
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
-from ...store.versions import forgotten, horizon, keys
+from ...store.versions import horizon, keys
+from ...store.versions.forgotten import index as forgotten
+from ...store.versions.forgotten import under_way
 from ...store.versions.horizon import MIN_AGE_MS
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
 from .inventory import Inventory, do_all, last_commit_ms, named, note_end, take_inventory, unnamed_records
@@ -106,7 +108,7 @@ def collect(
     one ended.
     """
     if not dry_run:
-        forgotten.check_none(store, app, "what it has written is named by nothing yet, so nothing is collected")
+        under_way.check_none(store, app, "what it has written is named by nothing yet, so nothing is collected")
     seen = take_inventory(store, app, dry_run=dry_run)
     planned = plan_archives(store, app, retention, seen.known.now_ms)
     names: set[str] = set()
@@ -139,6 +141,7 @@ def collect(
             do_all(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
         if isinstance(store, Leftovers):
             do_all(store.discard, writes)
+        forgotten.sweep(store, app, old_ms)
     archives = tuple(
         collect_archive(store, each, seen.known.now_ms, margin_ms, by=by, dry_run=dry_run) for each in planned
     )

@@ -23,7 +23,8 @@ from ... import instants
 from ...errors import Corruption, ObjectNotFound
 from ...moments.cut.stored import list_snapshots, open_requests
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, codec, forgotten, history, horizon, keys, limits, published
+from ...store.versions import apps, codec, history, horizon, keys, limits, published
+from ...store.versions.forgotten import index as forgotten
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from .retention import Known, StageKnown

@@ -15,7 +15,7 @@ from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ...moments.cut.graph import Cut
 from ...moments.cut.stored import Captured
 from ...moments.take.capture import ChannelReader, count_by_partition
-from ...store.versions.forgotten import added
+from ...store.versions.forgotten.index import added
 from .captured import ChannelState
 from .report import Verified, as_sentence
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 from ... import instants
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import forgotten, history, horizon
+from ...store.versions import history, horizon
+from ...store.versions.forgotten import index as forgotten
 from ...store.versions.manifest import Manifest
 from .graph import Cut
 from .line import newest_first
@@ -91,7 +92,7 @@ def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T
     Then objects that it had the names of are gone, and there are others in their place. Raises as `read`.
     """
     while True:
-        before = forgotten.known(store, app).number
+        before = forgotten.peek(store, app).number
         try:
             return read()
         except SlackwaterError:
@@ -101,7 +102,8 @@ def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T
 
 def as_known(store: ObjectStore, cut: Cut) -> Cut:
     """A cut from before with the SSTs that have its rows now, as far as this process knows; mostly the very same."""
-    stages = {stage: forgotten.resolved(store, manifest) for stage, manifest in cut.stages.items()}
+    index = forgotten.peek(store, cut.app)
+    stages = {stage: index.of(manifest) for stage, manifest in cut.stages.items()}
     if all(stages[stage] is manifest for stage, manifest in cut.stages.items()):
         return cut
     return replace(cut, stages=stages)

@@ -13,9 +13,10 @@ from ulid import ULID
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, checks, column_types, forgotten, history, keys, limits, notes
+from ...store.versions import apps, checks, column_types, history, keys, limits, notes
 from ...store.versions.checks import Wrong
-from ...store.versions.forgotten import Forgotten, added
+from ...store.versions.forgotten import index as forgotten
+from ...store.versions.forgotten.index import ForgottenIndex, added
 from ...store.versions.notes import Notes
 from .graph import Cut
 from .in_flight import InFlight
@@ -228,7 +229,7 @@ def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> It
             yield each
 
 
-def _left(index: Forgotten, captured: Captured) -> Captured:
+def _left(index: ForgottenIndex, captured: Captured) -> Captured:
     objects, gone = [], captured.forgotten
     for each in captured.objects:
         now = index.records.get(each.key)

@@ -5,7 +5,8 @@ from ulid import ULID
 
 from ...errors import NotFound, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
-from ...store.versions import forgotten, history, horizon
+from ...store.versions import history, horizon
+from ...store.versions.forgotten import under_way
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
 from ..cut.refs import check_snapshot_name
@@ -113,7 +114,7 @@ def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Sn
         )
     history.list_stages(store, written.app)  # raises when the app is being removed: the same holds of that
     if written.channels or written.kind == "clone":
-        forgotten.check_none(store, written.app, "what a snapshot keeps could have them, so none is taken")
+        under_way.check_none(store, written.app, "what a snapshot keeps could have them, so none is taken")
     limit = horizon.newest(store, written.app)
     for stage, version in written.stages.items():
         if not limit.allows(stage, version):

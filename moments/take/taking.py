@@ -14,7 +14,8 @@ from ...chandy_lamport.events import ProtocolError
 from ...chandy_lamport.global_state import Ports, completed
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, forgotten, history
+from ...store.versions import apps, history
+from ...store.versions.forgotten import under_way
 from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
@@ -83,7 +84,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     REQUESTS.put(store, asked, app)
     try:
         # Who forgets keys looks for requests once its note is there.
-        forgotten.check_none(store, app, "what a snapshot keeps could have them, so none is taken")
+        under_way.check_none(store, app, "what a snapshot keeps could have them, so none is taken")
     except Refused:
         cancel(store, app, asked)
         raise

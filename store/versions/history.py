@@ -18,7 +18,8 @@ from cachetools import LRUCache
 
 from ...errors import NotFound, ObjectNotFound
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
-from . import apps, codec, forgotten, horizon, keys
+from . import apps, codec, horizon, keys
+from .forgotten import index as forgotten
 from .manifest import Manifest
 
 _PAGE = 1000

@@ -454,8 +454,8 @@ class Manifest(Struct, frozen=True):
     promotion: Promotion | None = None
     """The newest that the stage went through; None of an app that never took part in one."""
     forgotten: limits.Seq = 0
-    """The number of the app's index of what was forgotten (`forgotten.Forgotten`) that it went through, 0 for none: who
-    reads a manifest with a newer one than it knows, reads that first."""
+    """The number of the app's index of what was forgotten (`forgotten.index`) that it went through, 0 for none: whoever
+    reads a manifest with a newer one than is known, reads that first."""
 
     @property
     def watermark_ms(self) -> int | None:

@@ -26,7 +26,10 @@ def test_a_dry_run_lists_what_holds_it_and_what_is_out_of_reach(app: FlightsApp)
     assert lines[0].startswith("would forget 1 key in flights: ")
     assert any("records in flight" in line and "/channels/" in line for line in lines)
     assert "other tables: carriers." in said
-    assert any(line.split()[:2] == ["flights", "input"] for line in lines)
+    assert any(
+        line.split()[:2] == ["flights", "yours"] and line.endswith("7 d after it was written, with its segment")
+        for line in lines
+    )
     assert lines[-1] == "nothing was changed (--dry-run)"
     assert {info.key for info in app.store.list("")} == before
     assert from_json("forget", "flights", *KEY, "--dry-run")["dry_run"]
@@ -51,7 +54,7 @@ def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp
     assert (operation["detail"], operation["message"]) == ("1 of aircraft", "request 118")
     result = slackwater("forget", "flights", *KEY)
     assert result.exit_code == 1
-    assert "no object under" in result.stderr
+    assert "no object of flights under" in result.stderr
     file = tmp_path / "gone.txt"
     file.write_text("aircraft=N001\n\naircraft=N002\n")
     assert done("forget", "flights", "--keys", str(file)).startswith("forgot 2 keys in flights: ")
@@ -63,7 +66,7 @@ def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp
         (("forget", "flights"), 2, "there is no key to be forgotten"),
         (("forget", "flights", "--key", "N003"), 2, "a key to be forgotten has no table"),
         (("forget", "flights", "--key", "planes=N003"), 1, "planes"),
-        (("forget", "flights", "--key", "aircraft=N999"), 1, "no object under"),
+        (("forget", "flights", "--key", "aircraft=N999"), 1, "no object of flights under"),
         (("forget", "flights", "--give-up"), 1, "there is nothing to give up"),
         (("forget", "flights", "--give-up", *KEY), 2, "--give-up takes no keys"),
         (("verify", "flights", "--forgotten"), 2, "--forgotten goes with --key"),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from slackwater.keep.forget.asked import Asked
+from slackwater.keep.forget.asked import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.keep.rejected.schema import REJECTED_RECORDS
 from slackwater.moments.query.columns import parse_key
@@ -96,7 +96,7 @@ class Runner:
         return {who: n for who, n, there in zip(ALL, values["n"].to_pylist(), found, strict=True) if there}
 
     def forget(self) -> None:
-        forget(self.store, self.cache, "app", Asked.of([f"people={GONE}"]), by="ada")
+        forget(self.store, self.cache, "app", KeysAsked.of([f"people={GONE}"]), by="ada")
 
 
 def amid(runner: Runner, number: int, do: Callable[[], None]) -> int:

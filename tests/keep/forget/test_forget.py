@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.forget.asked import Asked
+from slackwater.keep.forget.asked import KeysAsked
 from slackwater.keep.forget.forget import Forgot, forget, give_up, look
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
@@ -24,7 +24,8 @@ from slackwater.moments.take.taking import request
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import forgotten, history, keys
+from slackwater.store.versions import history, keys
+from slackwater.store.versions.forgotten import under_way
 
 from tests.keep.forget.everything import occurrences, tables_of_all_versions
 from tests.support.collecting import aging_app, fresh, gc, old_app, store_of, wait
@@ -40,11 +41,11 @@ def cache(tmp_path: Path) -> SstCache:
 
 
 def make(app: FlightsApp, cache: SstCache, *asked: str, **options: Any) -> Forgot:
-    return forget(app.store, cache, app.name, Asked.of(asked or (KEY,)), by="ada@host", **options)
+    return forget(app.store, cache, app.name, KeysAsked.of(asked or (KEY,)), by="ada@host", **options)
 
 
 def held(app: FlightsApp, *asked: str, deep: bool = True) -> list[str]:
-    found = look(fresh(app.store), app.name, Asked.of(asked or (KEY,)), kafka=None, deep=deep)
+    found = look(fresh(app.store), app.name, KeysAsked.of(asked or (KEY,)), kafka=None, deep=deep)
     return [f"{each.what} {each.object}" for each in found.held]
 
 
@@ -255,20 +256,20 @@ def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache)
 def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> None:
     app = busy_app()
     there = {info.key for info in app.store.list("")}
-    with pytest.raises(NotFound, match="no object under"):
+    with pytest.raises(Refused, match="no object of flights under"):
         make(app, cache, "aircraft=N999")
     with pytest.raises(NotFound, match="plane"):
         make(app, cache, "plane=N003")
     with pytest.raises(Usage, match="has no table, or no '='"):
         make(app, cache, "N003")
     with pytest.raises(Usage, match="there is no key to be forgotten"):
-        forget(app.store, cache, "flights", Asked.of([]), by="ada")
+        forget(app.store, cache, "flights", KeysAsked.of([]), by="ada")
     asked = request(app.store, "flights", "under-way", "ada")
     with pytest.raises(Refused, match="snapshot 'under-way' of flights is under way"):
         make(app, cache)
     cancel(app.store, "flights", asked)
     assert {info.key for info in app.store.list("")} - there <= {keys.notice("flights")}
-    assert forgotten.find_forgetting(app.store, "flights") is None
+    assert under_way.find(app.store, "flights") is None
 
 
 def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCache) -> None:
@@ -314,7 +315,10 @@ def test_gc_keeps_what_took_the_place_of_what_versions_name(cache: SstCache) -> 
         app.claim(each)
     wait(app)
     app.run(flights(10))
+    make(app, cache, "aircraft=N002")
+    wait(app)
     gc(app)
+    assert len(list(app.store.list("flights/forgotten/"))) == 1
     for stage in STAGES:
         for version in history.versions(fresh(app.store), "flights", stage):
             rows_of(app.store, history.read(fresh(app.store), "flights", stage, version))
@@ -346,8 +350,8 @@ def test_after_it_every_version_snapshot_and_clone_reads_as_before_but_for_the_k
     names = {f"N{number:03}" for number in gone}
     before = {each.name: tables_of_all_versions(each.store, each.name) for each in apps}
     try:
-        forget(app.store, cache, "flights", Asked.of_values({"aircraft": sorted(names)}), by="ada")
-    except NotFound:
+        forget(app.store, cache, "flights", KeysAsked.of_values({"aircraft": sorted(names)}), by="ada")
+    except Refused:
         assert not any(occurrences(app.store, name) for name in names)
     for each in apps:
         after = tables_of_all_versions(fresh(app.store), each.name)

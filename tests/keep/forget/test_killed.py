@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from slackwater.errors import NotFound
+from slackwater.errors import Refused
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.forget.asked import Asked
+from slackwater.keep.forget.asked import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.take.snapshots import pin
 from slackwater.store.archive.extents import Extent
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import forgotten
+from slackwater.store.versions.forgotten import under_way
 
 from tests.keep.forget.everything import archive_of, occurrences, tables_of_all_versions
 from tests.models.profiles import SEARCHES, crash_points
@@ -41,7 +41,7 @@ def whole_app() -> FlightsApp:
 
 
 def make(app: FlightsApp, cache: SstCache) -> None:
-    forget(app.store, cache, "flights", Asked.of([f"aircraft={KEY}"]), by="ada@host", now_ms=lambda: LATER_MS)
+    forget(app.store, cache, "flights", KeysAsked.of([f"aircraft={KEY}"]), by="ada@host", now_ms=lambda: LATER_MS)
 
 
 def all_points(cache: SstCache) -> int:
@@ -86,11 +86,11 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
         store_of(app).clock_ms += 60_000
         try:
             make(app, cache)
-        except NotFound:
+        except Refused:
             assert point == points  # it was done
         assert occurrences(app.store, KEY) == []
         for name in ("flights", "staging"):
-            assert forgotten.find_forgetting(app.store, name) is None
+            assert under_way.find(app.store, name) is None
         known = {key for key in keys_of(store_of(app)) if "/sst/" in key}
         assert known
         assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent

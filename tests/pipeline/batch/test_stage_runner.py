@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
-from slackwater.errors import Fenced
+from slackwater.errors import Corruption, Fenced
 from slackwater.fold.event_time import BatchTimes
 from slackwater.fold.next_version import SentTo, TaskReport
 from slackwater.fold.records import Position
@@ -282,3 +282,26 @@ def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(
     head = running.run([3, 17], at("left", 1, 1))
     assert before_ms <= head.clock_ms <= head.time_ms
     assert running.job.clocks == [head.clock_ms] * 2
+
+
+def test_a_batch_that_finds_an_object_gone_since_keys_were_forgotten_is_computed_once_more(joined: Running) -> None:
+    job, compute = joined.job, joined.job._compute
+
+    def meanwhile(rows: list[int], base: Manifest, times: BatchTimes, **more: object) -> tuple[TaskReport, ...]:
+        done = compute(rows, base, times, **more)
+        if job.jobs > 1:
+            return done
+        forgot = successor(base, kind="forget", epoch=base.epoch, writer="forget", by="ada", now_ms=base.time_ms + 1)
+        commit(joined.store, replace(forgot, forgotten=1))
+        raise Corruption("the object is missing", object_key="a/stages/s/sst/gone.parquet")
+
+    job._compute = meanwhile  # type: ignore[method-assign, assignment]
+    head = joined.run([0, 2, 11], at("left", 3, 2))
+    assert (head.version, head.kind, head.forgotten, job.jobs) == (3, "batch", 1, 2)
+    assert head.outputs["out"].attempts == ("w.3.0", "w.3.1")
+    assert head.outputs["out"].sent == (2, 1)
+    # Where nothing was forgotten, it fails.
+    job.jobs = 0
+    job._compute = lambda *_args, **_more: (_ for _ in ()).throw(Corruption("missing", object_key="x"))  # type: ignore[method-assign, assignment]
+    with pytest.raises(Corruption):
+        joined.run([4], at("left", 4, 3))

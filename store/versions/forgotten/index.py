@@ -17,17 +17,16 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ... import instants
-from ...errors import CommitConflict, Refused
-from ..objects.protocol import ObjectStore
-from . import checks, keys, limits, notes
-from .checks import Wrong
-from .manifest import Manifest, Sst
-from .notes import Notes
-from .side_tables import all_ssts, each_sst
+from ....errors import CommitConflict
+from ...objects.protocol import ObjectStore
+from .. import checks, keys, limits
+from ..checks import Wrong
+from ..manifest import Manifest, Sst
+from ..notes import Notes
+from ..side_tables import all_ssts, each_sst
 
 
-class Records(Struct, frozen=True):
+class RecordsLeft(Struct, frozen=True):
     """What is left of an object with records in flight."""
 
     key: limits.Key | None
@@ -39,7 +38,7 @@ class Records(Struct, frozen=True):
     """How many records were forgotten, by Kafka partition, in this object since it was captured."""
 
 
-class Forgotten(Struct, frozen=True):
+class ForgottenIndex(Struct, frozen=True):
     """All that became of an app's objects: by the key of one that held a key, what has the rest of it, None for none.
 
     No name leads to another that leads on.
@@ -52,7 +51,7 @@ class Forgotten(Struct, frozen=True):
     by: limits.Line
     ssts: dict[limits.Key, Sst | None] = {}
     """As the app's manifests have it, but for partition and level, which are those that each manifest says."""
-    records: dict[limits.Key, Records] = {}
+    records: dict[limits.Key, RecordsLeft] = {}
     """Records in flight that snapshots keep."""
     snapshots: dict[limits.Name, limits.TimeMs] = {}
     """The snapshots that held such a key, and when it was taken out of them last."""
@@ -64,6 +63,20 @@ class Forgotten(Struct, frozen=True):
         now = self.ssts[sst.object]
         # A version may have moved an SST to another level, and nothing else.
         return None if now is None else replace(now, partition=sst.partition, level=sst.level)
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The objects that are to be nowhere any more. Whoever copies an app's objects takes them out of the copy.
+
+        That is, once this index is there too, and what it names.
+        """
+        return (*self.ssts, *self.records)
+
+    def of(self, manifest: Manifest) -> Manifest:
+        """A version with the SSTs that have its rows now; the very same where it names none that held a key."""
+        if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
+            return manifest
+        return each_sst(manifest, self.sst)
 
     def names(self, objects: Iterable[str]) -> tuple[str, ...]:
         """The objects that manifests which name these SSTs mean by it."""
@@ -78,15 +91,15 @@ class Forgotten(Struct, frozen=True):
     def with_changes(
         self,
         ssts: dict[str, Sst | None],
-        records: dict[str, Records],
+        records: dict[str, RecordsLeft],
         snapshots: dict[str, int],
-    ) -> "Forgotten":
+    ) -> "ForgottenIndex":
         """With what became of further objects, or of those that took the place of others. Pure."""
 
         def sst_now(sst: Sst | None) -> Sst | None:
             return ssts.get(sst.object, sst) if sst is not None else None
 
-        def records_now(had: Records) -> Records:
+        def records_now(had: RecordsLeft) -> RecordsLeft:
             now = records.get(had.key or "", had)
             return now if now is had else replace(now, gone=added(had.gone, now.gone))
 
@@ -103,12 +116,12 @@ def added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(has + more for has, more in zip_longest(one, other, fillvalue=0))
 
 
-INDEXES = Notes(Forgotten, keys.forgotten, lambda each: each.number, app=lambda each: each.app)
+INDEXES = Notes(ForgottenIndex, keys.forgotten, lambda each: each.number, app=lambda each: each.app)
 """The newest counts."""
 
 
 @checks.relations.register
-def _(value: Forgotten) -> Iterator[Wrong]:
+def _(value: ForgottenIndex) -> Iterator[Wrong]:
     for name, sst in value.ssts.items():
         if sst is not None and sst.object in value.ssts:
             yield Wrong(f"ssts[{name!r}].object", sst.object, "an object that leads to no other")
@@ -117,18 +130,24 @@ def _(value: Forgotten) -> Iterator[Wrong]:
             yield Wrong(f"records[{name!r}].key", each.key, "an object that leads to no other")
 
 
-def none_of(app: str) -> Forgotten:
+def none_of(app: str) -> ForgottenIndex:
     """The index of an app of which nothing was forgotten; it is not stored."""
-    return Forgotten(app, 0, 0, "")
+    return ForgottenIndex(app, 0, 0, "")
 
 
 # By store, as `history` keeps manifests.
-_known: WeakKeyDictionary[ObjectStore, dict[str, Forgotten]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
 _looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary()
 _lock = Lock()
 
 
-def newest(store: ObjectStore, app: str) -> Forgotten:
+def peek(store: ObjectStore, app: str) -> ForgottenIndex:
+    """An app's index as this process knows it by now, without a request."""
+    with _lock:
+        return _known.get(store, {}).get(app) or none_of(app)
+
+
+def newest(store: ObjectStore, app: str) -> ForgottenIndex:
     """An app's index as it is stored now. A listing, and a read if there is one. Raises `Corruption`, `Unavailable`."""
     found = INDEXES.newest(store, app) or none_of(app)
     with _lock:
@@ -139,7 +158,7 @@ def newest(store: ObjectStore, app: str) -> Forgotten:
         return known[app]
 
 
-def known(store: ObjectStore, app: str, at_least: int = 0) -> Forgotten:
+def known(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
     """An app's index as this process knows it, which is read if that is not known, or has a lower number than that."""
     with _lock:
         found = _known.get(store, {}).get(app)
@@ -148,6 +167,11 @@ def known(store: ObjectStore, app: str, at_least: int = 0) -> Forgotten:
             return found
         looked_for[app] = at_least  # where it is missing, not with each manifest again
     return newest(store, app)
+
+
+def sweep(store: ObjectStore, app: str, before_ms: int) -> None:
+    """Delete the indexes that a newer one took the place of, written at that time or before. A listing, rarely more."""
+    INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)
 
 
 def drop(store: ObjectStore, app: str) -> None:
@@ -162,21 +186,17 @@ def resolved(store: ObjectStore, manifest: Manifest) -> Manifest:
 
     Raises as `newest`.
     """
-    ssts = all_ssts(manifest)
-    if not ssts:
+    if not all_ssts(manifest):
         return manifest
-    index = known(store, manifest.app, manifest.forgotten)
-    if not index.ssts or not any(sst.object in index.ssts for sst in ssts):
-        return manifest
-    return each_sst(manifest, index.sst)
+    return known(store, manifest.app, manifest.forgotten).of(manifest)
 
 
 _ATTEMPTS = 100
 
 
 def change(
-    store: ObjectStore, app: str, update: Callable[[Forgotten], Forgotten | None], *, by: str, now_ms: int
-) -> Forgotten:
+    store: ObjectStore, app: str, update: Callable[[ForgottenIndex], ForgottenIndex | None], *, by: str, now_ms: int
+) -> ForgottenIndex:
     """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest. Returns the newest.
 
     `update` is pure, and gives None where nothing is to be changed. Raises `CommitConflict` where others kept winning
@@ -188,46 +208,7 @@ def change(
         if made is None:
             return head
         made = replace(made, number=head.number + 1, time_ms=now_ms, by=by)
-        if INDEXES.add(store, made) == made:
-            with _lock:
-                _known.setdefault(store, {})[app] = made
+        # Numbers of indexes that were swept are free again: whoever was asleep may have taken such a one.
+        if INDEXES.add(store, made) == made and newest(store, app).number == made.number:
             return made
     raise CommitConflict(f"others kept forgetting keys of {app} at the same moment", version=0, hint="try again")
-
-
-class Forgetting(Struct, frozen=True):
-    """The note that keys are being forgotten in an app, and in those that have its SSTs: each has one."""
-
-    id: limits.Ulid
-    of: limits.Name
-    """The app that it was asked of."""
-    by: limits.Line
-    time_ms: limits.TimeMs
-    salt: limits.Line
-    digest: limits.Checksum
-    """Of the keys, with the salt: tells whether the same ones are asked for again. It goes with the note."""
-
-
-def find_forgetting(store: ObjectStore, app: str) -> Forgetting | None:
-    """The note, where keys are being forgotten in an app. One request. Raises `Corruption` and `Unavailable`."""
-    return notes.find(store, keys.forgetting(app), Forgetting)
-
-
-def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
-    """Write the note, unless there is one; the one that is there. One request, or two."""
-    return notes.add(store, keys.forgetting(app), note)
-
-
-def end(store: ObjectStore, app: str) -> None:
-    """Take the note away. One request."""
-    store.delete(keys.forgetting(app))
-
-
-def check_none(store: ObjectStore, app: str, what: str) -> None:
-    """Raise `Refused` where keys are being forgotten in an app; `what` cannot be done meanwhile. One request."""
-    if (note := find_forgetting(store, app)) is not None:
-        raise Refused(
-            f"{note.by} forgets keys of {note.of} since {instants.iso(note.time_ms)}: {what} meanwhile",
-            hint="let that end, and try again; if it broke off, `slackwater forget` with the same keys finishes it, "
-            f"and `slackwater forget {note.of} --give-up` ends it for those who do not have them",
-        )

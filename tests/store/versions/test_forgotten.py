@@ -1,0 +1,113 @@
+"""The index of what became of objects that held forgotten keys, and who knows it."""
+
+import pytest
+from msgspec.structs import replace
+from slackwater.errors import Corruption, Refused, Unstorable
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import history, keys
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.forgotten import index, under_way
+from slackwater.store.versions.forgotten.index import ForgottenIndex, RecordsLeft
+from slackwater.store.versions.forgotten.under_way import Forgetting
+from slackwater.store.versions.manifest import Manifest, Sst
+
+from tests.support.manifests import claim
+
+ULIDS = [f"01JD000000000000000000000{letter}" for letter in "ABCD"]
+
+
+def sst(ulid: str, level: int = 0, root: str = "") -> Sst:
+    key = keys.sst("app", "stage", ulid)
+    return Sst(key, 0, level, 1, 10, "ab", 1, 2, 1, 1, 1, "ab", 1, root=root)
+
+
+OLD, NEW, NEWER, OTHER = map(sst, ULIDS)
+
+
+def changed(store: MemoryStore | CountingStore, **ssts: Sst | None) -> ForgottenIndex:
+    by_key = {keys.sst("app", "stage", ULIDS["ABCD".index(letter)]): now for letter, now in ssts.items()}
+    return index.change(store, "app", lambda head: head.with_changes(by_key, {}, {}), by="ada", now_ms=5)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def head(store: MemoryStore) -> Manifest:
+    def with_ssts(draft: Manifest) -> Manifest:
+        return replace(draft, ssts=(OLD, replace(OTHER, level=3)))
+
+    return claim(store, "app", "stage", writer="w", by="host:1", now_ms=1, build=with_ssts)
+
+
+def test_a_version_is_read_with_what_took_the_place_of_its_ssts(store: MemoryStore, head: Manifest) -> None:
+    assert history.read(store, "app", "stage", 1).ssts == head.ssts
+    changed(store, A=NEW, D=replace(OTHER, object=NEWER.object))
+    found = history.read(store, "app", "stage", 1).ssts
+    assert [(each.object, each.level) for each in found] == [(NEW.object, 0), (NEWER.object, 3)]
+    assert history.read_stored(store, "app", "stage", 1) == head
+    changed(store, B=None)
+    assert [each.object for each in history.read(store, "app", "stage", 1).ssts] == [NEWER.object]
+    assert index.newest(store, "app").names([OLD.object, OTHER.object, "x"]) == (NEWER.object, "x")
+
+
+def test_no_name_leads_to_one_that_leads_on(store: MemoryStore) -> None:
+    changed(store, A=NEW)
+    made = changed(store, B=NEWER)
+    assert made.ssts == {OLD.object: NEWER, NEW.object: NEWER}
+    with pytest.raises(Unstorable, match="an object that leads to no other"):
+        index.INDEXES.put(store, replace(made, number=9, ssts={OLD.object: NEW, NEW.object: NEWER}))
+    gone = RecordsLeft("app/snapshots/s/channels/b.parquet", 2, 9, "ab", (1, 0))
+    first = ForgottenIndex("app", 1, 1, "ada").with_changes({}, {"a": gone}, {})
+    second = first.with_changes({}, {str(gone.key): RecordsLeft(None, gone=(0, 2, 1))}, {"s": 7})
+    assert (second.records["a"].key, second.records["a"].gone, second.snapshots) == (None, (1, 2, 1), {"s": 7})
+
+
+def test_who_reads_a_manifest_that_knows_more_reads_the_index_and_others_ask_once(
+    store: MemoryStore, head: Manifest
+) -> None:
+    other = CountingStore(store)
+    for _ in range(3):
+        history.read(other, "app", "stage", 1)
+    assert other.counts == {"get_range": 1, "list": 1}
+    changed(store, A=NEW)
+    assert history.read(other, "app", "stage", 1).ssts[0] == OLD  # it has not heard of it
+    draft = successor(head, kind="forget", epoch=1, writer="w", by="ada", now_ms=2)
+    commit(store, replace(draft, ssts=(NEW,), forgotten=1))
+    assert history.read(other, "app", "stage", 2).ssts == (NEW,)
+    assert history.read(other, "app", "stage", 1).ssts[0] == NEW
+
+
+def test_an_index_that_is_damaged_is_an_error_and_one_that_lost_a_race_is_made_anew(store: MemoryStore) -> None:
+    changed(store, A=NEW)
+    raced = False
+
+    def update(head: ForgottenIndex) -> ForgottenIndex:
+        nonlocal raced
+        if not raced:
+            raced = True
+            changed(store, D=None)
+        return head.with_changes({NEW.object: NEWER}, {}, {})
+
+    made = index.change(store, "app", update, by="ada", now_ms=6)
+    assert (made.number, set(made.ssts)) == (3, {OLD.object, NEW.object, OTHER.object})
+    index.sweep(store, "app", 1 << 60)
+    assert [info.key for info in store.list("app/forgotten/")] == [index.INDEXES.key(made)]
+    store.put(index.INDEXES.key(made), b"{}")
+    with pytest.raises(Corruption):
+        index.newest(CountingStore(store), "app")
+
+
+def test_the_note_of_one_under_way_refuses_others_and_says_how_to_go_on(store: MemoryStore) -> None:
+    under_way.check_none(store, "app", "nothing else is done")
+    note = Forgetting(ULIDS[0], "app", "ada@host", 1, "00", "ab")
+    assert under_way.begin(store, "app", note) == note
+    assert under_way.begin(store, "app", replace(note, id=ULIDS[1])) == note
+    with pytest.raises(Refused, match="ada@host forgets keys of app since") as refused:
+        under_way.check_none(store, "app", "nothing else is done")
+    assert "--give-up" in refused.value.hint
+    under_way.end(store, "app")
+    under_way.check_none(store, "app", "nothing else is done")
