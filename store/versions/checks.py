@@ -38,6 +38,9 @@ def _(value: Manifest) -> Iterator[Wrong]:
     for field in ("inputs", "stopped"):
         for name, source in getattr(value, field).items():
             yield from input_is_wrong(f"{field}[{name!r}]", source, value.stage)
+            made = tuple(each.version for each in source.resets)
+            if list(made) != sorted({*made}) or made[-1:] > (value.version,):
+                yield Wrong(f"{field}[{name!r}].resets", made, f"ascending versions, at most {value.version}")
     for name, output in value.outputs.items():
         yield from _output(f"outputs[{name!r}]", output)
     for name, sink in value.sinks.items():

@@ -80,8 +80,8 @@ def _that_can_be(value: Manifest) -> Manifest:
     return replace(
         value,
         seq=min(value.seq, version),
-        inputs={name: _input(source, value.stage) for name, source in value.inputs.items()},
-        stopped={name: _input(source, value.stage) for name, source in value.stopped.items()},
+        inputs={name: _input(source, value.stage, version) for name, source in value.inputs.items()},
+        stopped={name: _input(source, value.stage, version) for name, source in value.stopped.items()},
         outputs={name: _output(output) for name, output in value.outputs.items()},
         sinks={name: replace(one, since=min(one.since, version), rows=0) for name, one in value.sinks.items()},
         table=_table(table) if value.ssts or value.table else None,
@@ -127,10 +127,14 @@ def _rewinds(value: Manifest) -> tuple[Rewind, ...]:
     return tuple(replace(each, version=at, to=min(each.to, at - 1)) for at, each in numbered)
 
 
-def _input(source: Input, stage: str) -> Input:
+def _input(source: Input, stage: str, version: int) -> Input:
     if source.upstream in ("", stage):
         source = replace(source, upstream="", version=0)
-    return replace(source, consumed=source.offsets[:0], lost=source.offsets[:0])
+    resets = tuple(
+        replace(each, version=number, starts=source.offsets, ends=source.offsets)
+        for number, each in enumerate(source.resets[: 0 if source.upstream else version], 1)
+    )
+    return replace(source, consumed=source.offsets[:0], lost=source.offsets[:0], resets=resets)
 
 
 def _lost(lost: Lost, source: Input) -> Lost:

@@ -20,6 +20,7 @@ from slackwater.moments.diff.moments import StoredCut, diff
 from slackwater.moments.query.log import entries
 from slackwater.moments.status.lag import RUNNERS, Beat
 from slackwater.moments.take.audit_log import because, list_operations
+from slackwater.search.search import bisect
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -254,6 +255,16 @@ def test_the_log_says_it_and_what_was_read_lies_in_stretches(app: FlightsApp, ca
     assert str(batch) == "flights[0] 11..16"
     newest = key_history(app.store, cache, "flights", "aircraft", ("N001",), limit=1, now_ms=LATER_MS).changes[0]
     assert newest.version == app.heads["aircraft"].version
+
+
+def test_bisect_goes_across_it_to_the_batch_that_read_a_record_twice(app: FlightsApp, cache: SstCache) -> None:
+    done = set_back(app, "flights:1", shift_by=-5)
+    app.step_all()
+    most = max(number for number, _, _ in tables(app)["aircraft"].values())
+    where = f"SELECT tail FROM aircraft WHERE flights >= {most}"
+    verdict = bisect(app.store, cache, "flights", where, now_ms=LATER_MS)
+    assert (verdict.stage, verdict.bad_version) == ("aircraft", done.versions["aircraft"] + 2)
+    assert [str(each) for each in verdict.lineage.sources] == ["flights[1] 19..24"]
 
 
 def test_moments_before_and_after_are_compared_by_rows_alone(app: FlightsApp, cache: SstCache) -> None:

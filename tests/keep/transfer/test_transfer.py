@@ -17,6 +17,7 @@ from slackwater.keep.transfer.document import Export
 from slackwater.keep.transfer.export import FolderWritten, export_folder
 from slackwater.keep.transfer.imported import Folder, import_app
 from slackwater.keep.verify.verify import verify
+from slackwater.moments.cut.in_flight import in_flight
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import REQUESTS, Request
 from slackwater.moments.diff.key_history import key_history
@@ -24,6 +25,9 @@ from slackwater.moments.query.sql import connect, run_query
 from slackwater.moments.take.audit_log import list_operations
 from slackwater.moments.take.capture import ChannelReader
 from slackwater.moments.take.snapshots import pin
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Record
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -187,6 +191,35 @@ def test_records_in_flight_that_a_snapshot_keeps_are_not_asked_of_kafka(
     with pytest.raises(Gone, match="nobody is to ask"):
         leave(app, cache, tmp_path / "late", "flights", Away())
     assert not (tmp_path / "late").exists()
+
+
+def test_records_in_flight_become_messages_that_the_next_stage_reads(
+    app: FlightsApp, cache: SstCache, tmp_path: Path
+) -> None:
+    leave(app, cache, tmp_path / "out")
+    kafka = KafkaChannels(MemoryKafka("memory://transfer"))
+    kafka.kafka.create_topics({"flights": 2})
+    for partition, messages in enumerate(app.kafka.topics["flights"]):
+        kafka.kafka.send("flights", [Record(b"{}", partition) for _ in messages], patience_s=1)
+    other = MemoryStore()
+    come(app, tmp_path / "out", store=other, kafka=kafka)
+    cut, before = (resolve(store, name, now_ms=NOW_MS) for store, name in ((other, "copy"), (app.store, "flights")))
+    found, expected = (
+        {
+            state.channel: sorted(
+                (row["tail"], row["carrier"], row["delay"], row["_partition"])
+                for rows in reader.read(state)
+                for row in rows.to_pylist()
+            )
+            for state in in_flight(store, at)
+        }
+        for store, at, reader in ((other, cut, kafka), (app.store, before, app.kafka))
+    )
+    assert found == expected
+    assert {name: len(rows) for name, rows in found.items()} == {"by-aircraft": 6, "by-carrier": 10}
+    report = verify(other, "copy", now_ms=NOW_MS, deep=True, reader=kafka)
+    assert [difference.message for difference in report.differences] == []
+    assert kafka.kafka.groups["slackwater-copy-legs"]  # type: ignore[attr-defined]
 
 
 def test_a_table_without_rows_is_a_file_without_rows(cache: SstCache, tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "version 0": (("version",), 0, "version is 0; expected a version's number"),
     "epoch 0": (("epoch",), 0, "epoch is 0; expected an epoch"),
     "an offset below 0": ((*OFFSETS, 0), -1, "inputs['by-aircraft'].offsets[0] is -1; expected an offset"),
+    "a reset of a channel": (
+        ("inputs", "by-aircraft", "resets"),
+        [{"version": 1, "starts": [0, 0], "ends": [0, 0]}],
+        "inputs['by-aircraft'].resets[0] is (0, 0); expected of a user's topic",
+    ),
     "an offset too many": (OFFSETS, [0] * (limits.MAX_KAFKA_PARTITIONS + 1), "inputs['by-aircraft'].offsets is [0,0,"),
     "consumed longer than offsets": (
         ("inputs", "by-aircraft", "consumed"),
@@ -209,6 +214,13 @@ OTHERS: dict[str, tuple[str, tuple[str | int, ...], Any, Callable[[ObjectStore],
         "s3://x/../y",
         lambda store: apps.read_app(store, "staging"),
         "origin.root is 's3://x/../y'; expected a store root",
+    ),
+    "an import of no checksum": (
+        "staging/app.json",
+        ("origin", "export"),
+        "../x",
+        lambda store: apps.read_app(store, "staging"),
+        "origin.export is '../x'; expected a checksum of hexadecimal digits",
     ),
 }
 
