@@ -177,7 +177,7 @@ class Moment(Shown):
         from .iceberg import IcebergTables
 
         to = IcebergTables(self._client, self.ref, root, tables=tables, keep_ms=parse_ms("keep", keep))
-        return iceberg_tables(to.write(self)[1], self.cut, self.ref, to.root)
+        return iceberg_tables(to.write(self.cut), self.cut, self.ref, to.root)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """The row of one key, by column; None when it is not there. Reads only the parts that can hold it.

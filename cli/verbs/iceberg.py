@@ -23,11 +23,12 @@ def export_iceberg(
         to.check_moves()
 
     def write(*, first: bool) -> None:
-        moment, done = to.write()
+        cut = session.client.moment(ref, "exported").cut
+        done = to.write(cut)
         if first:
-            to.record(moment.cut.app)
+            to.record(cut.app)
         if first or any(each.moved for each in done):
-            session.show(iceberg_tables(done, moment.cut, ref, to.root))
+            session.show(iceberg_tables(done, cut, ref, to.root))
 
     if every_ms is None:
         write(first=True)
