@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from .. import instants
 from ..durations import HOUR_MS
 from ..errors import Refused, Usage
+from ..moments.cut.graph import Cut
 from ..moments.cut.refs import parse
 from ..moments.take.audit_log import record
 from ..store.versions.apps import in_folder
 from .backends import Backends
-from .moment import Moment
 
 if TYPE_CHECKING:
     from ..keep.iceberg.export import ExportedTable
@@ -65,10 +65,9 @@ class IcebergTables:
             self._client.store, app, "export", f"{self.ref}{named} as Iceberg tables in {self.root}", self._client.by
         )
 
-    def write(self, moment: Moment | None = None) -> "tuple[Moment, tuple[ExportedTable, ...]]":
-        """Write the moment that the ref is now, or this one; the moment, and what became of each table.
+    def write(self, cut: Cut) -> "tuple[ExportedTable, ...]":
+        """Write the cut that the ref is now; what became of each table.
 
         Raises `NotFound`, `Refused`, `Corruption` and `Unavailable`; the same call finishes what was begun.
         """
-        found = moment or Moment.around(self._client, in_folder(self._client.store, self.ref), "exported")
-        return found, self._export.write(found.cut, instants.now_ms(), only=self._tables)
+        return self._export.write(cut, instants.now_ms(), only=self._tables)

@@ -26,7 +26,7 @@ from ..moments.query.columns import TableColumn, columns, get
 from ..moments.query.export import ENDINGS, Exported, export
 from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
-from ..results.rows import columns_table
+from ..results.rows import columns_table, iceberg_tables
 from ..results.shown import Result, Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
@@ -216,11 +216,10 @@ class Moment(Shown):
             Refused: pyiceberg is not installed (`slackwater[iceberg]`), the folder is another table's, or a table
                 cannot be said in Iceberg.
         """
-        from ..results.iceberg import exported
         from .iceberg import IcebergTables
 
         to = IcebergTables(self._client, self.ref, root, tables=tables, keep_ms=parse_ms("keep", keep))
-        return exported(to.write(self)[1], self.cut, self.ref, to.root)
+        return iceberg_tables(to.write(self.cut), self.cut, self.ref, to.root)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """The row of one key, by column; None when it is not there. Reads only the parts that can hold it.

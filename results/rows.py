@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,6 +17,9 @@ from ..moments.query.export import ABOUT, Exported
 from . import formats, values
 from .document import Cell, TableBlock, Title
 from .shown import Result, Words, fields, result
+
+if TYPE_CHECKING:
+    from ..keep.iceberg.export import ExportedTable
 
 _MOST_ERROR = 60
 """Characters of an error that a table has room for."""
@@ -96,6 +100,36 @@ def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
         **fields(cut, "app", "versions"),
         **about,
         "thinned_out": cut.thinned,
+    }
+
+
+@result
+def iceberg_tables(done: "Sequence[ExportedTable]", cut: Cut, ref: str, root: str) -> Words:
+    """What each table is now, and what was written for it."""
+    written = sum(each.written_bytes for each in done)
+    yield Title(f"{ref} as Iceberg tables in {root}, {formats.size(written)} written")
+    lines = (
+        (
+            each.name,
+            f"v{each.version}",
+            each.rows,
+            each.files,
+            formats.size(each.bytes),
+            each.hidden,
+            "new snapshot" if each.moved else "as it was",
+        )
+        for each in done
+    )
+    yield TableBlock.of(("table", ">version", ">rows", ">files", ">bytes", ">hidden", ""), lines)
+    if copied := sum(each.copied for each in done):
+        yield f"{formats.plural(copied, 'file')} from before a migration had to be written anew"
+    if not done:
+        yield f"{cut.ref} has no table: none of its stages keeps state"
+    return {
+        "root": root,
+        **fields(cut, "app", "versions"),
+        "thinned_out": cut.thinned,
+        "tables": [asdict(each) for each in done],
     }
 
 

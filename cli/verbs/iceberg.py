@@ -16,18 +16,19 @@ def export_iceberg(
     """Write them; with `every_ms`, again and again until Ctrl-C or SIGTERM. What is the same then is not shown."""
     from ...client.iceberg import IcebergTables
     from ...pipeline.run.stopping import stop_signals
-    from ...results.iceberg import exported
+    from ...results.rows import iceberg_tables
 
     to = IcebergTables(session.client, ref, root, tables=tables, keep_ms=keep_ms)
     if every_ms is not None:
         to.check_moves()
 
     def write(*, first: bool) -> None:
-        moment, done = to.write()
+        cut = session.client.moment(ref, "exported").cut
+        done = to.write(cut)
         if first:
-            to.record(moment.cut.app)
+            to.record(cut.app)
         if first or any(each.moved for each in done):
-            session.show(exported(done, moment.cut, ref, to.root))
+            session.show(iceberg_tables(done, cut, ref, to.root))
 
     if every_ms is None:
         write(first=True)

@@ -185,6 +185,7 @@ class IcebergExport:
             raise Refused(
                 f"{table.location} was changed by others {_TRIES} times meanwhile", hint="let one export at a time run"
             )
+        table.tell(head)
         table.sweep(head)
         files, snapshot = plan.wanted.data.values(), head.snapshot
         return ExportedTable(

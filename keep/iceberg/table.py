@@ -40,6 +40,7 @@ from .files import MemoryFile, address, delete_file, read_list, read_manifest, w
 from .hidden import DeleteFile, DeletePlan, Deletes, decode, encode
 
 _METADATA = re.compile(r"v(\d{1,18})\.metadata\.json")
+_HINT = "version-hint.text"
 OWN = "slackwater."
 """How properties begin that say whose table it is."""
 PIN = f"{OWN}pin."
@@ -300,18 +301,27 @@ class IcebergTable:
             if self._store.get(key) != data:
                 return None
         self.bytes_written += len(data)
-        # A reader who finds an older number finds a table that is whole, too.
-        self.add("metadata", "version-hint.text", str(made.number).encode())
         return made
+
+    def tell(self, head: Head) -> None:
+        """Let readers find the newest metadata; who finds an older number finds a table that is whole, too.
+
+        One read, and a put where another number stands there: whoever committed may have died before this.
+        """
+        number = str(head.number).encode()
+        try:
+            told = self._store.get(f"{self.name}/metadata/{_HINT}")
+        except ObjectNotFound:
+            told = b""
+        if told != number:
+            self.add("metadata", _HINT, number)
 
     def sweep(self, head: Head) -> int:
         """Delete what no snapshot has, and metadata of before, once it is old; how many files. One listing."""
         listed = list(self._store.list(f"{self.name}/"))
         now_ms = max((info.modified_ms for info in listed), default=0)
         old = [info.key for info in listed if info.modified_ms <= now_ms - SWEEP_MS]
-        old = [
-            key for key in old if key not in (self._metadata(head.number), f"{self.name}/metadata/version-hint.text")
-        ]
+        old = [key for key in old if key not in (self._metadata(head.number), f"{self.name}/metadata/{_HINT}")]
         lists = {each.manifest_list for each in head.metadata.snapshots}
         named = frozenset().union(*(self.live(each).addresses for each in head.metadata.snapshots)) if old else ()
         for path in self._live.keys() - lists:

@@ -12,8 +12,8 @@ from slackwater.client.client import Client
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import done, from_json, process, rows_of, slackwater
+from tests.keep.iceberg.reading import rows
 from tests.support.histories import FlightsApp, flights
-from tests.support.iceberg import rows
 
 pytestmark = pytest.mark.usefixtures("isolated")
 

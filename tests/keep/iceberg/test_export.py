@@ -21,10 +21,10 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 
+from tests.keep.iceberg.reading import opened, rows
 from tests.models.profiles import crash_points
 from tests.support.collecting import HOUR_MS, AgingStore, Killed, aging_app, gc, keys_of, store_of, wait
 from tests.support.histories import FlightsApp, flights
-from tests.support.iceberg import opened, rows
 from tests.support.state_rows import manifest_of, write_version
 
 

@@ -15,9 +15,9 @@ from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest
 
+from tests.keep.iceberg.reading import opened, rows
+from tests.models.evolving import KEYS, Evolving
 from tests.models.profiles import scaled
-from tests.support.evolving import KEYS, Evolving
-from tests.support.iceberg import opened, rows
 
 CHANGES = st.dictionaries(st.sampled_from(KEYS), st.booleans(), min_size=1)
 

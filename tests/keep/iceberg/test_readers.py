@@ -15,9 +15,9 @@ from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Column, Manifest, Table, Ttl
 
-from tests.support import other_duckdb
+from tests.keep.iceberg import other_duckdb
+from tests.keep.iceberg.reading import rows
 from tests.support.histories import FlightsApp, Kafka, flights
-from tests.support.iceberg import rows
 from tests.support.s3_servers import ACCESS_KEY, SECRET_KEY
 from tests.support.state_rows import manifest_of, write_version
 

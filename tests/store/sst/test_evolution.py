@@ -15,8 +15,8 @@ from slackwater.store.sst.evolution import reading, widens
 from slackwater.store.sst.types import HASH, OP, OWN_IDS, PREV, SEQ, sst_schema
 from slackwater.store.versions.manifest import Column, Table
 
+from tests.models.evolving import Evolving
 from tests.models.profiles import scaled
-from tests.support.evolving import Evolving
 from tests.support.state_rows import write_version
 
 
