@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from ...errors import CommitConflict
 from ...store.archive import index, objects
-from ...store.archive.index import INDEXES, ArchiveObject, Index
+from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole
 from ...store.versions import keys
 from .held import Search
@@ -16,12 +16,12 @@ _ROUNDS = 100
 """Of which in each somebody else has changed the archive meanwhile."""
 
 
-def holders(search: Search) -> Iterator[tuple[Index, ArchiveObject]]:
+def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject]]:
     """The objects of all archives of an app that hold a key. Raises `Corruption` and `Unavailable`."""
     yield from _holders(search, set())
 
 
-def _holders(search: Search, clean: set[str]) -> Iterator[tuple[Index, ArchiveObject]]:
+def _holders(search: Search, clean: set[str]) -> Iterator[tuple[ArchiveIndex, ArchiveObject]]:
     """Those that are not known to be `clean`, to which the others are added."""
     for archive in index.all_of(search.member.store, search.member.app):
         for one in archive.objects:
@@ -80,7 +80,7 @@ def _of_bytes(search: Search, data: bytes) -> bool:
     return bool(holding(read_whole(data), search.words, key="key").any())
 
 
-def _rewritten(search: Search, archive: Index, one: ArchiveObject) -> tuple[ArchiveObject | None, int]:
+def _rewritten(search: Search, archive: ArchiveIndex, one: ArchiveObject) -> tuple[ArchiveObject | None, int]:
     """The object without the records that hold a key, put under a new name; None where none is left. And how many went.
 
     What it covers stays: these offsets were read, and nothing is to be read there any more.

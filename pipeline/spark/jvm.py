@@ -7,8 +7,8 @@ It reads the pipe that is its standard input, and ends when that breaks, because
 
 Its Python processes import pyspark from where it is installed. Spark puts its own `pyspark.zip` and a jar before all
 else on their path; nothing in a zip is kept compiled: half a second of a core for each process, and the first batch of
-every source takes four, one after the other. Those that plan have one thread of numpy, as Spark gives those that
-compute, not one for each core. What all of these write to a run's terminal is filtered.
+every source takes four, one after the other. Those that plan are forked (`planner_server.py`) and have one thread of
+numpy, as Spark gives those that compute, not one for each core. What all of these write to a terminal is filtered.
 """
 
 import os
@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
@@ -30,6 +30,7 @@ from pyspark.logger import PySparkLogger
 
 from ...own_folder import temporary_folder
 from ...printable import printable
+from . import planner_server
 
 _NOISE = (
     b"WARNING: Using incubator modules",
@@ -61,8 +62,13 @@ for entry in $PYTHONPATH; do
     esac
 done
 export OPENBLAS_NUM_THREADS="${{OPENBLAS_NUM_THREADS:-${{OMP_NUM_THREADS:-1}}}}"
-PYTHONPATH=$path exec {python} "$@"
+export PYTHONPATH="$path"
+case "$2 $3" in
+    "{runner} " | "{daemon} {once}"*) exec {python} -IS {client} {planners} {python} "$@" ;;
+    *) exec {python} "$@" ;;
+esac
 """
+_PLANNERS = "planners"
 _REAP_S = 1.0
 
 
@@ -112,17 +118,21 @@ def _executable(path: Path, text: str) -> str:
 
 
 @contextmanager
-def interpreter(*, on_this_machine: bool, said: str = "") -> Iterator[None]:
+def interpreter(*, on_this_machine: bool, said: str = "", starts: bool = False) -> Iterator[None]:
     """Inside, Spark is told by `PYSPARK_PYTHON` which Python it is to start, unless somebody has said so.
 
     That is this one, which has slackwater and its libraries. `on_this_machine` is true when Spark starts it nowhere
-    else: the script that spares it the zips is here only. `said` is what the run's settings say.
+    else: the script that spares it the zips is here only. `said` is what the run's settings say. Where a session
+    `starts`, those that plan are forked from a process that has imported what they need.
     """
     if "PYSPARK_PYTHON" in os.environ:
         yield
         return
-    with temporary_folder() as folder:
-        os.environ["PYSPARK_PYTHON"] = said or (_script(folder) if on_this_machine else sys.executable)
+    with temporary_folder() as folder, ExitStack() as stack:
+        found = said or (_script(folder) if on_this_machine else sys.executable)
+        if starts and Path(found).parent == folder:
+            stack.enter_context(planner_server.serving(folder / _PLANNERS, found))
+        os.environ["PYSPARK_PYTHON"] = found
         try:
             yield
         finally:
@@ -134,7 +144,15 @@ def _script(folder: Path) -> str:
     # The pyspark of a Spark from elsewhere may be another version.
     if os.environ.get("SPARK_HOME", home) != home:
         return sys.executable
-    script = _PYTHON_SCRIPT.format(home=shlex.quote(home), python=shlex.quote(sys.executable))
+    script = _PYTHON_SCRIPT.format(
+        home=shlex.quote(home),
+        python=shlex.quote(sys.executable),
+        runner=planner_server.RUNNER,
+        daemon=planner_server.DAEMON,
+        once=planner_server.ONCE,
+        client=shlex.quote(str(planner_server.CLIENT)),
+        planners=shlex.quote(str(folder / _PLANNERS)),
+    )
     return _executable(folder / "python", script)
 
 

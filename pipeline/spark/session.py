@@ -87,7 +87,8 @@ def spark_session(
         chosen = {**chosen, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {options}"}
     settings |= chosen
     running = running_session()
-    with interpreter(on_this_machine=here, said=chosen.get("spark.pyspark.python", "")), quiet_errors():
+    said = chosen.get("spark.pyspark.python", "")
+    with interpreter(on_this_machine=here, said=said, starts=running is None), quiet_errors():
         try:
             with quiet_start():
                 if running is None:

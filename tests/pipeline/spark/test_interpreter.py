@@ -1,16 +1,23 @@
 """The Python processes that Spark starts on this machine."""
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 from slackwater.pipeline.spark.jvm import interpreter
+from slackwater.pipeline.spark.planner_server import serving
+
+from tests.support.running import eventually
 
 HOME = Path(pyspark.__file__).parent
 
@@ -68,3 +75,76 @@ def test_workers_are_forked_with_what_a_task_needs_and_from_the_installed_pyspar
     (row,) = spark.range(1).mapInArrow(tell, "file string, loaded boolean").collect()
     assert Path(row.file).parent == HOME
     assert row.loaded
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_daemon_of_planners_is_there_for_spark_whether_it_is_forked_or_not_and_ends_with_it(is_served: bool) -> None:
+    with interpreter(on_this_machine=True, starts=is_served):
+        python = os.environ["PYSPARK_PYTHON"]
+        command = [python, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            # Spark's protocol: the port, in four bytes.
+            (port,) = struct.unpack("!i", client.stdout.read(4))
+            (daemon,) = (
+                child
+                for child in psutil.Process().children(recursive=True)
+                for at in child.net_connections()
+                if at.status == psutil.CONN_LISTEN and at.laddr.port == port
+            )
+            assert (daemon.pid != client.pid) == is_served
+            client.stdin.close()
+            client.wait(30)
+            eventually(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "it ends")
+    assert not psutil.Process().children()
+
+
+def test_the_process_that_planners_are_forked_from_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys, pathlib, psutil\n"
+        "from slackwater.pipeline.spark.planner_server import serving\n"
+        "with serving(pathlib.Path(sys.argv[1]), sys.executable):\n"
+        "    print(psutil.Process().children()[0].pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], capture_output=True, text=True)
+    eventually(lambda: not psutil.pid_exists(int(done.stdout)), "it ends")
+
+
+def test_where_there_is_no_room_for_the_address_of_a_socket_nothing_is_forked(tmp_path: Path) -> None:
+    with serving(tmp_path / ("a" * 200), sys.executable):
+        assert not psutil.Process().children()
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_spark")
+def test_planners_are_forked_with_what_they_need_and_have_the_environment_that_spark_gave_them() -> None:
+    class Reader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            import pyspark
+
+            loaded = "slackwater.pipeline.source.readers" in sys.modules
+            zips = [entry for entry in sys.path if entry.endswith("pyspark.zip")]
+            return [InputPartition((pyspark.__file__, loaded, "PYTHON_WORKER_FACTORY_SECRET" in os.environ, zips))]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
+            yield partition.value
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "told"
+
+        def schema(self) -> str:
+            return "file string, loaded boolean, secret boolean, zips array<string>"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Reader()
+
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    spark.dataSource.register(Source)
+    (row,) = spark.read.format("told").load().collect()
+    assert Path(row.file).parent == HOME
+    assert (row.loaded, row.secret, row.zips) == (True, True, [])
