@@ -9,8 +9,6 @@ from threading import Event
 from .. import instants
 from ..durations import format_ms
 from ..errors import Unavailable, Usage
-from ..keep.archive.fill import TopicFilled, fill
-from ..keep.archive.merging import merge_archives
 from ..keep.edit.edit import edit, newest
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.init.source import RowSource
@@ -204,6 +202,9 @@ class StoredApp(AppReleases):
         Without `stages`, the objects of its input archives, too. Raises `NotFound` for a stage that there is not, and
         `Refused` for one without a table.
         """
+        # Parquet takes long to load.
+        from ..keep.archive.merging import merge_archives
+
         client = self._client
         archives = partial(merge_archives, client.store, self.name, full=full, by=client.by, dry_run=dry_run)
         if dry_run:
@@ -235,6 +236,8 @@ class StoredApp(AppReleases):
             NotFound: there is no such app or moment.
             Refused: Kafka does not let us read, or loses meanwhile what is to be read; the same call goes on.
         """
+        from ..keep.archive.fill import TopicFilled, fill
+
         client = self._client
         filled: tuple[TopicFilled, ...] | None = None
         if since is not None:
