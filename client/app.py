@@ -9,8 +9,6 @@ from threading import Event
 from .. import instants
 from ..durations import format_ms
 from ..errors import Unavailable, Usage
-from ..keep.archive.fill import TopicFilled, fill
-from ..keep.archive.merging import merge_archives
 from ..keep.edit.edit import edit, newest
 from ..keep.forget.asked import KeysAsked
 from ..keep.forget.forget import forget, give_up, look
@@ -336,6 +334,9 @@ class StoredApp(AppFailover):
         Without `stages`, the objects of its input archives, too. Raises `NotFound` for a stage that there is not, and
         `Refused` for one without a table.
         """
+        # Parquet takes long to load.
+        from ..keep.archive.merging import merge_archives
+
         client = self._client
         archives = partial(merge_archives, client.store, self.name, full=full, by=client.by, dry_run=dry_run)
         if dry_run:
@@ -367,6 +368,8 @@ class StoredApp(AppFailover):
             NotFound: there is no such app or moment.
             Refused: Kafka does not let us read, or loses meanwhile what is to be read; the same call goes on.
         """
+        from ..keep.archive.fill import TopicFilled, fill
+
         client = self._client
         filled: tuple[TopicFilled, ...] | None = None
         if since is not None:

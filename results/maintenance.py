@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from .. import instants
-from ..keep.archive.fill import TopicFilled
-from ..keep.archive.merging import ArchiveMerged
 from ..keep.edit.edit import EditDone
 from ..keep.forget.forget import Forgot, Looked
 from ..keep.forget.held import Held
@@ -27,6 +26,10 @@ from .document import Block, Remark, TableBlock, Title
 from .formats import MOST_SHOWN, count, duration, in_folder, plural, size, windows
 from .shown import Result, Words, fields, result
 from .status import archives
+
+if TYPE_CHECKING:
+    from ..keep.archive.fill import TopicFilled
+    from ..keep.archive.merging import ArchiveMerged
 
 _RULES = {
     "head": "newest",
@@ -106,7 +109,7 @@ def compacted_line(done: Compacted) -> str:
 
 @result
 def compacted(
-    app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest], archives: Sequence[ArchiveMerged] = ()
+    app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest], archives: "Sequence[ArchiveMerged]" = ()
 ) -> Words:
     """What was merged; `earlier` are the versions that did when nothing is left to."""
     if earlier:
@@ -128,7 +131,7 @@ def compacted(
 
 
 @result
-def to_compact(app_name: str, due: Sequence[Merge], archives: Sequence[ArchiveMerged] = ()) -> Words:
+def to_compact(app_name: str, due: Sequence[Merge], archives: "Sequence[ArchiveMerged]" = ()) -> Words:
     """What would be merged."""
     if not due and not archives:
         yield f"nothing to merge in {app_name}"
@@ -144,7 +147,7 @@ def to_compact(app_name: str, due: Sequence[Merge], archives: Sequence[ArchiveMe
 
 @result
 def archived(
-    app_name: str, found: Sequence[ArchiveStatus], filled: Sequence[TopicFilled] | None, *, dry_run: bool
+    app_name: str, found: Sequence[ArchiveStatus], filled: "Sequence[TopicFilled] | None", *, dry_run: bool
 ) -> Words:
     """The input archives of an app, and what they were filled with."""
     for one in filled or ():

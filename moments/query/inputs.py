@@ -6,9 +6,9 @@ partition, offset and time.
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import duckdb
-import pyarrow.dataset as ds
 
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.archive.columns import SCHEMA
@@ -21,6 +21,9 @@ from ...store.versions import keys
 from ...store.versions.manifest import Input
 from ..cut.graph import Cut
 from .clauses import InputOf
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 _STREAM = "reading the stream registered as '@input "
 
@@ -96,8 +99,11 @@ def _before(offsets: Sequence[tuple[int, ...]]) -> Extents:
     return union(Extent(partition, 0, end) for partition, end in enumerate(ends) if end)
 
 
-def _dataset(archive: Archive, wanted: Extents, failed: Callable[[Exception], None]) -> ds.Dataset | None:
+def _dataset(archive: Archive, wanted: Extents, failed: Callable[[Exception], None]) -> "ds.Dataset | None":
     """The objects that have some of these offsets; None where none has."""
+    # It brings pandas along.
+    import pyarrow.dataset as ds
+
     kind = ds.ParquetFileFormat(
         default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     )
