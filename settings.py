@@ -17,6 +17,7 @@ from .durations import parse_ms
 from .errors import Usage
 from .store.objects.s3.settings import S3Settings, settings_in
 from .store.objects.stats import Prices
+from .store.versions.keys import check_topic
 from .validation import nearest
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class _Rules(Struct, frozen=True):
     hourly: Any = None
     daily: Any = None
     versions: Annotated[int, Meta(ge=1, description="a whole number of at least 1")] | None = None
+    input: Any = None
 
 
 class _Invariant(Struct, frozen=True):
@@ -82,7 +84,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
 
-    def retention_of(self, app: str, **said: int | None) -> "Retention":
+    def retention_of(self, app: str, **said: Any) -> "Retention":
         """An app's own rules, else the common ones, overridden by `said`. Raises `Usage` for a bad number."""
         from .keep.gc.retention import Retention
 
@@ -233,15 +235,20 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
     from .keep.gc.retention import Retention
 
     entries = _table(path, "retention", table)
-    own = {app: rules for app, rules in entries.items() if isinstance(rules, dict)}
+    own = {app: rules for app, rules in entries.items() if isinstance(rules, dict) and app != "input"}
     common = {rule: value for rule, value in entries.items() if rule not in own}
     found = {}
     for app, rules in (("", common), *own.items()):
         name = f"retention.{app}" if app else "retention"
         values = _checked(path, name, rules, _Rules, "rule of retention")
-        versions = values.pop("versions", None)
+        versions, topics = values.pop("versions", None), values.get("input")
+        if isinstance(topics, dict):
+            del values["input"]
+        else:
+            topics = {}
+        by_topic = {check_topic(each): parse_ms(f"{path}: {name}.input.{each}", topics[each]) for each in topics}
         spans = {f"{rule}_ms": parse_ms(f"{path}: {name}.{rule}", value) for rule, value in values.items()}
-        found[app] = Retention(versions=versions, **spans)
+        found[app] = Retention(versions=versions, input_topics=by_topic, **spans)
     return found
 
 

@@ -78,7 +78,9 @@ class StoredApp(AppFailover):
         self._check_runs_here("a rewind", dry_run=dry_run)
         self._check_protected("to rewind it", yes_really, dry_run=dry_run)
         client, now_ms = self._client, instants.now_ms()
-        channels = None if keep_offsets else client.known_channels("which holds what is to be read once more")
+        channels = (
+            None if keep_offsets else client.known_channels("which holds what is to be read once more", self.name)
+        )
         done = rewind(
             client.store,
             self.name,
@@ -89,7 +91,7 @@ class StoredApp(AppFailover):
             cache=client.cache,
             fence=fence,
             dry_run=dry_run,
-            reader=channels or client.channels(),
+            reader=channels or client.channels_of(self.name),
         )
         client.note_thinned(done.plan.ref, done.plan.to.thinned)
         return maintenance.rewound(done, client.flags, dry_run=dry_run)
@@ -220,8 +222,8 @@ class StoredApp(AppFailover):
         """Collect versions that retention lets go, and objects that nothing has named for `margin_ms`, an hour or more.
 
         With `explained`, an object, it only says why that is kept, or not. `rules` are `all_ms`, `hourly_ms`,
-        `daily_ms` and `versions`, before those of the settings. Raises `Usage` for a shorter margin, and `NotFound`
-        for the app or the object.
+        `daily_ms`, `versions` and `input_ms`, before those of the settings. Raises `Usage` for a shorter margin, and
+        `NotFound` for the app or the object.
         """
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)

@@ -72,9 +72,17 @@ class Backends:
 
         return whoami()
 
-    def known_channels(self, what_for: str) -> "KafkaChannels":
-        """The topics between stages; raises `Usage` when nothing says where Kafka is, and what it is needed for."""
+    def channels_of(self, app: str) -> "KafkaChannels | None":
+        """The topics that an app reads, as far back as Kafka or its input archive has them; None as `channels`."""
         channels = self.channels()
+        return channels.with_archives(self.store, app) if channels is not None else None
+
+    def known_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
+        """The topics between stages; raises `Usage` when nothing says where Kafka is, and what it is needed for.
+
+        With an app, as `channels_of`.
+        """
+        channels = self.channels_of(app) if app else self.channels()
         if channels is None:
             raise Usage(
                 f"nothing says where the Kafka brokers are, {what_for}",

@@ -110,7 +110,7 @@ class AppClones(AppHistory):
             in_folder(client.store, source),
             to,
             terms=Terms(owner=owner or client.by, **{name: value for name, value in said.items() if value}),
-            channels=client.known_channels("in which a clone has topics of its own"),
+            channels=client.known_channels("in which a clone has topics of its own", self.name),
             target_store=client.beside(store).store,
             cache=client.cache,
             by=client.by,

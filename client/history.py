@@ -101,7 +101,7 @@ class AppHistory(Shown):
             Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
             Unavailable: a stage did not answer in time and is named.
         """
-        store, reader = self._client.store, self._client.channels()
+        store, reader = self._client.store, self._client.channels_of(self.name)
         self._check_runs_here("a snapshot by markers", dry_run=instant)
         taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
         return self.at(taken.name)
@@ -123,7 +123,7 @@ class AppHistory(Shown):
             return snapshots.requested(app, asked, already=already)
         if not instant and not lag.beats(store, app, now_ms) and is_new():
             client.note(f"nobody runs {app} now: its next runner takes the snapshot; --instant needs none")
-        reader = client.channels()
+        reader = client.channels_of(self.name)
         taken, already = take(
             store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
         )
@@ -147,7 +147,7 @@ class AppHistory(Shown):
         `NotFound` for the stage.
         """
         client = self._client
-        topics = client.channels() if replayable else None
+        topics = client.channels_of(self.name) if replayable else None
         if topics is not None:
             try:
                 return Log(entries(client.store, self.name, limit, stage=stage, starts=topics.starts))
@@ -192,7 +192,7 @@ class AppHistory(Shown):
     def verify(self, ref: str, *, deep: bool, on_progress: Callable[[str], None]) -> Report:
         """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         client, now_ms = self._client, instants.now_ms()
-        reader = client.channels() if deep else None
+        reader = client.channels_of(self.name) if deep else None
         found = verify(
             client.store, in_folder(client.store, ref), now_ms=now_ms, deep=deep, reader=reader, on_progress=on_progress
         )
@@ -271,7 +271,7 @@ class AppHistory(Shown):
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
         """What `bisect` does, with any predicate; `how` is what `search.bisect` takes: whole refs for the ends."""
         client = self._client
-        reader = client.channels() if predicate.sql and predicate.channels else None
+        reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
         return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
 
     def scan(
@@ -337,7 +337,7 @@ class AppHistory(Shown):
     def note_input_gone(self) -> None:
         """Tell of which versions Kafka does not hold the input any more, where it is known where Kafka is."""
         client = self._client
-        if (topics := client.channels()) is None:
+        if (topics := client.channels_of(self.name)) is None:
             return
         try:
             gone = unreplayable(client.store, self.name, topics.starts)

@@ -120,7 +120,7 @@ class Moment(Shown):
         # A stage that could not be read is none that has not begun.
         later = later_stages(client.store, cut) if self._is_whole else {}
         # Kafka is asked for records in flight alone.
-        reader, now_ms = client.channels() if names_channels(sql) else None, instants.now_ms()
+        reader, now_ms = client.channels_of(cut.app) if names_channels(sql) else None, instants.now_ms()
         found = others.__setitem__
         rows = answer(client.store, client.cache, cut, sql, later=later, reader=reader, now_ms=now_ms, on_moment=found)
         named = cut.under_names_of(later).stages
@@ -201,14 +201,16 @@ class Moment(Shown):
         if channel not in names:
             raise NotFound(f"channel at {self.ref}", channel, names)
         with telling_if_collected(store, self.cut):
-            return as_relation(channel_tables(store, self.cut, channel, self._client.channels())[channel])
+            return as_relation(
+                channel_tables(store, self.cut, channel, self._client.channels_of(self.cut.app))[channel]
+            )
 
     def verify(self, *, deep: bool = False) -> Verification:
         """Prove that the moment is consistent, complete and undamaged, from what is stored.
 
         With `deep`, every byte is read, the whole history, and what Kafka still has; else only manifests and sizes.
         """
-        reader = self._client.channels() if deep else None
+        reader = self._client.channels_of(self.cut.app) if deep else None
         return Verification(verify(self._client.store, self.cut, deep=deep, reader=reader))
 
     def _blocks(self) -> Iterator[Block]:

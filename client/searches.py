@@ -195,7 +195,7 @@ class Reports:
         """
         if self.report is None and self.md is None:
             return
-        reader = client.channels() if verdict.predicate.channels else None
+        reader = client.channels_of(verdict.app) if verdict.predicate.channels else None
         evidence = collect(client.store, client.cache, verdict, reader)
         case = Case(verdict, guilty, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
         self.put(client, document(case, Mask(self.show_values)))

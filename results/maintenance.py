@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from .. import instants
 from ..keep.edit.edit import EditDone
+from ..keep.gc.archives import ArchiveCollected
 from ..keep.gc.collect import Collected, Explanation
 from ..keep.maintain.compact import Compacted, Merge
 from ..keep.maintain.protection import Protection
@@ -61,6 +62,9 @@ def collected(done: Collected) -> Words:
         for reader in each.held_up_by:
             advice = ask_whether_gone(done.app, [reader])
             yield f"{each.stage} keeps versions for {reader}, which has not committed for an hour or more: {advice}"
+    if done.archives:
+        of_archive = ("input archive", ">records gone", ">objects gone", ">size gone", ">records kept", ">size kept")
+        yield TableBlock.of(of_archive, map(_archived, done.archives))
     if done.records:
         yield f"{plural(done.records, 'object')} of records in flight that no snapshot names"
     if done.leftovers:
@@ -72,6 +76,11 @@ def collected(done: Collected) -> Words:
     if done.retention.keeps_everything:
         yield "no rule of retention is set, so the whole history stays: [retention] in slackwater.toml has the rules"
     return done
+
+
+def _archived(each: ArchiveCollected) -> tuple[str | int, ...]:
+    topic = each.topic if each.life == 1 else f"{each.topic} (made anew, {each.life})"
+    return topic, each.records, each.objects, size(each.bytes), each.kept_records, size(each.kept_bytes)
 
 
 def compacted_line(done: Compacted) -> str:

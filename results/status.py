@@ -199,6 +199,10 @@ def verified(report: "Report") -> Iterator[Block]:
     yield TableBlock.of(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
+    for one in report.archives:
+        yield f"the input archive of {one.topic} has {plural(one.records, 'record')}, {size(one.bytes)}"
+        for gap in one.gaps:
+            yield f"it has a gap, {one.topic}{gap}: what is read there, such as a replay, ends with an error"
     if report.consistent:
         yield f"consistent ({plural(report.requests, 'request')}, {size(report.bytes_read)} read)"
         return

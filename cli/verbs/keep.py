@@ -207,6 +207,7 @@ def gc(
     hourly: int | None = span("Within this age, keep a moment an hour."),
     daily: int | None = span("Within this age, keep a moment a day."),
     versions: int | None = option("N", "Keep the newest N versions of each stage.", min=1),
+    input_: int | None = span("Keep in the input archive what was read within this time.", name="--input"),
     margin: int = span("Keep objects that nothing names for so long. Default, and the shortest: 1h.", HOUR_MS),
     explain: str | None = option("OBJECT", "Say why this object is kept, or not; delete nothing."),
     dry_run: bool = DRY_RUN,
@@ -217,7 +218,7 @@ def gc(
     Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
     clones, and what a stage has not read yet always stay. The app may run meanwhile.
     """
-    rules = {"all_ms": all_, "hourly_ms": hourly, "daily_ms": daily, "versions": versions}
+    rules = {"all_ms": all_, "hourly_ms": hourly, "daily_ms": daily, "versions": versions, "input_ms": input_}
     session.show(session.app(app_name).gc(margin_ms=margin, explained=explain or "", dry_run=dry_run, **rules))
 
 

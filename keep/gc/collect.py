@@ -23,6 +23,7 @@ from ...moments.take.audit_log import record
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
 from ...store.versions import horizon, keys
 from ...store.versions.horizon import MIN_AGE_MS
+from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
 from .inventory import Inventory, do_all, last_commit_ms, named, note_end, take_inventory, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
@@ -74,16 +75,20 @@ class Collected:
     """Writes that had broken off."""
     absent: tuple[Absent, ...] = ()
     """Versions that snapshots pin and that are not there; what else these snapshots pin stays."""
+    archives: tuple[ArchiveCollected, ...] = ()
+    """What went of the input archives, a topic each."""
 
     @property
     def objects(self) -> int:
         """All objects that went."""
-        return sum(each.versions + each.ssts for each in self.stages) + self.records
+        archived = sum(each.objects for each in self.archives)
+        return sum(each.versions + each.ssts for each in self.stages) + self.records + archived
 
     @property
     def bytes(self) -> int:
         """Bytes of all objects that went."""
-        return sum(each.bytes for each in self.stages) + self.record_bytes
+        archived = sum(each.bytes for each in self.archives)
+        return sum(each.bytes for each in self.stages) + self.record_bytes + archived
 
 
 def collect(
@@ -96,10 +101,11 @@ def collect(
     What went is noted in the app's log of operations.
 
     Raises `NotFound` where there is no such app, `Corruption` where a manifest that should be there is missing or not
-    readable, with nothing deleted, `Refused` where another collection of the app went on at the same time, and
-    `Unavailable`: the next collection goes on where this one ended.
+    readable, or the index of an input archive is not, with nothing deleted, `Refused` where another collection of the
+    app went on at the same time, and `Unavailable`: the next collection goes on where this one ended.
     """
     seen = take_inventory(store, app, dry_run=dry_run)
+    planned = plan_archives(store, app, retention, seen.known.now_ms)
     names: set[str] = set()
     try:
         plan = reachable(seen.known, retention, seen.read)
@@ -130,8 +136,12 @@ def collect(
             do_all(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
         if isinstance(store, Leftovers):
             do_all(store.discard, writes)
+    archives = tuple(
+        collect_archive(store, each, seen.known.now_ms, margin_ms, by=by, dry_run=dry_run) for each in planned
+    )
     stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
-    done = Collected(app, dry_run, retention, stages, len(records), _bytes(records), len(writes), plan.absent)
+    counts = len(records), _bytes(records), len(writes)
+    done = Collected(app, dry_run, retention, stages, *counts, plan.absent, archives)
     if not dry_run:
         count = sum(each.versions for each in stages)
         record(store, app, "gc", f"{count} versions, {done.objects - count} other objects", by)
@@ -241,6 +251,10 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
         no = "no snapshot names it, and none of its name is under way"
         yes = "no snapshot names it yet, but one of its name is under way, or was just now"
         return Explanation(key, kept, (yes if kept else no,))
+    if key.startswith(keys.archives(app)):
+        if in_archive := why_archived(store, app, key):
+            return Explanation(key, True, (in_archive,))
+        return Explanation(key, False, ("no index of an input archive names it: it goes when it is an hour old",))
     what, other = key.removeprefix(f"{app}/"), "it is no object that slackwater writes: collection leaves it alone"
     return Explanation(key, True, (next((why for name, why in _DOCUMENTS.items() if what.startswith(name)), other),))
 

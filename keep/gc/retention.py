@@ -6,7 +6,7 @@ better. What is decided by is known of an app beforehand: its stages, its snapsh
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...durations import DAY_MS, HOUR_MS
 from ...moments.cut.stored import Snapshot
@@ -30,16 +30,31 @@ class Retention:
     """Within this age, the app as it was at the end of each hour (UTC)."""
     daily_ms: int | None = None
     """Within this age, the app as it was at the end of each day (UTC)."""
+    input_ms: int | None = None
+    """What was read of users' topics is archived, and kept there for so long after it was read; None for no archive."""
+    input_topics: Mapping[str, int] = field(default_factory=dict)
+    """The same of single topics, by their names in Kafka: these alone, where `input_ms` says nothing of the others."""
 
     def __post_init__(self) -> None:
-        for name, least in (("all_ms", 0), ("hourly_ms", 0), ("daily_ms", 0), ("versions", 1)):
+        for topic, value in self.input_topics.items():
+            whole(f"retention: input of {topic}", value, 1)
+        for name, least in (("all_ms", 0), ("hourly_ms", 0), ("daily_ms", 0), ("versions", 1), ("input_ms", 1)):
             if (value := getattr(self, name)) is not None:
                 whole(f"retention: {name}", value, least)
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether no rule is set."""
-        return self == Retention()
+        """Whether no rule is set for versions: the whole history stays."""
+        return replace(self, input_ms=None, input_topics={}) == Retention()
+
+    def input_of(self, topic: str) -> int | None:
+        """For how long what was read of a topic stays in the archive, in ms; None where it is not archived."""
+        return self.input_topics.get(topic, self.input_ms)
+
+    @property
+    def archives(self) -> bool:
+        """Whether any topic is archived."""
+        return self.input_ms is not None or bool(self.input_topics)
 
     def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
         """The ends of the hours and days whose state stays, up to `until_ms`, oldest first, each with its rule.

@@ -69,6 +69,16 @@ def sweep(
         gone += [key for key in here[stage] if key not in named]
         yield from _deleted(target, gone)
     yield from _deleted(target, [info.key for info in gone_from(store, target, app)])
+    yield from _deleted(target, list(_records_gone(store, target, app, names)))
+
+
+def _records_gone(store: ObjectStore, target: ObjectStore, app: str, theirs: set[str]) -> Iterator[str]:
+    """Records in flight of the app's snapshots that it has not any more, as keys were taken out of them."""
+    prefix = keys.snapshots(app)
+    here = [info.key for info in target.list(prefix) if info.key.removeprefix(prefix).split("/")[0] in theirs]
+    left = {info.key for info in store.list(prefix)} if here else set[str]()
+    own = {key for each in SNAPSHOTS.all(target, app) if each.name not in theirs for key in each.object_keys}
+    yield from (key for key in here if key not in left and key not in own)
 
 
 def _deleted(target: ObjectStore, gone: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ...errors import SlackwaterError, Unavailable
 
-Check = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows"]
+Check = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows", "archives"]
 
 CHECKS: dict[Check, tuple[str, str]] = {
     "versions": ("manifest", "nothing is consumed that was not sent, and readers stand where a version ended"),
@@ -17,6 +17,7 @@ CHECKS: dict[Check, tuple[str, str]] = {
     "history": ("version", "versions follow each other, and no offset or count goes back"),
     "objects": ("object", "there, and what its manifest says"),
     "rows": ("row", "where its hash says, in order, once for each key"),
+    "archives": ("object", "records of the input archive, there, and what its index says"),
 }
 """What is counted of each kind, in the order they are made, and what must hold."""
 

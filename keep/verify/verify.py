@@ -22,6 +22,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts, side_manifests, tables_of
+from .archives import ArchiveFound, check_archives
 from .captured import Rereader, channel_states, check_captured, check_markers, markers_of, recount, reread_markers
 from .ledger import LedgerEntry, balance, entries
 from .report import Finding, Tally, Verified, as_sentence, noted, tally
@@ -77,6 +78,8 @@ class Report:
     requests: int
     """To the app's store root."""
     bytes_read: int
+    archives: tuple[ArchiveFound, ...] = ()
+    """What the app's input archives hold, whatever the cut."""
     thinned_out: Thinned | None = None
     """Set when garbage collection has left another moment than the one that was asked for."""
 
@@ -131,6 +134,8 @@ def verify(
     else:
         found += (one for manifest in cut.stages.values() for one in last_step(counting, manifest))
         found += _check_sizes(counting, cut, snapshot)
+    archives, checked = check_archives(counting, cut.app, deep=deep, on_progress=on_progress)
+    found += checked
     books = tuple(entries(cut, states, kept, recounts, reader, deep=deep))
     found += map(balance, books)
     not_reread += (
@@ -151,6 +156,7 @@ def verify(
         not_reread=tuple(not_reread),
         requests=counting.requests,
         bytes_read=counting.bytes_read,
+        archives=archives,
         thinned_out=cut.thinned,
     )
 

@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from ... import instants
-from ...errors import Corruption, NotFound, Usage
+from ...errors import Corruption, NotFound, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.arrow_types import schema_of
@@ -28,7 +28,8 @@ from ..cut.resolve import telling_if_collected
 from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
 from ..take.capture import ChannelReader
-from .clauses import understand
+from .clauses import InputOf, understand
+from .inputs import in_archive, reading_failed, register_input
 from .moments import Moments, OnMoment
 from .sql import SCHEMA_NAME, connect, named_tables, run_query
 
@@ -131,18 +132,29 @@ def answer(
     statement = understand(sql)
     is_steady = now_ms is None
     moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
-    others = moments.find(statement.clauses)
+    inputs = tuple(each for each in statement.clauses if isinstance(each, InputOf))
+    others = moments.find([each for each in statement.clauses if not isinstance(each, InputOf)])
     flying = channel_tables(store, cut, statement.rest, reader, later) if names_channels(statement.rest) else None
     named = cut.under_names_of(later)
-    opened = named_tables(statement.rest, named, or_all=not others) if only is None else only
+    opened = named_tables(statement.rest, named, or_all=not statement.clauses) if only is None else only
     with ExitStack() as stack:
         for each in (named, *(one for some in others for one in some.cuts[:1])):
             stack.enter_context(telling_if_collected(store, each))
         con = connect(store, cache, named, only=opened, empty=columns_of(later), channels=flying, others=others)
         stack.enter_context(closing(con))
+        failed: list[Exception] = []
+        for one in inputs:
+            register_input(con, store, cut, one, failed.append)
         try:
             return run_query(con, statement.sql, max_rows=max_rows)
-        except NotFound as error:
+        except SlackwaterError as error:
+            if failed:
+                raise failed[0] from None  # DuckDB tells of it in words
+            if reading_failed(error):
+                raise in_archive(cut.app, error) from None
+            if not isinstance(error, NotFound):
+                raise
+
             if error.what == "table" and (hint := hint_of_missing(store, cut.app, error.name)):
                 error.hint = hint
             raise

@@ -1,7 +1,8 @@
-"""What a statement may say beyond DuckDB's SQL: a table at another moment, and the versions of a table.
+"""What a statement may say beyond DuckDB's SQL: a table at another moment, the versions of a table, an input archive.
 
     FROM carriers JOIN carriers AT '-1h' AS before USING (carrier)
     SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL
+    SELECT decode(value) FROM input('flights') WHERE "offset" = 17
 
 Neither is SQL as DuckDB parses it, so no statement changes its meaning by them: each becomes the name of a view before
 it is parsed, and the clauses say which views. Text to values: what exists is found out by `moments`.
@@ -131,7 +132,20 @@ class Versions:
         return f"@{self.since}..{self.until} {self.step} of {self.table}", "versions"
 
 
-Clause = TableAt | Versions
+@dataclass(frozen=True, slots=True)
+class InputOf:
+    """The records of a topic that the app had read, as far as its input archive has them."""
+
+    topic: str
+    """In Kafka, or as the program declares it."""
+
+    @property
+    def view(self) -> tuple[str, str]:
+        """Schema and name of the view."""
+        return f"@input {self.topic}", "input"
+
+
+Clause = TableAt | Versions | InputOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +162,8 @@ class Statement:
 def understand(sql: str) -> Statement:
     """The clauses of a statement. Raises `Usage` where one is not as it must be written."""
     all_words = words(sql)
-    found = sorted((*_table_ats(all_words), *_versions(all_words)), key=lambda each: each[0])
+    all_clauses = (*_table_ats(all_words), *_versions(all_words), *_inputs(all_words))
+    found = sorted(all_clauses, key=lambda each: each[0])
     parts, rest, done = [], [], 0
     for start, end, clause in found:
         parts += [sql[done:start], ".".join(map(quoted, clause.view))]
@@ -185,3 +200,14 @@ def _versions(found: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
         if not close % 2 or len(strings) < len(arguments) or not all(each.is_sign(",") for each in signs):
             raise Usage("versions() takes strings: a table, two moments and a span of time", hint=_VERSIONS)
         yield word.start, inside[close].end, Versions(strings[0].lower(), *strings[1:])
+
+
+def _inputs(found: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
+    """Where each input(…) begins and ends. One whose argument is no string is somebody else's."""
+    for number, word in enumerate(found):
+        inside = found[number + 1 : number + 4]
+        if not (word.says("input") and len(inside) == 3 and inside[0].is_sign("(") and inside[1].kind == "string"):
+            continue
+        if not inside[2].is_sign(")"):
+            raise Usage("input() takes one string: a topic", hint="write input('TOPIC')")
+        yield word.start, inside[2].end, InputOf(inside[1].value)

@@ -17,7 +17,7 @@ from ..cut.moments import called_since, later_stages, name_at
 from ..cut.refs import AtTime, Named, Ref, parse
 from ..cut.resolve import resolve
 from ..cut.stored import find_snapshot
-from .clauses import Clause, TableAt, Versions
+from .clauses import TableAt, Versions
 
 MAX_VERSIONS = 1_000
 """Versions that one `versions()` has at most: each has all rows of the table."""
@@ -32,7 +32,7 @@ OnMoment = Callable[[str, Cut], None]
 class ClauseTable:
     """What a clause stands for: a table at one version, or at several of them."""
 
-    clause: Clause
+    clause: TableAt | Versions
     cuts: tuple[Cut, ...]
     """The moments, oldest first. Of `Versions`, cuts of that one stage; none where the table had not begun."""
     table: Table | None
@@ -54,7 +54,7 @@ class Moments:
     _known: dict[str, Cut] = field(default_factory=dict)
     """By ref."""
 
-    def find(self, clauses: Sequence[Clause]) -> tuple[ClauseTable, ...]:
+    def find(self, clauses: Sequence[TableAt | Versions]) -> tuple[ClauseTable, ...]:
         """What each of them stands for. Clauses that name the same moment see the same cut.
 
         Raises `Usage` (a moment is malformed, or moves where that is refused; or there are too many versions),

@@ -72,6 +72,8 @@ class StageConfig:
     """Computes a batch that failed without the records to blame, or raises its error; None where none are rejected."""
     retry: Callable[["Batch"], Written] | None = None
     """Puts the rejected records that wait through, as a batch of their own."""
+    input_spools: Mapping[str, str] = field(default_factory=dict)
+    """By the topics that are archived, the folder in which readers leave what they have fetched."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ and its offsets follow the stage's commits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -17,6 +17,8 @@ from ulid import ULID
 from ...errors import NotFound, Refused
 from ...moments.cut.in_flight import InFlight
 from ...moments.cut.stored import ADDRESS
+from ...store.objects.protocol import ObjectStore
+from .archived import archived
 from .messages import decode_addressed, header_of, marker_of, of_attempts, read_rows, send, split
 from .open import end_offsets
 from .protocol import Kafka, Offsets
@@ -29,6 +31,10 @@ class KafkaChannels:
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
     """How long the broker may be away."""
+
+    def with_archives(self, store: ObjectStore, *apps: str) -> KafkaChannels:
+        """The same, with what Kafka has lost of these apps' input read from their archives."""
+        return replace(self, kafka=archived(self.kafka, store, *apps))
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         earliest, ends = self.kafka.offsets(topic)

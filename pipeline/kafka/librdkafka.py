@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AclOperation, NewTopic, OffsetSpec
 
 from ...errors import Gone, NotFound, Refused
@@ -28,6 +28,8 @@ _NO_LEADER = (
 )
 _SILENT = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
 _HEARD_S = 10.0
+_NO_ID = str(Uuid(0, 0))
+"""Of brokers from before topics had ids."""
 _Answer = TypeVar("_Answer")
 
 
@@ -64,6 +66,13 @@ class LibrdKafka:
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         specs = [OffsetSpec.for_timestamp(at) for at in times_ms]
         return self._until_led(lambda left_s: self._list(topic, specs, left_s), 10)
+
+    def topic_id(self, topic: str) -> str:
+        asked = self._clients.admin.describe_topics(TopicCollection([topic]), request_timeout=10)
+        if any(True for _ in self._failures(asked, ())):
+            return ""
+        found = str(asked[topic].result().topic_id)
+        return "" if found == _NO_ID else found
 
     def _until_led(self, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """What `ask` gives within the seconds it is told, tried again while partitions have no leader."""

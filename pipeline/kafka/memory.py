@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
+from uuid import uuid4
 from zlib import crc32
 
 from ...errors import Gone, NotFound, Refused
@@ -80,6 +81,7 @@ class MemoryKafka:
         self.groups: dict[str, dict[tuple[str, int], tuple[int, str]]] = {}
         """What groups have committed: offset and text, by topic and partition."""
         self._topics: dict[str, list[_Partition]] = {}
+        self._ids: dict[str, str] = {}
         self._producers: dict[str, object] = {}
         """Who may write, by transactional id."""
         self._lock = Lock()
@@ -113,12 +115,16 @@ class MemoryKafka:
             for at, each in zip(times_ms, self._partitions(topic), strict=True)
         )
 
+    def topic_id(self, topic: str) -> str:
+        return self._ids.get(topic, "")
+
     def create_topics(
         self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
         with self._lock:
             for name, count in partitions.items() if not only_ask else ():
                 self._topics.setdefault(name, [_Partition() for _ in range(count)])
+                self._ids.setdefault(name, uuid4().hex)
 
     def add_partitions(self, topic: str, count: int) -> None:
         """Give a topic more partitions, up to `count`."""
@@ -130,6 +136,7 @@ class MemoryKafka:
         with self._lock:
             for name in names:
                 self._topics.pop(name, None)
+                self._ids.pop(name, None)
         return ()
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Messages as Arrow: users' as columns; those of repartition topics, which are streams of one batch each, or markers.
+"""Messages of repartition topics, which are streams of one Arrow batch each, or markers.
 
 Every message of a repartition topic carries one header, `slackwater: <attempt>`, or `slackwater: marker <snapshot>`.
 Readers take the messages of the attempts that manifests name and pass over all others. A row's address is
@@ -7,7 +7,7 @@ Readers take the messages of the attempts that manifests name and pass over all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +23,6 @@ _MARKER = "marker "
 _MESSAGE_ROWS = 32_768
 _MESSAGE_BYTES = 512 << 10
 _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
-_STAMP = pa.timestamp("us", "UTC")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -200,26 +199,3 @@ def check_count(topic: str, partition: int, start: int, end: int, found: int, se
             object_key=address,
             hint="was the topic written to by something else, or were records deleted from it?",
         )
-
-
-def topic_columns(messages: Sequence[Message], needed: Collection[str] | None = None) -> list[pa.Array]:
-    """The columns of Structured Streaming's Kafka source, in its order, a row for each message of one partition.
-
-    Those that are not among the `needed`, where these are said, are null: what they take is a third of reading.
-    """
-    count = len(messages)
-    is_timed = needed is None or "timestamp" in needed or "timestampType" in needed
-    stamps = [message.timestamp() for message in messages] if is_timed else []
-    made: dict[str, tuple[pa.DataType, Callable[[], pa.Array]]] = {
-        "key": (pa.binary(), lambda: pa.array([message.key() for message in messages], pa.binary())),
-        "value": (pa.binary(), lambda: pa.array([message.value() for message in messages], pa.binary())),
-        "topic": (pa.string(), lambda: pa.repeat(pa.scalar(messages[0].topic(), pa.string()), count)),
-        "partition": (pa.int32(), lambda: pa.repeat(pa.scalar(messages[0].partition(), pa.int32()), count)),
-        "offset": (pa.int64(), lambda: pa.array([message.offset() for message in messages], pa.int64())),
-        "timestamp": (_STAMP, lambda: pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(_STAMP)),
-        # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
-        "timestampType": (pa.int32(), lambda: pa.array([kind - 1 for kind, _ in stamps], pa.int32())),
-    }
-    return [
-        make() if needed is None or name in needed else pa.nulls(count, kind) for name, (kind, make) in made.items()
-    ]

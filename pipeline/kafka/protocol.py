@@ -130,6 +130,9 @@ class Kafka(Protocol):
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         """Of each partition the offset of its first record of its time or later, in ms since 1970; -1 for none."""
 
+    def topic_id(self, topic: str) -> str:
+        """Kafka's id of a topic, which one that is made anew under its name has not; empty where nobody knows."""
+
     def create_topics(
         self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
     ) -> None:

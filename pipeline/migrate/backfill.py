@@ -34,6 +34,7 @@ from ...store.sst.sorted_runs import deltas
 from ...store.versions import apps, history
 from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
+from ..kafka.archived import archived
 from ..kafka.channels import group_of
 from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka
@@ -159,6 +160,7 @@ class _Backfills:
                 tuple(sweep(self.store, head, instants.now_ms()))
         targets, left = backfillable(self.store, heads, self.declared, since=since)
         kafka, patience_s = open_kafka(self.options.kafka), self.options.patience_s
+        kafka = archived(kafka, self.store, self.program.name)
         found = [reach(kafka, self.store, target, self.topics, patience_s=patience_s) for target in targets]
         filled = tuple(one for one in found if isinstance(one, Filled))
         return filled, (*left, *(one for one in found if isinstance(one, Left)))

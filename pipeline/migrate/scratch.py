@@ -43,6 +43,7 @@ from ..api.update import parse_ddl
 from ..batch.batch_report import BatchReport
 from ..batch.transform import over
 from ..claim.claim import program_of
+from ..kafka.archived import archived
 from ..kafka.open import open_kafka
 from ..reject.table import RejectedTable
 from ..run.news import News
@@ -230,6 +231,8 @@ class ScratchRun:
             accept_loss=True,
             max_unflushed=0,
             gc_every_ms=None,
+            archive=False,
+            archives=(target.app,),
             until=until,
             channels={name: each.end.topic for name, each in target.channels.items()},
         )
@@ -288,7 +291,7 @@ class ScratchRun:
             return False
         if any(at > end for at, end in self._pairs(head)):
             return False
-        kafka = open_kafka(self.options.kafka)
+        kafka = archived(open_kafka(self.options.kafka), self.store, target.app)
         earliest = {each.topic: kafka.offsets(each.topic)[0] for each in head.inputs.values()}
         return all(all(map(int.__ge__, each.offsets, earliest[each.topic])) for each in head.inputs.values())
 

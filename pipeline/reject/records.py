@@ -16,10 +16,11 @@ from ...fold.failing import Failure
 from ...fold.records import Position, Range, ranges
 from ...moments.cut.stored import ADDRESS
 from ...store.versions.manifest import Input
-from ..kafka.messages import check_count, decode, decode_addressed, encode, topic_columns
-from ..kafka.open import open_kafka
-from ..kafka.protocol import Kafka, Message, Properties
+from ..kafka.columns import topic_columns
+from ..kafka.messages import check_count, decode, decode_addressed, encode
+from ..kafka.protocol import Kafka, Message
 from ..source.worker import configure_worker
+from ..spark.places import Places
 from .table import DeadLetter
 
 ROW_BITS = 20
@@ -137,7 +138,7 @@ class Messages:
 class KafkaFeed:
     """Gives tasks the records of one input, each with its number; for `mapInArrow` over the numbers of ranges."""
 
-    kafka: Properties = field(repr=False)
+    where: Places = field(repr=False)
     topic: str
     schema: pa.Schema
     """The input's columns, and the number's as the last."""
@@ -157,7 +158,7 @@ class KafkaFeed:
     def _read(self, place: int, part: Range) -> Iterator[pa.RecordBatch]:
         found = 0
         where = (self.topic, part.partition, part.first, part.last)
-        for messages in open_kafka(self.kafka).read(*where, patience_s=self.patience_s):
+        for messages in self.where.open_kafka().read(*where, patience_s=self.patience_s):
             for offsets, row_numbers, columns in self._rows(messages):
                 found += len(offsets)
                 numbers = record_number(1, 0) * (place + offsets - part.first) + row_numbers

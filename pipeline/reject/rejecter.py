@@ -22,7 +22,6 @@ from ..api.stage import Stage
 from ..batch.job import Batch
 from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
-from ..kafka.open import open_kafka
 from ..source.worker import ERROR_MARK
 from ..spark.places import Places
 from .blame import blamed
@@ -54,7 +53,7 @@ class BatchRejecter:
         if blamed(error) is None:
             raise error
         numbering = numbering_of(batch.base.inputs, batch.after)
-        messages = Messages(open_kafka(self.where.kafka), self._sources(batch), numbering, self.where.patience_s)
+        messages = Messages(self.where.open_kafka(), self._sources(batch), numbering, self.where.patience_s)
         results, found = self._without_culprits(batch, self._read(messages), error)
         if not found:
             return Written(results)
@@ -135,7 +134,7 @@ class BatchRejecter:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
             mine = tuple((start, part) for start, of, part in messages.numbering.numbered if of == name)
             columns = to_arrow_schema(schema, timezone="UTC")
-            feed = KafkaFeed(self.where.kafka, source.topic, columns, mine, source.attempts, messages.patience_s)
+            feed = KafkaFeed(self.where, source.topic, columns, mine, source.attempts, messages.patience_s)
             frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))
         return frames
 

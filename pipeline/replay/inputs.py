@@ -24,7 +24,8 @@ from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import rejected_of
 from ..api.stage import Stage
-from ..kafka.messages import decode_addressed, header_of, read_rows, topic_columns
+from ..kafka.columns import topic_columns
+from ..kafka.messages import decode_addressed, header_of, read_rows
 from ..kafka.protocol import Message
 from ..reject.table import RejectedTable, rows_of
 from .program import LoadedProgram

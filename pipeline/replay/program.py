@@ -24,6 +24,7 @@ from ...store.read.cache import SstCache
 from ..api.app import App
 from ..api.stage import Stage
 from ..batch.schemas import Shape, shapes
+from ..kafka.archived import archived
 from ..kafka.protocol import Kafka
 from ..spark.session import spark_session
 
@@ -42,6 +43,7 @@ class LoadedProgram:
 
     Attributes:
         app: As declared, under the name of the app whose history is replayed.
+        kafka: With the app's input archive behind it.
         scratch: A store for what replays write, which goes with this.
         patience_s: How long the broker may be away.
     """
@@ -69,7 +71,8 @@ def open_program(
         tempfile.TemporaryDirectory(prefix="slackwater-replay-", ignore_cleanup_errors=True) as folder,
         spark_session(f"slackwater replay {app.name}", master="local[*]", conf=_CONF, py_files=py_files) as spark,
     ):
-        yield LoadedProgram(app, spark, shapes(app, spark), store, cache, kafka, LocalStore(Path(folder) / "store"))
+        behind = archived(kafka, store, app.name)
+        yield LoadedProgram(app, spark, shapes(app, spark), store, cache, behind, LocalStore(Path(folder) / "store"))
 
 
 def stop_in(stage: Stage) -> tuple[str, ...]:

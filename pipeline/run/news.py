@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...keep.gc.collect import Collected
     from ...moments.status.lag import StageLag
+    from ..upkeep.archiver import ArchiveState
 
 
 class News:
@@ -27,3 +28,6 @@ class News:
 
     def collected(self, done: "Collected") -> None:
         """Garbage of the app was collected, beside the batches."""
+
+    def archived(self, states: "tuple[ArchiveState, ...]") -> None:
+        """How far the input archives of the topics that are read here are, every few seconds."""

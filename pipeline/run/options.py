@@ -52,6 +52,10 @@ class Options:
     """Merges that go on at once beside the batches of each stage; 0 leaves them to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
     """What of an app's history to keep, by its name: the rest is collected now and then."""
+    archives: tuple[str, ...] = ()
+    """Further apps in whose input archives what Kafka has lost may be read, as that of the app's own."""
+    archive: bool = True
+    """Archive what is read, where `retention` says so."""
     gc_every_ms: int | None = 3_600_000
     """How long from one collection to the next; None for none by this runner."""
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

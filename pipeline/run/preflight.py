@@ -20,6 +20,7 @@ from ...keep.migrate.migration import finish_newest
 from ...keep.promote.switch import settled
 from ...moments.cut import replicas
 from ...moments.cut.moments import heads_of
+from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
@@ -34,6 +35,7 @@ from ..claim.claim import Claimer
 from ..claim.fit import migrate_command
 from ..claim.former import check_program
 from ..claim.start_positions import StartPosition
+from ..kafka.archived import ArchivedKafka
 from ..kafka.open import open_kafka, wait_for
 from ..kafka.protocol import Kafka
 from ..publish.prepare import check_targets
@@ -112,7 +114,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         stages = app.select(options.stages)
     claimer = Claimer(
         store=store,
-        kafka=kafka,
+        kafka=ArchivedKafka(kafka, Archives(lambda: store, app.name, *options.archives), of_past=False),
         app=app,
         topics=replicas.topics_of(store, info),
         writer=str(ULID()),

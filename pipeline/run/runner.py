@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from ... import instants
 from ...errors import Refused
+from ...keep.gc.retention import Retention
 from ...keep.migrate.migrate import check_newest
 from ...moments.cut.stored import notify
 from ...store.versions import apps
@@ -21,12 +22,15 @@ from ..batch.job import StageConfig
 from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer, KafkaChannels
+from ..kafka.open import open_kafka
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..source.checkpoint import Checkpoint
+from ..source.spool import InputSpool
 from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
 from ..spark.session import spark_session, warm_up
+from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
 from .between_batches import BetweenBatches
 from .housekeeping import Collector, LagReporter, in_background
@@ -37,6 +41,9 @@ from .progress import Backpressure, CatchUp
 from .snapshot_completer import Completer, snapshot_names
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
+
+_DRAIN_S = 10.0
+"""For what is to be archived when a run ends. The next one makes up for the rest."""
 
 
 def run(
@@ -93,6 +100,8 @@ def run(
             temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
             scratch = Path(stack.enter_context(temporary))
             planners = PlannerFiles(scratch / "told")
+            retention = options.retention(app.name)
+            archiver, spool = _archiver(start, options, retention, spark, news, stack)
             limits = start.limits.items()
             bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
             backpressure = Backpressure(planners, bounded)
@@ -100,14 +109,18 @@ def run(
             def move(head: Manifest, tip: Manifest) -> None:
                 backpressure.move(head, tip)
                 publishers.move(head)
+                if archiver is not None:
+                    archiver.move(head)
                 planners.commit(head.stage, head.version)
 
-            runners = _build(start, options, known, claimed, spark, on_commit, move, stack, scratch, planners)
+            spools = {} if spool is None else _topics_of(claimed, retention, str(spool.folder))
+            runners = _build(start, options, known, claimed, spark, on_commit, move, stack, scratch, planners, spools)
             publishers.start()
         reporter = LagReporter(start.heartbeats, claimer, runners, news, publishers.places)
         stack.enter_context(in_background("lag-reporter", reporter.work))
-        retention = options.retention(app.name)
-        if options.gc_every_ms is not None and not retention.keeps_everything:
+        if archiver is not None:
+            stack.enter_context(archiver.at_work(lambda: 0.0 if stop.now.is_set() else _DRAIN_S))
+        if options.gc_every_ms is not None and not (retention.keeps_everything and not retention.archives):
             collector = Collector(store, folder, retention, options.gc_every_ms, claimer.by, runners, news)
             stack.enter_context(in_background("collector", collector.work))
         catch_up = None
@@ -127,6 +140,37 @@ def run(
         supervisor = Supervisor(spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
+
+
+def _archiver(
+    start: Start, options: Options, retention: Retention, spark: SparkSession, news: News, stack: ExitStack
+) -> tuple[Archiver | None, InputSpool | None]:
+    """What archives what is read, if anything does, and where readers leave it for that, if that is this machine."""
+    if not (options.archive and retention.archives):
+        return None, None
+    claimer, spool = start.claimer, None
+    if (spark.sparkContext.master or "").startswith("local"):
+        spools = spools_beside(options.cache_folder)
+        spool = InputSpool(stack.enter_context(spool_folder(spools, f"{claimer.writer}-input")))
+    return (
+        Archiver(
+            start.store,
+            claimer.app.name,
+            open_kafka(options.kafka),
+            retention.input_of,
+            spool=spool,
+            by=claimer.by,
+            patience_s=options.patience_s,
+            told=news.archived,
+        ),
+        spool,
+    )
+
+
+def _topics_of(claimed: Mapping[str, Manifest], retention: Retention, folder: str) -> dict[str, str]:
+    """The folder for each topic that is archived."""
+    read = {at.topic for head in claimed.values() for at in head.inputs.values()}
+    return {topic: folder for topic in read if retention.input_of(topic) is not None}
 
 
 def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Manifest]:
@@ -164,6 +208,7 @@ def _build(
     stack: ExitStack,
     scratch: Path,
     planners: PlannerFiles,
+    input_spools: Mapping[str, str],
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     spools, app = spools_beside(options.cache_folder), start.claimer.app.name
@@ -191,6 +236,7 @@ def _build(
             str(spool) if limits.max_unflushed else "",
             elsewhere=not local,
             s3_settings=options.s3,
+            archives=options.archives,
         )
         rejecter = None
         if stage.on_error == "reject":
@@ -206,6 +252,7 @@ def _build(
             prefetch=options.prefetch and local,
             rescue=rejecter.rescue if rejecter else None,
             retry=rejecter.retry if rejecter else None,
+            input_spools=input_spools,
         )
         runner = StageRunner(
             config,

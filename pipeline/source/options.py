@@ -37,7 +37,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stage: str = ""
     """The one that reads."""
     store: str = ""
-    """Root of the store in which to look for the upstream stage's versions; empty for a user's topic."""
+    """Root of the store in which to look for the upstream stage's versions, and for archives."""
+    archives: tuple[str, ...] = ()
+    """Apps in whose archives, and those of what they were cloned from, is read what Kafka has lost."""
+    spool: str = ""
+    """A folder of the machine of the tasks in which what is read is kept for the archive; empty for none."""
     counts: str = ""
     """A folder in which requests to the store are counted; empty for none."""
     told: str = ""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -22,14 +23,20 @@ from pyspark.sql.types import StructType
 
 from ... import instants
 from ...fold.records import Position, ranges
+from ...store.archive.extents import Extent
+from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
-from ..kafka.messages import decode, read_rows, topic_columns
+from ...store.objects.protocol import ObjectStore
+from ..kafka.archived import ArchivedKafka
+from ..kafka.columns import Columns
+from ..kafka.messages import decode, read_rows
 from ..kafka.open import open_kafka
 from ..kafka.patience import patience_with
-from ..kafka.protocol import Kafka
+from ..kafka.protocol import Kafka, Message
 from .options import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
+from .spool import InputSpool
 from .wake import PlannerFiles
 from .worker import configure_worker
 
@@ -109,6 +116,26 @@ class _SourceReader(DataSourceStreamReader):
         return open_kafka(self._private.kafka)
 
     @property
+    def _archived(self) -> Kafka:
+        """Kafka, with what it has lost read from archives."""
+        return ArchivedKafka(self._kafka, Archives(self._store, *self._options.archives), of_past=False)
+
+    def _store(self) -> ObjectStore:
+        # Spark may have started this process with less than the driver was given since.
+        os.environ.update(self._private.environ)
+        return open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
+
+    @contextmanager
+    def _kept(self, partition: _Range) -> Iterator[Callable[[Columns], None]]:
+        """What is called with the messages of a range, as they are read, for whoever archives them."""
+        if not self._options.spool:
+            yield lambda _columns: None
+            return
+        extent = Extent(partition.partition, partition.start, partition.end)
+        with InputSpool(Path(self._options.spool)).keep(partition.topic, extent) as keeper:
+            yield keeper.add if keeper is not None else lambda _columns: None
+
+    @property
     def _told(self) -> PlannerFiles | None:
         return PlannerFiles(Path(self._options.told)) if self._options.told else None
 
@@ -154,9 +181,12 @@ class TopicSourceReader(_SourceReader):
         return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        where = (partition.topic, partition.partition, partition.start, partition.end)
-        for messages in self._kafka.read(*where, patience_s=self._options.patience_s):
-            yield pa.RecordBatch.from_arrays(topic_columns(messages, self._needed), schema=schema)
+        where = (partition.partition, partition.start, partition.end)
+        with self._kept(partition) as keep:
+            for messages in self._archived.read(partition.topic, *where, patience_s=self._options.patience_s):
+                columns = Columns(messages)
+                keep(columns)
+                yield pa.RecordBatch.from_arrays(columns.source(self._needed), schema=schema)
 
 
 class ChannelSourceReader(_SourceReader):
@@ -164,10 +194,7 @@ class ChannelSourceReader(_SourceReader):
 
     @cached_property
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
-        options, told = self._options, self._told
-        # Planning has a process of its own, which Spark may have started with less than the driver was given since.
-        os.environ.update(self._private.environ)
-        store = open_store(options.store, patience_s=options.patience_s, settings=self._private.s3)
+        options, told, store = self._options, self._told, self._store()
         if options.counts:
             store = CountingStore(store, SharedCounts(Path(options.counts) / str(os.getpid())).add)
         return ChannelPlanner(
@@ -186,5 +213,10 @@ class ChannelSourceReader(_SourceReader):
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end, partition.rows)
-        decoded = partial(decode, attempts=partition.attempts, schema=schema)
-        return read_rows(self._kafka, *where, decoded, patience_s=self._options.patience_s)
+        with self._kept(partition) as keep:
+
+            def decoded(messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
+                keep(Columns(messages))
+                return decode(messages, partition.attempts, schema)
+
+            yield from read_rows(self._archived, *where, decoded, patience_s=self._options.patience_s)

@@ -6,12 +6,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
 from ...store.objects.local import SpooledStore
 from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access, S3Place, S3Settings
 from ...store.read.cache import SstCache
+from ..kafka.archived import ArchivedKafka
+from ..kafka.open import open_kafka
+from ..kafka.protocol import Kafka
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,19 @@ class Places:
     """How S3 is talked to; None for what the environment says."""
     s3: S3Access | None = None
     """How the driver gets to the store at this batch; None where its root is enough."""
+    archives: tuple[str, ...] = ()
+    """Further apps in whose input archives is read what Kafka has lost, as in that of `app`."""
 
     def cache_here(self) -> tuple[Path, int]:
         """`cache` on the machine of the task that asks."""
         folder, max_bytes = self.cache
         own = os.environ.get("SLACKWATER_CACHE") if self.elsewhere else None
         return Path(own) if own else folder, max_bytes
+
+    def open_kafka(self) -> Kafka:
+        """Kafka, with what it has lost read from input archives. The store is opened where something is to be."""
+        archives = Archives(lambda: self.open()[1], self.app, *self.archives)
+        return ArchivedKafka(open_kafka(self.kafka), archives, of_past=False)
 
     def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
         """What counts the stage's requests, the store to use, and the cache.

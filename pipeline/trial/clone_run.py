@@ -24,6 +24,7 @@ from ...store.versions import apps
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..batch.schemas import shapes
+from ..kafka.archived import archived
 from ..kafka.channels import KafkaChannels, group_of
 from ..kafka.open import open_kafka
 from ..migrate.program import migrate_app
@@ -86,7 +87,8 @@ class CloneRun:
                 self._drop()
 
     def _run(self, program: App, *, is_new: bool) -> CloneRun:
-        channels = KafkaChannels(open_kafka(self.options.kafka), patience_s=self.options.patience_s)
+        kafka = archived(open_kafka(self.options.kafka), self.store, self.release.app)
+        channels = KafkaChannels(kafka, patience_s=self.options.patience_s)
         # Whatever kills a trial, `clone rm --expired` finds what it left.
         terms = Terms(owner=self.by, reason=f"a trial of {self.release.code}", ttl_ms=0 if self._keeps else DAY_MS)
         clone(
@@ -118,6 +120,7 @@ class CloneRun:
 
         began = monotonic()
         options = replace(self.options, until_caught_up=True, until=self.ends, publishes=False, gc_every_ms=None)
+        options = replace(options, archive=False)
         run(program, replace(options, stages=self.stages), told, news=News(self.news.doing), stop=self.stop)
         self.seconds = monotonic() - began
         check_reached(self.newest(), self.stages, self.ends, self.what)

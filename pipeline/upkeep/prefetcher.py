@@ -47,7 +47,7 @@ class Prefetcher:
     def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
         self._store, self._cache, self._head = store, cache, head
         self._missing: set[str] = set()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch-{head.stage}", initializer=_lower_priority)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch-{head.stage}", initializer=lower_priority)
         self._running: Future[None] | None = None
         self._stopping = threading.Event()
 
@@ -95,7 +95,8 @@ class Prefetcher:
                 return
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
+    """Have the thread that calls this give way to all that a batch does."""
     # On Linux each thread has a priority of its own.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

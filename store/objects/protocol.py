@@ -84,9 +84,9 @@ def exists(store: ObjectStore, key: str) -> bool:
     return True
 
 
-def documents(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
+def documents(store: ObjectStore, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
     """The JSON objects under a prefix. Some servers also list an upload under way, by a name of its own."""
-    return (info for info in store.list(prefix) if info.key.endswith(".json"))
+    return (info for info in store.list(prefix, start_after) if info.key.endswith(".json"))
 
 
 def check_key(key: str) -> str:

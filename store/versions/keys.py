@@ -86,6 +86,8 @@ removing = _in_app(f"stages/{REMOVING}/app.json")
 """The note that the app is being removed. It lies among the stages, so that whoever lists them sees it."""
 boundaries = _in_app("boundaries/")
 """Prefix of what may exist of the app's versions."""
+archives = _in_app("input/")
+"""Prefix of all archives of what the app read of users' topics, and the name of none of them."""
 migrations = _in_app("migrations/")
 """Prefix of the app's migrations."""
 edits = _in_app("edits/")
@@ -166,6 +168,34 @@ def snapshot_objects(app: str, name: str) -> str:
 def captured(app: str, name: str, ulid: str) -> str:
     """Records in flight that belong to one named snapshot."""
     return f"{app}/snapshots/{name}/channels/{ulid}.parquet"
+
+
+def archive_folder(topic: str, life: int) -> str:
+    """What the folder of an archive is called; `life` counts topics of that name, each made after one was deleted.
+
+    No topic has an '@' in its name.
+    """
+    return topic if life == 1 else f"{topic}@{life}"
+
+
+def archive(app: str, folder: str) -> str:
+    """Prefix of the archive of a user's topic, by its folder."""
+    return f"{archives(app)}{folder}/"
+
+
+def archive_indexes(archive: str) -> str:
+    """Prefix of what an archive holds, an object for each change of it; `archive` is the archive's own prefix."""
+    return f"{archive}index/"
+
+
+def archived(app: str, folder: str, ulid: str) -> str:
+    """Some records of an archive."""
+    return f"{archive(app, folder)}{ulid}.parquet"
+
+
+def archived_pattern(app: str, folder: str) -> re.Pattern[str]:
+    """What the keys of an archive's records look like."""
+    return re.compile(rf"{re.escape(archive(app, folder))}{_FILE}")
 
 
 def captured_pattern(app: str) -> re.Pattern[str]:

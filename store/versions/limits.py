@@ -73,6 +73,7 @@ Bytes = Annotated[int, _from(0, MAX_FILE_BYTES, f"a number of bytes from 0 to {M
 LevelNumber = Annotated[int, _from(0, 1 << 31, "a level from 0 to 2^31")]
 StatePartition = Annotated[int, _from(0, MAX_PARTITIONS - 1, f"a state partition from 0 to {MAX_PARTITIONS - 1}")]
 StatePartitions = Annotated[int, _from(1, MAX_PARTITIONS, f"a number of state partitions from 1 to {MAX_PARTITIONS}")]
+KafkaPartition = Annotated[int, _from(0, MAX_KAFKA_PARTITIONS - 1, "the number of a Kafka partition, from 0 to 2^18")]
 
 MergeRuns = Annotated[int, _from(2, MAX_MERGE_RUNS, f"a number of runs from 2 to {MAX_MERGE_RUNS}")]
 FileBytes = Annotated[

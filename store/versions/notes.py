@@ -54,7 +54,7 @@ class Notes(Generic[T]):
     name: Callable[[T], str | int]
     """What one is called in it. Numbers sort as such."""
     app: Callable[[T], str] | None = None
-    """The app that it says it is of, for kinds that do."""
+    """The app, or whatever the folder is of, that it says it is of, for kinds that do."""
 
     def key(self, note: T, *of: str) -> str:
         """Under which key it belongs."""
@@ -76,9 +76,10 @@ class Notes(Generic[T]):
         """The one of that name, if there is one. One request. Raises as `all`."""
         return find(store, keys.note(self.folder(*of), name), self.kind, under=lambda note: self.key(note, *of))
 
-    def listed(self, store: ObjectStore, *of: str) -> tuple[ObjectInfo, ...]:
-        """The objects, by name. One listing."""
-        return tuple(documents(store, self.folder(*of)))
+    def listed(self, store: ObjectStore, *of: str, after: str | int = "") -> tuple[ObjectInfo, ...]:
+        """The objects, by name, above one if that is said. One listing."""
+        folder = self.folder(*of)
+        return tuple(documents(store, folder, keys.note(folder, after) if after else ""))
 
     def read(self, store: ObjectStore, listed: Iterable[ObjectInfo], *of: str) -> Iterator[T]:
         """What these hold, in their order, without those that are gone since they were listed. A read for each.
@@ -93,9 +94,9 @@ class Notes(Generic[T]):
         """All that were written at that time or later, by storage's clock. One listing, and a read for each."""
         return tuple(self.read(store, (each for each in self.listed(store, *of) if each.modified_ms >= since_ms), *of))
 
-    def newest(self, store: ObjectStore, *of: str) -> T | None:
-        """The one whose name sorts last. One listing, and a read if there is one. Raises as `read`."""
-        while listed := self.listed(store, *of):
+    def newest(self, store: ObjectStore, *of: str, after: str | int = "") -> T | None:
+        """The one whose name sorts last, above `after`. One listing, and a read if there is one. Raises as `read`."""
+        while listed := self.listed(store, *of, after=after):
             for found in self.read(store, listed[-1:], *of):
                 return found
             # Else a newer one has replaced it since the listing.

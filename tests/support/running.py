@@ -23,6 +23,7 @@ import pyarrow as pa
 import slackwater as sw
 from confluent_kafka import Producer
 from slackwater.cli import main
+from slackwater.keep.gc.retention import Retention
 from slackwater.keep.verify.verify import Report, verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import Snapshot, of_snapshot, read_snapshot
@@ -106,6 +107,8 @@ class Ledger:
     program: Path = LEDGER
     variant: str = ""
     """Of the program, where it runs in a process of its own."""
+    retention: Retention = field(default_factory=Retention)
+    """Where it runs in this process."""
 
     def __post_init__(self) -> None:
         self.store = self.store or str(self.folder / "store")
@@ -136,6 +139,14 @@ class Ledger:
             producer.produce(self.topic, value, partition=0)
         assert producer.flush(30) == 0
         self.sent += count
+
+    def empty_kafka(self) -> None:
+        """Have Kafka lose all records that the app has read, and what its stages sent each other."""
+        for head in resolve(open_store(self.store), self.app, now_ms=0).stages.values():
+            for at in head.inputs.values():
+                for partition, end in enumerate(self.kafka.offsets(at.topic)[1]):
+                    self.kafka.delete_records(at.topic, end, partition)
+                assert self.kafka.offsets(at.topic)[0] == self.kafka.offsets(at.topic)[1]
 
     @contextmanager
     def fed(self, rows: int = 100) -> Iterator[None]:
@@ -232,6 +243,7 @@ class Ledger:
             max_records=max_records,
             patience_s=30,
             cache_folder=self.folder / "cache" / "sst",
+            retention=lambda _app: self.retention,
         )
 
     @contextmanager

@@ -72,10 +72,13 @@ def test_a_topic_that_is_not_there_is_not_found_and_cannot_be_read_or_written(ka
 
 def test_a_topic_that_was_deleted_is_gone_and_made_again_it_is_empty(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, numbered(1, 2), patience_s=30)
+    former = kafka.topic_id(topic)
     assert kafka.delete_topics([topic]) == ()
     eventually(lambda: topic not in kafka.partition_counts(), "it is gone")
+    assert kafka.topic_id(topic) == ""
     kafka.create_topics({topic: 1})
     assert kafka.offsets(topic) == ((0,), (0,))
+    assert kafka.topic_id(topic) not in ("", former)
 
 
 def test_what_was_sent_is_read_as_it_was_from_its_offset_on(kafka: Kafka, topic: str) -> None:

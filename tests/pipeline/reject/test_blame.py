@@ -150,11 +150,11 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     program = "def mine(batches):\n    for batch in batches:\n        yield batch\n"
     # No broker has this address.
     nowhere = {"bootstrap.servers": "127.0.0.1:1"}
-    feed = KafkaFeed(nowhere, "t", pa.schema([("id", pa.int64())]), ((0, Range(0, 0, 1)),), None, 0.5)
+    places = Places("app", "stage", "memory:", nowhere, (tmp_path, 0), 1.0)
+    feed = KafkaFeed(places, "t", pa.schema([("id", pa.int64())]), ((0, Range(0, 0, 1)),), None, 0.5)
     error = mapped(program, tmp_path / "anywhere", spark.range(1).mapInArrow(ERROR_MARK.on(feed), "id long"))
     assert "Unavailable" in str(error)
     assert blamed(error) is None
-    places = Places("app", "stage", "memory:", nowhere, (tmp_path, 0), 1.0)
     with pytest.raises(PySparkException) as caught:
         run_write(spark.range(1), WriteTask(places, "writer", 1, (OutputTopic("c", "c", 1, ("id",)),)))
     assert "did not take messages" in str(caught.value)

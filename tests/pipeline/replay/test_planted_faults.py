@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from confluent_kafka import Message, Producer
 from slackwater.errors import Refused
+from slackwater.keep.gc.retention import Retention
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.record import find_record
@@ -156,8 +157,14 @@ class History:
         yield self._entry(f"p{number}", -number, 1), fault
 
 
-def check(ledger: Ledger, seed: int, *, phases: int = PHASES, thins: bool = False) -> Counter[str]:
-    """What each fault of a history led to: its record, a span that is proved to hold it, or that its time is gone."""
+def check(
+    ledger: Ledger, seed: int, *, phases: int = PHASES, thins: bool = False, empties: bool = False
+) -> Counter[str]:
+    """What each fault of a history led to: its record, a span that is proved to hold it, or that its time is gone.
+
+    With `empties`, the app archives what it reads, and Kafka has nothing left of that.
+    """
+    ledger.retention = Retention(input_ms=24 * HOUR_MS) if empties else Retention()
     history = History(np.random.default_rng(seed), ledger)
     for phase in range(phases):
         history.send(ENTRIES)
@@ -173,6 +180,8 @@ def check(ledger: Ledger, seed: int, *, phases: int = PHASES, thins: bool = Fals
     if thins:
         grow_older(Path(ledger.store), 2 * HOUR_MS)
         ledger.slackwater("gc", ledger.app, "--versions", "4")
+    if empties:
+        ledger.empty_kafka()
     store, cache = open_store(ledger.store), SstCache(ledger.folder / "cache" / "query", 1 << 30)
     app = load_app(str(ledger.program), name=ledger.app)
     led: Counter[str] = Counter()
@@ -219,9 +228,21 @@ def ledger(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
     return Ledger(kafka.bootstrap, tmp_path, variant=VARIANT)
 
 
-@pytest.mark.parametrize("phases", [1, pytest.param(2, marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("phases", [1, 2])
 def test_every_planted_fault_leads_to_its_record(ledger: Ledger, phases: int) -> None:
     assert check(ledger, 1, phases=phases) == {"record": phases * KINDS}
+
+
+@pytest.mark.parametrize("phases", [1, pytest.param(2, marks=pytest.mark.ci)])
+def test_it_does_with_nothing_left_in_kafka_where_the_input_was_archived(ledger: Ledger, phases: int) -> None:
+    assert check(ledger, 1, phases=phases, empties=True) == {"record": phases * KINDS}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20, 28))
+def test_so_does_every_fault_of_a_hundred_with_nothing_left_in_kafka(ledger: Ledger, seed: int) -> None:
+    assert check(ledger, seed, phases=2, empties=True) == {"record": 2 * KINDS}
 
 
 @pytest.mark.soak

@@ -1,0 +1,162 @@
+"""Kafka with an app's input archive behind it: what Kafka has lost is read there, and nobody knows which answered.
+
+Kafka is asked first. Where a topic was deleted and made anew under its name, its offsets name other records: then the
+archive, which knows the topic's id, alone answers for the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...errors import Gone, Refused
+from ...store.archive.reading import Archives, TopicArchives
+from ...store.objects.protocol import ObjectStore
+from .columns import ArchivedMessages
+from .protocol import Kafka, Message, Offsets, Properties, Record, Transactions, TransactionSettings
+
+_CHUNK = 10_000
+_LOST = "gone from Kafka"
+_ANOTHER = "of a topic that was deleted and made anew since"
+
+
+def archived(kafka: Kafka, store: ObjectStore, *apps: str) -> ArchivedKafka:
+    """Kafka as the past of apps is read: with their archives, and of those that they came from, behind it."""
+    return ArchivedKafka(kafka, Archives(lambda: store, *apps))
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedKafka:
+    """See the Protocol, and the module. It writes to Kafka alone."""
+
+    kafka: Kafka = field(repr=False)
+    archives: Archives = field(repr=False)
+    of_past: bool = True
+    """Whether a topic's id is looked at before it is read, as offsets of the past may be those of an earlier topic;
+    else only where Kafka has not all of a range."""
+    _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    """Topics' ids, of those that have archives."""
+
+    @property
+    def properties(self) -> Properties:
+        return self.kafka.properties
+
+    @property
+    def name(self) -> str:
+        return self.kafka.name
+
+    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
+        return self.kafka.partition_counts(timeout_s=timeout_s)
+
+    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        """As Kafka's; the earliest is where the archive begins, if it has all from there on that Kafka has not."""
+        earliest, ends = self.kafka.offsets(topic, timeout_s=timeout_s)
+        archive = self._archive(topic) if any(earliest) else None
+        if archive is None or self._is_other(topic, archive):
+            return earliest, ends
+        return tuple(archive.reaches_back(partition, first) for partition, first in enumerate(earliest)), ends
+
+    def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
+        found, (earliest, _) = self.kafka.offsets_since(topic, times_ms), self.kafka.offsets(topic)
+        archive = self._archive(topic) if any(earliest) else None
+        if archive is None or self._is_other(topic, archive):
+            return found
+        return tuple(
+            archive.first_since(partition, archive.reaches_back(partition, first), first, time_ms, at)
+            for partition, (at, first, time_ms) in enumerate(zip(found, earliest, times_ms, strict=True))
+        )
+
+    def topic_id(self, topic: str) -> str:
+        return self.kafka.topic_id(topic)
+
+    def create_topics(
+        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
+    ) -> None:
+        self.kafka.create_topics(partitions, only_ask=only_ask, config=config)
+
+    def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
+        return self.kafka.delete_topics(names)
+
+    def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
+        self.kafka.delete_records(topic, offset, partition)
+
+    def not_writable(self, topic: str) -> Refused | None:
+        return self.kafka.not_writable(topic)
+
+    def read(
+        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+    ) -> Iterator[Sequence[Message]]:
+        at, archive = start, self._archive(topic) if self.of_past else None
+        if archive is not None and (why := self._no_topic(topic, archive)):
+            yield from _archived(archive, partition, at, end, gone, why)
+            return
+        while at < end:
+            try:
+                for messages in self.kafka.read(topic, partition, at, end, patience_s=patience_s):
+                    at = messages[-1].offset() + 1
+                    yield messages
+                return
+            except Refused as error:
+                until, archive = self._begins(topic, partition, end, error), self._archive(topic)
+                if until > at and archive is not None and not self._is_other(topic, archive):
+                    yield from _archived(archive, partition, at, until, gone, _LOST)
+                elif gone is not None and isinstance(error, Gone):
+                    gone.append(error)
+                else:
+                    raise
+                at = max(at, until)
+
+    def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
+        return self.kafka.send(topic, records, patience_s=patience_s)
+
+    def transactions(self, settings: TransactionSettings) -> Transactions:
+        return self.kafka.transactions(settings)
+
+    def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
+        self.kafka.commit_offsets(group, positions, wait=wait)
+
+    def delete_groups(self, groups: Sequence[str]) -> None:
+        self.kafka.delete_groups(groups)
+
+    def _archive(self, topic: str) -> TopicArchives | None:
+        """What there is of a topic in archives. Asks Kafka for nothing where there is none."""
+        found = self.archives.of(topic)
+        if found and topic not in self._ids:
+            self._ids[topic] = self.kafka.topic_id(topic)
+        return found.of_topic(self._ids[topic]) if found else None
+
+    def _no_topic(self, topic: str, archive: TopicArchives) -> str:
+        """Why Kafka is not to be asked for records of the past; empty where it is."""
+        if self._is_other(topic, archive):
+            return _ANOTHER
+        # For one that is not there a client might wait.
+        return "" if self._ids[topic] or topic in self.partition_counts() else _LOST
+
+    def _is_other(self, topic: str, archive: TopicArchives) -> bool:
+        """Whether Kafka's topic is another one than that of the archive."""
+        return bool(self._ids[topic]) and archive.topic_id not in ("", self._ids[topic])
+
+    def _begins(self, topic: str, partition: int, end: int, error: Refused) -> int:
+        """The first offset that Kafka has, at most the end, where it refused to read; raises what else was wrong."""
+        if self.kafka.partition_counts().get(topic, 0) <= partition:
+            return end
+        if not isinstance(error, Gone):
+            raise error
+        return min(end, self.kafka.offsets(topic)[0][partition])
+
+
+def _archived(
+    archive: TopicArchives, partition: int, start: int, end: int, gone: list[Gone] | None, why: str
+) -> Iterator[Sequence[Message]]:
+    """What archives have of a range. Without a list `gone`, raises `Gone` for what they lack, after what is before."""
+    lacking = archive.lacks(partition, start, end)
+    errors = [archive.gap(each, why) for each in lacking]
+    if gone is not None:
+        gone += errors
+    elif lacking:
+        end = lacking[0].first
+    for records in archive.rows(partition, start, end):
+        for first in range(0, records.num_rows, _CHUNK):
+            yield ArchivedMessages(records.slice(first, _CHUNK))
+    if gone is None and errors:
+        raise errors[0]

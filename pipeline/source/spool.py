@@ -1,0 +1,145 @@
+"""What readers of users' topics have fetched, as files of the runner's machine, for whoever archives it.
+
+A file has one range of offsets of one partition, whole, as uncompressed Arrow: it is there under its name once all of
+it was read. Nothing rests on it: what is not here is read from Kafka again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+
+from ...store.archive.extents import Extent
+from ...store.archive.objects import SCHEMA
+from ..kafka.columns import Columns
+
+_log = logging.getLogger("slackwater")
+
+_MOST_BYTES = 4 << 30
+"""Of one topic that wait to be archived, such as while the store is away: the rest is read again."""
+_OF_ALL = ("topic", "partition")
+"""Columns that the file's place says."""
+_STORED = pa.schema([field for field in SCHEMA if field.name not in _OF_ALL])
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A range of offsets in a file."""
+
+    topic: str
+    extent: Extent
+    path: Path
+
+    def records(self, part: Extent) -> Iterator[pa.Table]:
+        """The records of a part of the range, in the columns of `archive.objects.SCHEMA`. Raises `OSError`."""
+        try:
+            with pa.memory_map(str(self.path)) as file, pa.ipc.open_stream(file) as reader:
+                for batch in reader:
+                    offsets = batch["offset"].to_numpy()
+                    first, end = offsets.searchsorted((part.first, part.end))
+                    if first < end:
+                        yield self._whole(batch.slice(first, end - first))
+        except pa.ArrowException as error:
+            raise OSError(f"{self.path} is not what was written: {error}") from error
+
+    def _whole(self, batch: pa.RecordBatch) -> pa.Table:
+        values = {"topic": self.topic, "partition": self.extent.partition}
+        columns = {
+            name: pa.repeat(pa.scalar(value, SCHEMA.field(name).type), batch.num_rows) for name, value in values.items()
+        }
+        for name in _STORED.names:
+            columns[name] = batch[name]
+        return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpool:
+    """A folder that readers and whoever archives share. Each file has its own name."""
+
+    folder: Path
+
+    @contextmanager
+    def keep(self, topic: str, extent: Extent) -> Iterator[Keeper | None]:
+        """Keep what is read of a range: the file is there once the block has ended, and not where it fails.
+
+        Gives None where too much waits already.
+        """
+        folder = self.folder / topic
+        if self._full(topic).exists():
+            yield None
+            return
+        name = f"{extent.partition}-{extent.first}-{extent.end}-{uuid4().hex}.arrow"
+        keeper = Keeper(folder / f".{name}")
+        try:
+            yield keeper
+            keeper.finish(folder / name)
+        finally:
+            keeper.discard()
+
+    def look(self, topic: str) -> list[Spooled]:
+        """What there is of a topic, by partition and offset. Has readers keep no more of it while that is too much."""
+        found, taken = list[Spooled](), 0
+        for path in (self.folder / topic).glob("[0-9]*.arrow"):
+            partition, first, end, _ = path.name.split("-")
+            found.append(Spooled(topic, Extent(int(partition), int(first), int(end)), path))
+            taken += path.stat().st_size
+        if taken > _MOST_BYTES:
+            self._full(topic).touch()
+        elif taken < _MOST_BYTES // 2:
+            self._full(topic).unlink(missing_ok=True)
+        return sorted(found, key=lambda each: each.extent)
+
+    def _full(self, topic: str) -> Path:
+        return self.folder / topic / "full"
+
+
+class Keeper:
+    """Writes one file. A disk that is full is no reason for a batch to fail: then there is no file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: pa.OSFile | None = None
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+        self._failed = False
+
+    def add(self, columns: Columns) -> None:
+        """Write messages that come behind those before."""
+        if self._failed:
+            return
+        try:
+            if self._writer is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = pa.OSFile(str(self._path), "wb")
+                self._writer = pa.ipc.new_stream(self._file, _STORED)
+            self._writer.write_batch(columns.of(_STORED))
+        except OSError as error:
+            self._failed = True
+            _log.debug("%s is not kept for the archive: %s", self._path, error)
+
+    def finish(self, path: Path) -> None:
+        """All of the range was read."""
+        if self._writer is None or self._failed:
+            return
+        try:
+            self._writer.close()
+            self._close()
+            self._path.rename(path)
+        except OSError as error:
+            _log.debug("%s is not kept for the archive: %s", path, error)
+
+    def discard(self) -> None:
+        """Let go of what is not finished."""
+        self._close()
+        self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+        self._file = self._writer = None

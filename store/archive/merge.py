@@ -1,0 +1,87 @@
+"""Merging an archive's small objects into large ones, the older before the younger, so that it has few.
+
+Objects of similar size are merged, as universal compaction does it: each record is written again as often as the
+logarithm of how many small objects there were. One day's and the next day's are never merged, and what is as large as
+an object shall be is left alone: retention lets go of whole objects.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from heapq import merge as in_order
+from itertools import groupby
+
+import pyarrow as pa
+
+from ...durations import DAY_MS
+from ..objects.protocol import ObjectStore
+from . import index
+from .extents import union
+from .index import ArchiveObject, Index
+from .objects import ArchivedRecords, ArchiveWriter
+
+TARGET_BYTES = 64 << 20
+"""An object is not merged any more from half of this on."""
+_WIDTH = 8
+"""So many objects of one size make one of the next."""
+_MOST = 64
+"""Objects merged at once, each with a row group in memory."""
+
+
+def pick(archive: Index, span_ms: int = DAY_MS, *, whole: bool = False) -> tuple[ArchiveObject, ...]:
+    """The next objects to merge, at least two in the order of the index; none where nothing is to be done.
+
+    `span_ms` is how far apart in time what was read may be for one object. With `whole`, few objects are reason enough.
+    """
+    small = [each for each in archive.objects if each.bytes < TARGET_BYTES // 2]
+    for _, group in groupby(small, key=lambda each: each.read_ms // span_ms):
+        some = tuple(group)
+        if whole:
+            if len(chosen := _fitting(some)) > 1:
+                return chosen
+            continue
+        for _, alike in groupby(some, key=_size):
+            if len(chosen := _fitting(tuple(alike))) >= _WIDTH:
+                return chosen
+    return ()
+
+
+def _size(one: ArchiveObject) -> int:
+    """Objects of the same number are of similar size."""
+    return (one.bytes.bit_length() - 1) // 3
+
+
+def _fitting(some: Sequence[ArchiveObject]) -> tuple[ArchiveObject, ...]:
+    """As many of the first as come to no more than an object shall have."""
+    total, chosen = 0, list[ArchiveObject]()
+    for each in some[:_MOST]:
+        total += each.bytes
+        if total > TARGET_BYTES:
+            break
+        chosen.append(each)
+    return tuple(chosen)
+
+
+def merge(store: ObjectStore, archive: Index, inputs: Sequence[ArchiveObject], *, by: str, now_ms: int) -> Index:
+    """Put one object in the place of several: the index that has it, or the newest where it has not all of them.
+
+    Raises `Corruption` where one is missing or damaged, which changes nothing, and as `index.change`.
+    """
+    writer = ArchiveWriter()
+    for rows in _records(store, inputs):
+        writer.append(rows)
+    extents = union(*(each.extents for each in inputs))
+    output, data = writer.finish(index.new_object(archive), extents, max(each.read_ms for each in inputs))
+    store.put(output.object, data)
+    made = index.change_of(store, archive, index.merged(inputs, output), by=by, now_ms=now_ms)
+    if all(each.object != output.object for each in made.objects):
+        with suppress(OSError):  # nobody names it: a collection takes it otherwise
+            store.delete(output.object)
+    return made
+
+
+def _records(store: ObjectStore, inputs: Sequence[ArchiveObject]) -> Iterator[pa.Table]:
+    """The records of these objects, by partition and offset."""
+    opened = [ArchivedRecords(store, each) for each in inputs]
+    parts = ([(extent, number) for extent in one.extents] for number, one in enumerate(inputs))
+    for extent, number in in_order(*parts):
+        yield from opened[number].rows(extent.partition, extent.first, extent.end)

@@ -1,0 +1,327 @@
+"""Objects of an archive: Parquet, with the columns of Structured Streaming's Kafka source, by partition and offset.
+
+Any Parquet reader can read one. The index has the checksum of the whole and of the footer, and pages carry a CRC: so
+what lies in some row groups can be read by ranges, and is checked all the same.
+"""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from ...errors import Corruption, ObjectNotFound
+from ..objects.protocol import ObjectStore
+from .extents import Extents
+from .index import ArchiveObject
+
+TIME = pa.timestamp("ms", "UTC")
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIME),
+        ("timestampType", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS),
+    ]
+)
+"""`timestampType` is Kafka's number: 0 is the producer's time, 1 the broker's, -1 none. `headers` are null for none."""
+_ROW_GROUP_ROWS = 65_536
+"""At most: a range of offsets costs the row groups that it lies in."""
+_ROW_GROUP_BYTES = 16 << 20
+"""Wider records come in smaller groups."""
+_WHOLE_BYTES = 256 << 10
+"""An object up to this is read by one request, and one of which more is needed than half."""
+_SAMPLE_ROWS = 4_096
+_UNREADABLE = (pa.ArrowException, OSError)
+
+
+class ArchiveWriter:
+    """Encodes one object of records that come in its order. Holds the bytes, and a row group, in memory."""
+
+    def __init__(self) -> None:
+        self._sink = pa.BufferOutputStream()
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = self._waiting_bytes = self.num_rows = 0
+        self._last = (-1, -1)
+        self._times: list[int] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Encoded bytes so far, without the footer, and without the row group that is not full."""
+        return int(self._sink.tell())
+
+    def append(self, records: pa.Table) -> None:
+        """Add records of `SCHEMA`; raises `ValueError` where they do not follow what came before."""
+        if not records.num_rows:
+            return
+        self._check_order(records)
+        self.num_rows += records.num_rows
+        self._times += [value.as_py() for value in pc.min_max(records["timestamp"].cast(pa.int64())).values()]
+        self._waiting.append(records)
+        self._waiting_rows += records.num_rows
+        self._waiting_bytes += records.nbytes
+        if self._waiting_rows >= _ROW_GROUP_ROWS or self._waiting_bytes >= _ROW_GROUP_BYTES:
+            self._write()
+
+    def _check_order(self, records: pa.Table) -> None:
+        partitions, offsets = (records[name].to_numpy() for name in ("partition", "offset"))
+        later = (partitions[1:] > partitions[:-1]) | ((partitions[1:] == partitions[:-1]) & (np.diff(offsets) > 0))
+        if (int(partitions[0]), int(offsets[0])) <= self._last or not later.all():
+            raise ValueError(f"records of an archive come by partition and offset; these do not, behind {self._last}")
+        self._last = int(partitions[-1]), int(offsets[-1])
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.concat_tables(self._waiting)
+        self._writer = self._writer or pq.ParquetWriter(self._sink, SCHEMA, **_encoding(rows.slice(0, _SAMPLE_ROWS)))
+        per_row = max(1, rows.nbytes // rows.num_rows)
+        size = max(1, min(_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // per_row))
+        self._writer.write_table(rows, row_group_size=size)
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+    def finish(self, key: str, extents: Extents, read_ms: int) -> tuple[ArchiveObject, bytes]:
+        """The object's entry for an index, and its bytes, still to be put under that key.
+
+        Raises `ValueError` where no record was appended.
+        """
+        if not self.num_rows:
+            raise ValueError("an object of an archive has at least one record; found none")
+        self._write()
+        assert self._writer is not None  # noqa: S101  there were rows
+        self._writer.close()
+        data = self._sink.getvalue().to_pybytes()
+        # Parquet ends with the footer, its length in four bytes, and PAR1.
+        footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
+        made = ArchiveObject(
+            key,
+            rows=self.num_rows,
+            bytes=len(data),
+            checksum=xxhash.xxh3_128_hexdigest(data),
+            footer_bytes=footer_bytes,
+            footer_checksum=xxhash.xxh3_128_hexdigest(data[-footer_bytes:]),
+            extents=extents,
+            time_min_ms=min(self._times),
+            time_max_ms=max(self._times),
+            read_ms=read_ms,
+        )
+        return made, data
+
+
+def write(store: ObjectStore, key: str, records: Iterable[pa.Table], extents: Extents, read_ms: int) -> ArchiveObject:
+    """Put one object of records of `SCHEMA` in their order; its entry for an index. One request.
+
+    Raises `ValueError` as `ArchiveWriter`, `Unavailable` where the store did not answer.
+    """
+    writer = ArchiveWriter()
+    for each in records:
+        writer.append(each)
+    made, data = writer.finish(key, extents, read_ms)
+    store.put(key, data)
+    return made
+
+
+def _encoding(sample: pa.Table) -> dict[str, object]:
+    """How the columns are encoded, as `pq.ParquetWriter` takes it; a dictionary pays for what comes again and again."""
+    often = [name for name in ("key", "value") if 2 * pc.count_distinct(sample[name]).as_py() <= sample.num_rows]
+    apart = {name: "DELTA_LENGTH_BYTE_ARRAY" for name in ("key", "value") if name not in often}
+    headers = ["headers.list.element.key", "headers.list.element.value"]
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": ["topic", "partition", "timestampType", *often, *headers],
+        "column_encoding": {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED", **apart},
+        "write_statistics": ["partition", "offset", "timestamp"],
+        "write_page_checksum": True,
+    }
+
+
+def damaged(one: ArchiveObject, what: str) -> Corruption:
+    """The error for an object that is not what its index promises."""
+    return Corruption(
+        f"object {one.object} of the input archive is damaged: {what}",
+        object_key=one.object,
+        hint="put the object back from a backup or an older version of it; `slackwater verify` says what else is there",
+    )
+
+
+def fetch(store: ObjectStore, one: ArchiveObject) -> bytes:
+    """The whole object, checked. Raises `Corruption` where it is missing or another, and `Unavailable`."""
+    try:
+        data = store.get(one.object)
+    except ObjectNotFound as error:
+        raise damaged(one, "the object is missing") from error
+    if len(data) != one.bytes:
+        raise damaged(one, f"expected {one.bytes} bytes, found {len(data)}")
+    if (found := xxhash.xxh3_128_hexdigest(data)) != one.checksum:
+        raise damaged(one, f"expected checksum {one.checksum}, found {found}")
+    return data
+
+
+def opened(store: ObjectStore, one: ArchiveObject, failed: Callable[[Exception], None]) -> pa.PythonFile:
+    """An object as a file, of which what is read is fetched. `failed` is told of what goes wrong as it is read.
+
+    Raises `Corruption` and `Unavailable` as `fetch` for what is read at once, the footer.
+    """
+    return pa.PythonFile(_open(store, one, failed), mode="r")
+
+
+def _open(store: ObjectStore, one: ArchiveObject, failed: Callable[[Exception], None]) -> _Pieces:
+    if one.bytes <= _WHOLE_BYTES:
+        return _Pieces(store, one, {0: fetch(store, one)}, failed)
+    pieces = _Pieces(store, one, {}, failed)
+    footer = pieces.get(one.bytes - one.footer_bytes, one.footer_bytes)
+    if (found := xxhash.xxh3_128_hexdigest(footer)) != one.footer_checksum:
+        raise damaged(one, f"expected checksum {one.footer_checksum} of its footer, found {found}")
+    return pieces
+
+
+class ArchivedRecords:
+    """One object in the store, of which only the row groups are read that are asked for, each once in a row."""
+
+    def __init__(self, store: ObjectStore, one: ArchiveObject) -> None:
+        """Read the footer, or all of a small object. Raises `Corruption` and `Unavailable` as `fetch`."""
+        self._one, self._pieces = one, _open(store, one, lambda _error: None)
+        try:
+            file = pa.PythonFile(self._pieces, mode="r")
+            self._file = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
+            self._groups = [_GroupRange(self._file.metadata.row_group(n)) for n in range(self._file.num_row_groups)]
+        except _UNREADABLE as error:
+            raise damaged(one, str(error)) from error
+        if not self._file.schema_arrow.equals(SCHEMA):
+            raise damaged(one, f"expected columns ({_names(SCHEMA)}), found ({_names(self._file.schema_arrow)})")
+        self._read: tuple[int, tuple[str, ...], pa.Table] | None = None
+
+    def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
+        """The records of a range of offsets, ascending, in tables of these columns of `SCHEMA`.
+
+        Raises `Corruption` and `Unavailable`.
+        """
+        for number, group in enumerate(self._groups):
+            if not group.may_have(partition, first, end):
+                continue
+            found = self._group(number, tuple(columns))
+            partitions, offsets = (found[name].to_numpy() for name in ("partition", "offset"))
+            start, stop = np.searchsorted(partitions, (partition, partition + 1))
+            start, stop = start + np.searchsorted(offsets[start:stop], (first, end))
+            if start < stop:
+                yield found.slice(start, stop - start).select(list(columns))
+
+    def all(self) -> Iterator[pa.Table]:
+        """All records, a row group at a time. Raises as `rows`."""
+        for number in range(len(self._groups)):
+            yield self._group(number, tuple(SCHEMA.names))
+
+    def _group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
+        if self._read is None or self._read[:2] != (number, columns):
+            self._read = None
+            self._pieces.only(self._groups[number].span)
+            try:
+                found = self._file.read_row_group(number, columns=[*dict.fromkeys((*columns, "partition", "offset"))])
+            except _UNREADABLE as error:
+                raise damaged(self._one, str(error)) from error
+            self._read = number, columns, found.combine_chunks()
+        return self._read[2]
+
+
+class _GroupRange:
+    """Where a row group lies in the object, and which partitions and offsets it has."""
+
+    def __init__(self, group: pq.RowGroupMetaData) -> None:
+        columns = [group.column(number) for number in range(group.num_columns)]
+        starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+        ends = [start + column.total_compressed_size for start, column in zip(starts, columns, strict=True)]
+        self.span = min(starts), max(ends)
+        by_name = {column.path_in_schema: column.statistics for column in columns}
+        partition, offset = by_name["partition"], by_name["offset"]
+        self._partitions = partition.min, partition.max
+        self._offsets = offset.min, offset.max
+
+    def may_have(self, partition: int, first: int, end: int) -> bool:
+        low, high = self._partitions
+        within = self._offsets[0] < end and first <= self._offsets[1]
+        return bool(low <= partition <= high and within)
+
+
+def _names(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+class _Pieces(io.RawIOBase):
+    """An object as a file, of which some pieces are here and others are read when they are asked for."""
+
+    def __init__(
+        self, store: ObjectStore, one: ArchiveObject, found: dict[int, bytes], failed: Callable[[Exception], None]
+    ) -> None:
+        super().__init__()
+        self._store, self._one, self._found, self._at, self._failed = store, one, found, 0, failed
+        self._keep = frozenset(found)
+
+    def get(self, start: int, length: int) -> bytes:
+        """Read a piece, and keep it. Raises `Corruption` and `Unavailable`."""
+        try:
+            data = self._store.get_range(self._one.object, start, length)
+        except ObjectNotFound as error:
+            raise damaged(self._one, "the object is missing") from error
+        if len(data) != length:
+            raise damaged(self._one, f"expected {length} bytes from {start} on, found {len(data)}")
+        self._found[start] = data
+        self._keep |= {start} if start + length == self._one.bytes else set()
+        return data
+
+    def only(self, span: tuple[int, int]) -> None:
+        """Have this piece, and forget others but the footer."""
+        start, end = span
+        if self._piece(start, end - start) is None:
+            self._found = {at: data for at, data in self._found.items() if at in self._keep}
+            self.get(start, end - start)
+
+    def _piece(self, start: int, length: int) -> bytes | None:
+        places = sorted(self._found)
+        number = bisect_right(places, start) - 1
+        if number < 0:
+            return None
+        at = places[number]
+        data = self._found[at][start - at : start - at + length]
+        return data if len(data) == length else None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._one.bytes}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        length = self._one.bytes - self._at if size < 0 else min(size, self._one.bytes - self._at)
+        found = self._piece(self._at, length)
+        if found is None:
+            try:
+                # Who reads the whole of it, a piece at a time, does not keep them.
+                found = self._store.get_range(self._one.object, self._at, length)
+                if len(found) != length:
+                    raise damaged(self._one, f"expected {length} bytes from {self._at} on, found {len(found)}")
+            except Exception as error:
+                self._failed(error)
+                raise
+        self._at += length
+        return found

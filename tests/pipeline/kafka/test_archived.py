@@ -1,0 +1,201 @@
+"""Kafka with an archive behind it is a Kafka that lost nothing, as far as the archive has it."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import Gone, Refused
+from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
+from slackwater.pipeline.kafka.columns import ArchivedMessages, Columns, topic_columns
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
+from slackwater.store.archive import index, objects
+from slackwater.store.archive.extents import Extent
+from slackwater.store.archive.objects import SCHEMA
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps
+from slackwater.store.versions.manifest import AppInfo, Origin
+
+APP, TOPIC, BY = "shop", "orders", "somebody@here"
+
+
+def a_kafka(partitions: int = 1) -> MemoryKafka:
+    kafka = MemoryKafka(f"memory://{uuid4().hex}")
+    kafka.create_topics({TOPIC: partitions})
+    return kafka
+
+
+def fill(kafka: Kafka, count: int, partition: int = 0) -> None:
+    """Records some of which have no key, no value, or headers."""
+    at = kafka.offsets(TOPIC)[1][partition]
+    kafka.send(
+        TOPIC,
+        (
+            Record(
+                None if n % 5 == 4 else b"%d" % n,
+                partition,
+                None if n % 3 else b"k%d" % n,
+                (("h", b"x"), ("h", None)) if n % 4 == 0 else (),
+                1_000 + n,
+            )
+            for n in range(at, at + count)
+        ),
+        patience_s=1,
+    )
+
+
+def archive(store: MemoryStore, kafka: Kafka, *parts: tuple[int, int, int], app: str = APP) -> None:
+    for partition, first, end in parts:
+        rows = [
+            pa.Table.from_batches([Columns(chunk).records()], SCHEMA)
+            for chunk in kafka.read(TOPIC, partition, first, end, patience_s=1)
+        ]
+        where = (Extent(partition, first, end),)
+        some = (objects.write(store, index.new_object(index.empty(app, TOPIC)), rows, where, 1),) if rows else ()
+        index.change(store, app, TOPIC, index.appended(some, where), by=BY, now_ms=1, topic_id=kafka.topic_id(TOPIC))
+
+
+def told(messages: Sequence[Sequence[Message]]) -> list[tuple[object, ...]]:
+    return [
+        (each.topic(), each.partition(), each.offset(), each.key(), each.value(), each.headers(), each.timestamp())
+        for chunk in messages
+        for each in chunk
+    ]
+
+
+def read(kafka: Kafka, first: int, end: int, partition: int = 0) -> list[tuple[object, ...]]:
+    return told(list(kafka.read(TOPIC, partition, first, end, patience_s=1)))
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.booleans(),
+)
+def test_what_was_archived_is_read_as_if_kafka_had_lost_nothing(
+    sizes: list[int], lost: int, first: int, end: int, of_past: bool
+) -> None:
+    kafka, store, at = a_kafka(), MemoryStore(), 0
+    fill(kafka, sum(sizes))
+    for size in sizes:
+        archive(store, kafka, (0, at, at + size))
+        at += size
+    first, end = min(first, at), min(end, at)
+    before = read(kafka, first, end), kafka.offsets_since(TOPIC, [1_000 + first])
+    kafka.delete_records(TOPIC, lost)
+    behind = ArchivedKafka(kafka, archived(kafka, store, APP).archives, of_past)
+    assert (read(behind, first, end), behind.offsets_since(TOPIC, [1_000 + first])) == before
+    assert behind.offsets(TOPIC) == ((0,), (at,))
+
+
+def test_a_chunk_of_an_archive_gives_the_columns_that_its_messages_give() -> None:
+    kafka = a_kafka()
+    fill(kafka, 23)
+    (chunk,) = kafka.read(TOPIC, 0, 0, 23, patience_s=1)
+    records = Columns(chunk).records()
+    again = ArchivedMessages(pa.Table.from_batches([records]))
+    assert told([again]) == told([chunk])
+    assert told([again[3:7], [again[-1]]]) == told([chunk[3:7], [chunk[-1]]])
+    assert topic_columns(again) == topic_columns(chunk) == topic_columns(list(again))
+    assert Columns(again).records() == records
+    needed = topic_columns(again, {"value"})
+    assert [column.null_count for column in needed[:2]] == [23, 4]
+    with pytest.raises(IndexError):
+        again[23]
+
+
+def test_gaps_in_the_offsets_are_no_gaps_of_an_archive() -> None:
+    kafka, store = a_kafka(), MemoryStore()
+    transactions = kafka.transactions(TransactionSettings("id", "group", "source", TOPIC, 1))
+    transactions.open()
+    for number in range(3):
+        transactions.begin()
+        transactions.add([None, None], [b"%d" % number, b"again"])
+        transactions.commit(number, "")
+    (end,) = kafka.offsets(TOPIC)[1]
+    assert end == 9
+    archive(store, kafka, (0, 0, 5), (0, 5, 6), (0, 6, end))
+    before = read(kafka, 0, end)
+    kafka.delete_records(TOPIC, end)
+    assert [row[2] for row in before] == [0, 1, 3, 4, 6, 7]
+    assert read(archived(kafka, store, APP), 0, end) == before
+    # Nothing is missing where only a transaction's end was.
+    assert read(archived(kafka, store, APP), 5, 6) == []
+
+
+def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> None:
+    kafka, store = a_kafka(), MemoryStore()
+    fill(kafka, 30)
+    archive(store, kafka, (0, 0, 10), (0, 15, 25))
+    kafka.delete_records(TOPIC, 25)
+    behind, found = archived(kafka, store, APP), list[Sequence[Message]]()
+    with pytest.raises(
+        Gone, match=r"offsets 10 to 14 of orders\[0\] are gone from Kafka, and not in the input"
+    ) as gone:
+        found.extend(behind.read(TOPIC, 0, 5, 30, patience_s=1))
+    assert [row[2] for row in told(found)] == [5, 6, 7, 8, 9]
+    assert "they were never in it" in gone.value.message
+    errors: list[Gone] = []
+    rest = told(list(behind.read(TOPIC, 0, 5, 30, patience_s=1, gone=errors)))
+    assert [row[2] for row in rest] == [*range(5, 10), *range(15, 30)]
+    assert len(errors) == 1
+    assert behind.offsets(TOPIC)[0] == (15,)
+    index.change(store, APP, TOPIC, index.thinned(2), by=BY, now_ms=2)
+    with pytest.raises(Gone, match="they were let go there by its rule"):
+        read(archived(kafka, store, APP), 5, 30)
+
+
+def test_without_an_archive_it_is_kafka_itself() -> None:
+    kafka, behind = a_kafka(), archived(a_kafka(), MemoryStore(), APP)
+    fill(behind.kafka, 10)
+    behind.kafka.delete_records(TOPIC, 5)
+    with pytest.raises(Gone, match=r"offsets 0 to 4 of orders\[0\] are gone from Kafka$"):
+        read(behind, 0, 10)
+    errors: list[Gone] = []
+    assert len(told(list(behind.read(TOPIC, 0, 0, 10, patience_s=1, gone=errors)))) == 5
+    assert (len(errors), behind.offsets(TOPIC)) == (1, ((5,), (10,)))
+    with pytest.raises(Refused, match="there is no such partition"):
+        list(archived(kafka, MemoryStore(), APP).read("nowhere", 0, 0, 1, patience_s=1))
+
+
+def test_a_topic_that_was_made_anew_is_not_read_for_the_one_before() -> None:
+    kafka, store = a_kafka(), MemoryStore()
+    fill(kafka, 10)
+    archive(store, kafka, (0, 0, 6))
+    before = read(kafka, 0, 6)
+    kafka.delete_topics([TOPIC])
+    # Not there at all: the archive alone answers.
+    assert read(archived(kafka, store, APP), 0, 6) == before
+    kafka.create_topics({TOPIC: 1})
+    kafka.send(TOPIC, [Record(b"other", 0)] * 20, patience_s=1)
+    kafka.delete_records(TOPIC, 2)
+    behind = archived(kafka, store, APP)
+    assert read(behind, 0, 6) == before
+    with pytest.raises(Gone, match=r"offsets 6 to 9 of orders\[0\] are of a topic that was deleted and made anew"):
+        read(behind, 4, 10)
+    assert behind.offsets(TOPIC) == kafka.offsets(TOPIC)
+    # Who reads on asks Kafka, and gets nothing of the former topic for what Kafka has lost of this one.
+    going_on = ArchivedKafka(kafka, behind.archives, of_past=False)
+    assert len(read(going_on, 2, 20)) == 18
+    with pytest.raises(Gone, match="offsets 0 to 1"):
+        read(going_on, 0, 20)
+
+
+def test_a_clone_reads_in_the_archive_of_what_it_was_cloned_from() -> None:
+    kafka, store = a_kafka(), MemoryStore()
+    apps.ensure_app(store, AppInfo(APP, 1))
+    apps.ensure_app(store, AppInfo("staging", 2, Origin(store.url, APP, "s", {})))
+    fill(kafka, 20)
+    archive(store, kafka, (0, 0, 12))
+    archive(store, kafka, (0, 10, 20), app="staging")
+    before = read(kafka, 0, 20)
+    kafka.delete_records(TOPIC, 20)
+    assert read(archived(kafka, store, "staging"), 0, 20) == before
+    with pytest.raises(Gone, match="offsets 12 to 19"):
+        read(archived(kafka, store, APP), 0, 20)
+    assert read(archived(kafka, store, "other", APP), 0, 12) == before[:12]

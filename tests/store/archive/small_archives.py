@@ -1,0 +1,52 @@
+"""Records for archives, and archives of them."""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from slackwater.store.archive import index, objects
+from slackwater.store.archive.extents import Extent
+from slackwater.store.archive.index import ArchiveObject, Index
+from slackwater.store.objects.protocol import ObjectStore
+
+TOPIC = "orders"
+BY = "somebody@here"
+
+
+def records(partition: int, offsets: Iterable[int], *, topic: str = TOPIC, size: int = 0) -> pa.Table:
+    """A record at each of these offsets, which can be told by its value."""
+    at = list(offsets)
+    values = [f"{partition}:{offset}".encode().ljust(size, b".") for offset in at]
+    columns = [
+        pa.array([topic] * len(at), pa.string()),
+        pa.array([partition] * len(at), pa.int32()),
+        pa.array(at, pa.int64()),
+        pa.array([1_000 + offset for offset in at], objects.TIME),
+        pa.array([0] * len(at), pa.int32()),
+        pa.array([b"k%d" % (offset % 5) for offset in at], pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array([[{"key": "h", "value": b"x"}] if offset % 3 == 0 else None for offset in at], objects.HEADERS),
+    ]
+    return pa.Table.from_arrays(columns, schema=objects.SCHEMA)
+
+
+def put(
+    store: ObjectStore,
+    archive: Index,
+    *extents: Extent,
+    read_ms: int = 1,
+    gaps: frozenset[int] = frozenset(),
+    **of: int,
+) -> ArchiveObject:
+    """One object with a record at each of these offsets but those in `gaps`."""
+    rows = [
+        records(each.partition, (at for at in range(each.first, each.end) if at not in gaps), topic=archive.topic, **of)
+        for each in extents
+    ]
+    return objects.write(store, index.new_object(archive), rows, extents, read_ms)
+
+
+def append(store: ObjectStore, app: str, *extents: Extent, topic: str = TOPIC, read_ms: int = 1, **of: int) -> Index:
+    """Append these offsets to an archive, as one object."""
+    archive = index.newest(store, app, topic) or index.empty(app, topic)
+    one = put(store, archive, *extents, read_ms=read_ms, **of)
+    return index.change(store, app, topic, index.appended((one,), extents), by=BY, now_ms=read_ms)

@@ -1,0 +1,43 @@
+"""Sets of offsets, held to sets of single offsets."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.store.archive.extents import Extent, common, count, gaps, minus, union, wrong
+
+offsets = st.integers(0, 12)
+some = st.lists(st.builds(Extent, st.integers(0, 1), offsets, offsets), max_size=6)
+
+
+def single(extents: object) -> set[tuple[int, int]]:
+    return {(each.partition, at) for each in extents for at in range(each.first, each.end)}  # type: ignore[attr-defined]
+
+
+@given(some, some)
+def test_they_are_what_sets_of_single_offsets_are(one: list[Extent], other: list[Extent]) -> None:
+    for found, expected in (
+        (union(one, other), single(one) | single(other)),
+        (minus(one, other), single(one) - single(other)),
+        (common(one, other), single(one) & single(other)),
+    ):
+        assert single(found) == expected
+        assert count(found) == len(expected)
+        # There is one way to write each.
+        assert union(found) == found
+        assert not tuple(wrong("covered", found))
+
+
+@given(some)
+def test_a_gap_lies_between_what_is_there(extents: list[Extent]) -> None:
+    there = single(extents)
+    between = {
+        (partition, at)
+        for partition, at in ((partition, at) for partition in (0, 1) for at in range(13))
+        if any(p == partition and a < at for p, a in there) and any(p == partition and a > at for p, a in there)
+    }
+    assert single(gaps(extents)) == between - there
+
+
+def test_what_is_no_set_is_named() -> None:
+    found = wrong("covered", (Extent(0, 0, 5), Extent(0, 5, 9)))
+    assert [(each.field, each.found) for each in found] == [("covered[1]", "[0]@5..9")]
+    assert next(wrong("covered", (Extent(0, 4, 4),))).field == "covered[0]"
