@@ -284,6 +284,10 @@ def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_
 _DOCUMENTS = {
     **dict.fromkeys(("app.json", "channels.json"), "it says who the app is: kept as long as the app"),
     **dict.fromkeys(("gc.json", "boundaries/"), "it belongs to garbage collection itself"),
+    "replicas/": "it says how far a replica of the app is: kept until `slackwater replicate --end`",
+    **dict.fromkeys(
+        ("replica.json", "replica/", "recovery.json"), "it says that the app is a replica, or was recovered from one"
+    ),
     "snapshots/": "it is a snapshot: kept until `slackwater snapshot rm` removes it",
     "requests/": "it asks for a snapshot: kept until that is complete or withdrawn",
     "notice.json": "it tells runners that something was asked of them: written over each time, kept as long as the app",
