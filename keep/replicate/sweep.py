@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ...errors import NotFound
+from ...errors import NotFound, Refused
 from ...moments.cut.replicas import CUTS, PREFIX, ReplicaCut, older_cuts
 from ...moments.cut.stored import SNAPSHOTS, Snapshot, of_snapshot
 from ...moments.take.remove import remove, remove_records
@@ -45,7 +45,7 @@ def sweep(
 ) -> Iterator[str]:
     """Delete what the app has not any more; gives the keys. `had` are the snapshots of the app that were there before.
 
-    Raises as `horizon.propose`, and `Unavailable`.
+    Where somebody else does that at the same moment, nothing goes. Raises `Unavailable`.
     """
     stages = tuple(target.list_folders(keys.stages(app)))
     # In this order: what somebody else copies meanwhile is in neither, or in both.
@@ -58,7 +58,10 @@ def sweep(
         if name not in names and SNAPSHOTS.find(target, name, app) is not None:
             remove(target, app, name)
             yield keys.note(keys.snapshots(app), name)
-    limit = _settled(target, app, todo, names, by)
+    try:
+        limit = _settled(target, app, todo, names, by)
+    except Refused:
+        return  # somebody else sweeps at this moment: what that leaves, the next round finds
     for stage in stages:
         there = tuple(history.list_manifests(target, app, stage))
         stay = [version for version, _ in there if limit.allows(stage, version)]
