@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..keep.gc.collect import Collected
     from ..moments.status.lag import StageLag
     from ..pipeline.run.stopping import Stop
+    from ..pipeline.upkeep.archiver import ArchiveState
 
 _TICK_S = 0.2
 _WORTH_A_LINE_S = 1.0
@@ -51,6 +52,7 @@ class Reporter(News):
         self._lags: tuple[StageLag, ...] = ()
         self._drawn = ""
         self.on_lags: Callable[[tuple[StageLag, ...]], None] = lambda _lags: None
+        self.on_archives: Callable[[tuple[ArchiveState, ...]], None] = lambda _states: None
         """Gets the lags, too."""
 
     def doing(self, what: str) -> None:
@@ -67,6 +69,10 @@ class Reporter(News):
         """How far the stages are."""
         self._lags = stages
         self.on_lags(stages)
+
+    def archived(self, states: "tuple[ArchiveState, ...]") -> None:
+        """How far the input archives are."""
+        self.on_archives(states)
 
     def show(self, data: object, line: str) -> None:
         """A commit."""

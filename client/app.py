@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Event
 
 from .. import instants
 from ..durations import format_ms
 from ..errors import Unavailable, Usage
+from ..keep.archive.fill import TopicFilled, fill
+from ..keep.archive.merging import merge_archives
 from ..keep.edit.edit import edit, newest
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.init.source import RowSource
@@ -16,11 +19,14 @@ from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
 from ..keep.maintain.stages import rescale, retire
 from ..keep.rejected import retries
 from ..keep.rewind.rewind import rewind
+from ..moments.cut.moments import heads_of, stages_of
 from ..moments.cut.refs import parse
 from ..moments.status import lag
+from ..moments.status.archives import archives_of
 from ..pipeline.kafka.channels import group_of
 from ..results import maintenance, rows
 from ..results.shown import Result
+from ..search.session import BEGINNING
 from .failover import AppFailover
 
 
@@ -200,14 +206,52 @@ class StoredApp(AppFailover):
     ) -> Result:
         """Merge the SSTs of all tables, or of some stages', as each table's policy calls for, or with `full` all.
 
-        Raises `NotFound` for a stage that there is not, and `Refused` for one without a table.
+        Without `stages`, the objects of its input archives, too. Raises `NotFound` for a stage that there is not, and
+        `Refused` for one without a table.
         """
+        client = self._client
+        archives = partial(merge_archives, client.store, self.name, full=full, by=client.by, dry_run=dry_run)
         if dry_run:
-            return maintenance.to_compact(self.name, plan(self._client.store, self.name, tuple(stages), full=full))
+            due = plan(client.store, self.name, tuple(stages), full=full)
+            return maintenance.to_compact(self.name, due, () if stages else archives())
         compactor = self.compactor(stages, threads, Event())
         done = compactor.once(full=full, on_version=on_version)
-        earlier = () if done else merged_last(self._client.store, self.name, compactor.wanted)
-        return maintenance.compacted(self.name, done, earlier)
+        merged = () if stages else archives()
+        earlier = () if done or merged else merged_last(client.store, self.name, compactor.wanted)
+        return maintenance.compacted(self.name, done, earlier, merged)
+
+    def archive(
+        self,
+        since: str | datetime | None = None,
+        *,
+        dry_run: bool = False,
+        on_progress: Callable[[str], None] = lambda _doing: None,
+    ) -> Result:
+        """What the app's input archives hold; first filled with what Kafka still has of what it read.
+
+        Args:
+            since: a moment of the app, as `at` takes it, from which on, or `"beginning"` for all that it read; None to
+                fill nothing.
+            dry_run: only look what would be added.
+            on_progress: told in words what goes on.
+
+        Raises:
+            Usage: the moment is malformed, or one of another app; or nothing says where Kafka is.
+            NotFound: there is no such app or moment.
+            Refused: Kafka does not let us read, or loses meanwhile what is to be read; the same call goes on.
+        """
+        self._check_runs_here("filling the archive", dry_run=dry_run or since is None)
+        client = self._client
+        filled: tuple[TopicFilled, ...] | None = None
+        if since is not None:
+            channels = client.known_channels("which has what is to be archived")
+            cut = None if since == BEGINNING else self.at(since).cut
+            filled = fill(
+                client.store, self.name, channels, cut, by=client.by, dry_run=dry_run, on_progress=on_progress
+            )
+        heads = heads_of(client.store, self.name, stages_of(client.store, self.name))
+        found = archives_of(client.store, self.name, heads.values())
+        return maintenance.archived(self.called, found, filled, dry_run=dry_run)
 
     def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
         """What merges with so many threads what is due, until `stop`."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from .. import instants
+from ..keep.archive.fill import TopicFilled
+from ..keep.archive.merging import ArchiveMerged
 from ..keep.edit.edit import EditDone
 from ..keep.gc.archives import ArchiveCollected
 from ..keep.gc.collect import Collected, Explanation
@@ -12,12 +14,14 @@ from ..keep.maintain.protection import Protection
 from ..keep.maintain.removal import Removed
 from ..keep.maintain.stages import Rescaled, Retired
 from ..keep.rewind.rewind import Rewound
+from ..moments.status.archives import ArchiveStatus
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.manifest import Manifest
 from . import values
 from .document import TableBlock, Title
 from .formats import MOST_SHOWN, count, in_folder, plural, size, windows
 from .shown import Result, Words, fields, result
+from .status import archives
 
 _RULES = {
     "head": "newest",
@@ -96,33 +100,68 @@ def compacted_line(done: Compacted) -> str:
 
 
 @result
-def compacted(app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest]) -> Words:
+def compacted(
+    app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest], archives: Sequence[ArchiveMerged] = ()
+) -> Words:
     """What was merged; `earlier` are the versions that did when nothing is left to."""
     if earlier:
         merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
         yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
-    elif not done:
+    elif not done and not archives:
         yield f"nothing to merge in {app_name}"
-    else:
+    elif done:
         yield Title(f"compacted {app_name}")
         headings = ("stage", ">version", ">merges", ">SSTs before", ">after", ">read", ">written")
         sizes = ((m, size(m.bytes_read), size(m.bytes_written)) for m in done)
         rows = ((m.stage, f"v{m.version}", m.merges, m.inputs, m.outputs, read, wrote) for m, read, wrote in sizes)
         yield TableBlock.of(headings, rows)
-    return {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
+    for one in archives:
+        what = f"{one.topic}: {plural(one.before, 'object')} to {one.after}, {size(one.bytes)} read"
+        yield f"merged in the input archive of {what}"
+    data = {"app": app_name, "dry_run": False, "versions": done, "archives": archives}
+    return data | {"done_already": bool(earlier)}
 
 
 @result
-def to_compact(app_name: str, due: Sequence[Merge]) -> Words:
+def to_compact(app_name: str, due: Sequence[Merge], archives: Sequence[ArchiveMerged] = ()) -> Words:
     """What would be merged."""
-    if not due:
+    if not due and not archives:
         yield f"nothing to merge in {app_name}"
-    else:
+    elif due:
         yield Title(f"would merge in {app_name}")
         words = ((m, ", ".join(map(str, m.levels)), "moved, not rewritten" if m.moves else "") for m in due)
         rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in words)
         yield TableBlock.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
-    return {"app": app_name, "dry_run": True, "merges": due}
+    for one in archives:
+        yield f"would merge {plural(one.before - one.after + 1, 'object')} of the input archive of {one.topic} first"
+    return {"app": app_name, "dry_run": True, "merges": due, "archives": archives}
+
+
+@result
+def archived(
+    app_name: str, found: Sequence[ArchiveStatus], filled: Sequence[TopicFilled] | None, *, dry_run: bool
+) -> Words:
+    """The input archives of an app, and what they were filled with."""
+    for one in filled or ():
+        if dry_run:
+            yield f"would add {plural(one.offsets, 'offset')} of {one.topic} to its input archive"
+        elif one.offsets:
+            yield f"added {plural(one.records, 'record')} of {one.topic} to its input archive"
+        else:
+            yield f"done already: of {one.topic} the input archive has all that Kafka still has"
+        if one.gone:
+            yield f"gone from Kafka, and in no archive: {', '.join(one.topic + each for each in one.gone[:MOST_SHOWN])}"
+    if filled is not None and not filled:
+        yield f"{app_name} has read nothing since then"
+    if not found:
+        yield f'{app_name} has no input archive; input = "30d" under [retention] in slackwater.toml keeps one'
+    else:
+        yield archives(found)
+    for each in found:
+        yield f"{each.topic} from {', '.join(each.holds[:MOST_SHOWN]) or 'nowhere yet'}"
+        for gap in each.gaps[:MOST_SHOWN]:
+            yield f"a gap: {each.topic}{gap}; what is read there, such as a replay, ends with an error"
+    return {"app": app_name, "archives": found, "filled": filled, "dry_run": dry_run}
 
 
 def protected(found: Protection, *, already: bool) -> Result:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..keep.verify.report import CHECKS
+from ..moments.status.archives import ArchiveStatus
 from ..moments.status.cost import AppCost
 from ..moments.status.lag import InputLag
 from ..moments.status.overview import AppOverview, StageOverview
@@ -60,6 +61,9 @@ def _overview(each: AppOverview) -> Iterator[Block]:
         yield f"{what} in {copy.root}: {behind}, seen {instants.age(copy.seen_ms)}"
         if copy.lacks:
             yield f"  it lacks something: {copy.lacks}"
+    if each.archives:
+        yield ""
+        yield archives(each.archives)
     for at in each.stages:
         if at.rejected:
             waiting = f"{plural(at.rejected, 'record')}, {at.rejected_waiting:,} waiting"
@@ -78,6 +82,26 @@ def _replica(each: AppOverview) -> Iterator[Block]:
         yield f"left behind: recovered {instants.when(found.time_ms)} by {found.by}, and runs in {found.root} since"
     else:
         yield f"recovered {instants.when(found.time_ms)} by {found.by} from the replica of {found.root}"
+
+
+def archives(found: Sequence[ArchiveStatus]) -> TableBlock:
+    """The input archives of an app."""
+    headings = ("input archive", ">records", ">objects", ">size", "since", ">behind", ">gaps")
+    return TableBlock.of(
+        headings,
+        (
+            (
+                one.topic if one.life == 1 else f"{one.topic}, made anew ({one.life})",
+                one.records,
+                one.objects,
+                size(one.bytes),
+                instants.iso(one.since_ms) if one.since_ms else "-",
+                one.behind,
+                len(one.gaps),
+            )
+            for one in found
+        ),
+    )
 
 
 def _stage(stage: StageOverview) -> tuple[Cell, ...]:

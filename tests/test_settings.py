@@ -168,3 +168,43 @@ def test_an_invariant_that_makes_no_sense_is_refused(tmp_path: Path, text: str, 
     write_toml(tmp_path, text)
     with pytest.raises(Usage, match=words):
         load(environ={}, folder=tmp_path)
+
+
+def test_the_input_archive_is_a_rule_of_retention_for_all_topics_or_for_some(tmp_path: Path) -> None:
+    write_toml(
+        tmp_path,
+        """
+        [retention]
+        input = "30d"
+        [retention.shop]
+        versions = 3
+        input = { orders = "2d", clicks = "1h" }
+        [retention.staging]
+        all = "1d"
+        """,
+    )
+    settings, day_ms = load(environ={}, folder=tmp_path), 86_400_000
+    common, shop, staging = (settings.retention_of(app) for app in ("other", "shop", "staging"))
+    assert (common.input_of("anything"), common.archives, common.keeps_everything) == (30 * day_ms, True, True)
+    assert [shop.input_of(topic) for topic in ("orders", "clicks", "others")] == [2 * day_ms, 3_600_000, None]
+    assert (shop.versions, shop.keeps_everything) == (3, False)
+    assert (staging.input_of("orders"), staging.archives) == (None, False)
+    assert settings.retention_of("staging", input_ms=day_ms).input_of("orders") == day_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[retention]\ninput = "soon"', "retention.input 'soon' is not a span of time"),
+        ("[retention]\ninput = 3", "retention.input"),
+        ('[retention.shop]\ninput = { orders = "soon" }', "retention.shop.input.orders 'soon' is not a span of time"),
+        ("[retention.shop]\ninput = { orders = 3 }", "retention.shop.input.orders"),
+        ('[retention]\ninput = { "a b" = "1d" }', "topic name 'a b' is not usable"),
+        ('[retention]\ninput = "0s"', "expected a whole number, 1 or more"),
+    ],
+)
+def test_a_rule_of_the_archive_that_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    write_toml(tmp_path, text)
+    with pytest.raises(Usage) as caught:
+        load(environ={}, folder=tmp_path)
+    assert words in caught.value.message

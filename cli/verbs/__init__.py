@@ -20,6 +20,8 @@ VERBS = {
     **dict.fromkeys(("replicate", "recover"), "failover"),
     **dict.fromkeys(("promote", "rewind", "edit"), "keep"),
     "migrate": "programs",
-    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "app"), "keep"),
+    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc"), "keep"),
+    "archive": "archive",
+    "app": "keep",
 }
 """In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""

@@ -88,7 +88,7 @@ def run(
 
             observed = Metrics()
             session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
-            reporter.on_lags = observed.observe_lags
+            reporter.on_lags, reporter.on_archives = observed.observe_lags, observed.observe_archives
 
         def on_commit(commit: "BatchReport") -> None:
             reporter.show(commit, commit_line(commit))

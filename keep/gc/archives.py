@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ... import instants
 from ...store.archive import index
-from ...store.archive.index import INDEXES, Index
+from ...store.archive.index import INDEXES, ArchiveIndex
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import keys
 from .inventory import do_all
@@ -38,10 +38,10 @@ class ArchiveCollected:
 class ArchivePlan:
     """What is to be collected of one archive."""
 
-    head: Index
+    head: ArchiveIndex
     before_ms: int
     """What was read before that time goes; 0 for nothing."""
-    then: Index
+    then: ArchiveIndex
     """As it is then."""
 
     @property
@@ -84,11 +84,11 @@ def collect_archive(
     )
 
 
-def _named(archive: Index) -> frozenset[str]:
+def _named(archive: ArchiveIndex) -> frozenset[str]:
     return frozenset(each.object for each in archive.objects)
 
 
-def _listed(store: ObjectStore, archive: Index) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
+def _listed(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
     """The archive's indexes, and its objects."""
     objects = (info for info in store.list(archive.prefix) if info.key.endswith(".parquet"))
     return INDEXES.listed(store, archive.prefix), tuple(objects)

@@ -1,53 +1,34 @@
 """Whether input archives hold what their indexes say: objects by their sizes, or record by record; and their gaps."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow.compute as pc
 
 from ...errors import SlackwaterError
+from ...moments.status.archives import ArchiveStatus, status_of
 from ...store.archive import index
 from ...store.archive.extents import Extent, minus
-from ...store.archive.index import ArchiveObject, Index
+from ...store.archive.index import ArchiveIndex, ArchiveObject
 from ...store.archive.objects import ArchivedRecords, ArchiveWriter, fetch
 from ...store.objects.protocol import ObjectStore
 from .report import Verified, as_sentence, noted
 from .sst import check_sizes
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveFound:
-    """What an input archive holds."""
-
-    topic: str
-    life: int
-    """Which topic of that name: more than 1 where one was deleted and made anew."""
-    records: int
-    objects: int
-    bytes: int
-    gaps: tuple[str, ...]
-    """Offsets between what it holds that it never had, each as `[0]@10..20`: what is read there ends with an error."""
-
-
-def found_in(archive: Index) -> ArchiveFound:
-    """What an archive holds, by its index."""
-    gaps = tuple(map(str, archive.gaps))
-    return ArchiveFound(archive.topic, archive.life, archive.rows, len(archive.objects), archive.bytes, gaps)
-
-
 def check_archives(
     store: ObjectStore, app: str, *, deep: bool, on_progress: Callable[[str], None]
-) -> tuple[tuple[ArchiveFound, ...], tuple[Verified, ...]]:
+) -> tuple[tuple[ArchiveStatus, ...], tuple[Verified, ...]]:
     """What the archives of an app hold, and what is not as it must be. With `deep`, every record is read.
 
     Raises only `Unavailable`.
     """
-    there: list[ArchiveFound] = []
+    there: list[ArchiveStatus] = []
     checked: list[Verified] = []
     wrong: list[str] = []
     with noted(wrong):
         for archive in index.all_of(store, app):
-            there.append(found_in(archive))
+            there.append(status_of(archive))
             if deep:
                 checked += _reread(store, archive, on_progress)
             else:
@@ -58,7 +39,7 @@ def check_archives(
     return tuple(there), tuple(checked)
 
 
-def _reread(store: ObjectStore, archive: Index, on_progress: Callable[[str], None]) -> Iterator[Verified]:
+def _reread(store: ObjectStore, archive: ArchiveIndex, on_progress: Callable[[str], None]) -> Iterator[Verified]:
     for number, one in enumerate(archive.objects, 1):
         on_progress(f"input archive of {archive.topic}: object {number} of {len(archive.objects)}")
         wrong: list[str] = []
@@ -68,7 +49,7 @@ def _reread(store: ObjectStore, archive: Index, on_progress: Callable[[str], Non
         yield Verified("archives", one.object, tuple(wrong))
 
 
-def _wrong_rows(store: ObjectStore, archive: Index, one: ArchiveObject) -> Iterator[str]:
+def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, one: ArchiveObject) -> Iterator[str]:
     """What the records say that the index does not."""
     order, outside = ArchiveWriter(), set[Extent]()
     times: list[int] = []

@@ -17,12 +17,13 @@ from ...moments.cut.moments import stages_of
 from ...moments.cut.refs import Named, Ref, parse
 from ...moments.cut.resolve import cut_at
 from ...moments.cut.stored import Snapshot, read_snapshot
+from ...moments.status.archives import ArchiveStatus
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts, side_manifests, tables_of
-from .archives import ArchiveFound, check_archives
+from .archives import check_archives
 from .captured import Rereader, channel_states, check_captured, check_markers, markers_of, recount, reread_markers
 from .ledger import LedgerEntry, balance, entries
 from .report import Finding, Tally, Verified, as_sentence, noted, tally
@@ -78,7 +79,7 @@ class Report:
     requests: int
     """To the app's store root."""
     bytes_read: int
-    archives: tuple[ArchiveFound, ...] = ()
+    archives: tuple[ArchiveStatus, ...] = ()
     """What the app's input archives hold, whatever the cut."""
     thinned_out: Thinned | None = None
     """Set when garbage collection has left another moment than the one that was asked for."""

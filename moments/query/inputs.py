@@ -11,8 +11,9 @@ import duckdb
 import pyarrow.dataset as ds
 
 from ...errors import Corruption, NotFound, SlackwaterError
+from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, Extents, common, minus, union
-from ...store.archive.objects import SCHEMA, opened
+from ...store.archive.objects import opened
 from ...store.archive.reading import Archive, Archives
 from ...store.objects.protocol import ObjectStore
 from ...store.read.duckdb_view import quoted
@@ -31,7 +32,7 @@ def register_input(
     clause: InputOf,
     failed: Callable[[Exception], None],
 ) -> None:
-    """Make the view of a clause: the columns of `archive.objects.SCHEMA`, of records before the cut's offsets.
+    """Make the view of a clause: the columns of `archive.columns.SCHEMA`, of records before the cut's offsets.
 
     `failed` is told of an object that turns out to be missing or damaged as the view is read. Raises `NotFound` where
     the app reads no such topic, or has no archive of it, `Corruption` and `Unavailable`.

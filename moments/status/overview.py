@@ -20,6 +20,7 @@ from ..cut.graph import order
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
 from . import lag
+from .archives import ArchiveStatus, archives_of
 from .cost import recent
 from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
 
@@ -105,6 +106,8 @@ class AppOverview:
     """Snapshots that were asked for and are not complete yet."""
     names: tuple[str, ...] = ()
     """What it is called by promotions: the name that went over to it, or `NAME~1` where one was promoted over it."""
+    archives: tuple[ArchiveStatus, ...] = ()
+    """Of the topics that it reads."""
     damaged: tuple[str, ...] = ()
     """A sentence for each stage that is left out because its newest manifest cannot be read."""
     replica: Replica | None = None
@@ -180,7 +183,10 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
             complete_ms = cut.seen_ms if cut is not None else 0
         else:
             lags = lags_of(store, app, {stage: head.version for stage, head in heads.items()})
-    found = (app, info.created_ms, info.origin, stages, requested, names, tuple(damaged))
+    archives: tuple[ArchiveStatus, ...] = ()
+    with _noted(damaged, f"{app}: how far its input archive is is not known"):
+        archives = archives_of(store, app, heads.values())
+    found = (app, info.created_ms, info.origin, stages, requested, names, archives, tuple(damaged))
     return AppOverview(*found, replica, complete_ms, lags)
 
 

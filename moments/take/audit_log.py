@@ -47,18 +47,8 @@ class Operation(Struct, frozen=True):
 
 VERBS = (
     *("clone", "clone refresh", "promote", "rewind", "edit", "migrate", "backfill", "rescale", "retire", "compact"),
-    *(
-        "replicate",
-        "recover",
-        "recover --drill",
-        "gc",
-        "init",
-        "app rm",
-        "protect",
-        "protect --off",
-        "rejected --retry",
-        "watch",
-    ),
+    *("gc", "archive", "init", "app rm", "protect", "protect --off", "rejected --retry", "watch"),
+    *("replicate", "recover", "recover --drill"),
     *("snapshot take", "snapshot rm", "snapshot failed"),
 )
 """What the log calls all that is recorded."""

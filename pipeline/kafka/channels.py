@@ -19,6 +19,7 @@ from ...moments.cut.in_flight import InFlight
 from ...moments.cut.stored import ADDRESS
 from ...store.objects.protocol import ObjectStore
 from .archived import archived
+from .columns import Columns
 from .messages import decode_addressed, header_of, marker_of, of_attempts, read_rows, send, split
 from .open import end_offsets
 from .protocol import Kafka, Offsets
@@ -59,6 +60,13 @@ class KafkaChannels:
         ends = self.kafka.offsets(topic)[1]
         found = self.kafka.offsets_since(topic, [time_ms] * len(ends))
         return tuple(end if at < 0 else at for at, end in zip(found, ends, strict=True))
+
+    def topic_id(self, topic: str, /) -> str:
+        return self.kafka.topic_id(topic)
+
+    def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
+        for chunk in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s):
+            yield pa.Table.from_batches([Columns(chunk).records()])
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
         try:

@@ -8,7 +8,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from ...store.archive.objects import HEADERS, SCHEMA, TIME
+from ...store.archive.columns import HEADERS, SCHEMA, TIME
 from .protocol import Headers, Message
 
 _STAMP = pa.timestamp("us", "UTC")
@@ -141,7 +141,7 @@ class ArchivedMessages(Sequence[Message]):
 
     def __init__(self, records: pa.Table) -> None:
         self.records = records
-        """In the columns of `archive.objects.SCHEMA`."""
+        """In the columns of `archive.columns.SCHEMA`."""
 
     def __len__(self) -> int:
         return int(self.records.num_rows)

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from ...errors import Refused
 from ...moments.status.lag import StageLag
 from ..batch.batch_report import BatchReport
+from ..upkeep.archiver import ArchiveState
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
@@ -81,6 +82,12 @@ class Metrics:
             "records": gauge("lag_records", "Records of a topic, rows of a channel, not read yet.", of_input),
             "versions": gauge("lag_versions", "Versions of a channel's writer that are not read yet.", of_input),
         }
+        of_archive = ("app", "topic")
+        self._archives = {
+            "behind": gauge("archive_lag_records", "Offsets read and not in the input archive yet.", of_archive),
+            "objects": gauge("archive_objects", "Objects of the input archive.", of_archive),
+            "bytes": gauge("archive_bytes", "Bytes of the input archive.", of_archive),
+        }
         self._sinks = {
             "rows": gauge("sink_lag_rows", "Rows committed for a sink and not published yet.", of_sink),
             "versions": gauge("sink_lag_versions", "Versions since the newest that is published.", of_sink),
@@ -114,6 +121,12 @@ class Metrics:
                     gauge.remove(*labels)
                 else:
                     gauge.labels(*labels).set(value)
+
+    def observe_archives(self, states: tuple[ArchiveState, ...]) -> None:
+        """Note how far the input archives are."""
+        for state in states:
+            for name, gauge in self._archives.items():
+                gauge.labels(state.app, state.topic).set(getattr(state, name))
 
     def serve(self, port: int) -> int:
         """Answer `GET /metrics` on a port of all interfaces; see `serve`."""

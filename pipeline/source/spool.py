@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
-from ...store.archive.objects import SCHEMA
 from ..kafka.columns import Columns
 
 _log = logging.getLogger("slackwater")
@@ -37,7 +37,7 @@ class Spooled:
     path: Path
 
     def records(self, part: Extent) -> Iterator[pa.Table]:
-        """The records of a part of the range, in the columns of `archive.objects.SCHEMA`. Raises `OSError`."""
+        """The records of a part of the range, in the columns of `archive.columns.SCHEMA`. Raises `OSError`."""
         try:
             with pa.memory_map(str(self.path)) as file, pa.ipc.open_stream(file) as reader:
                 for batch in reader:

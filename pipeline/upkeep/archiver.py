@@ -21,7 +21,7 @@ from ...fold.records import ranges
 from ...store.archive import index, merge
 from ...store.archive.appending import append
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
-from ...store.archive.index import INDEXES, Index
+from ...store.archive.index import INDEXES, ArchiveIndex
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import read_app
@@ -72,7 +72,7 @@ class _Topic:
     """What was read since, and is not known to be in the archive."""
     read_ms: int = 0
     """When the newest version that read of it was committed."""
-    head: Index | None = None
+    head: ArchiveIndex | None = None
     looked_s: float = float("-inf")
     retry_s: float = 0.0
     error: str = ""
@@ -241,7 +241,7 @@ class Archiver:
             topic.pending = minus(topic.pending, topic.head.covered)
             return topic.pending
 
-    def _append(self, topic: _Topic, head: Index, wanted: Extents) -> Index:
+    def _append(self, topic: _Topic, head: ArchiveIndex, wanted: Extents) -> ArchiveIndex:
         """Append one object of what is wanted, or as much of it as an object shall have."""
         spooled = self._spool.look(topic.name) if self._spool is not None else []
         writer, read, gone = ArchiveWriter(), list[Extent](), list[Extent]()

@@ -6,7 +6,7 @@ from ..objects.protocol import ObjectStore, exists
 from ..versions import horizon
 from . import index
 from .extents import Extents
-from .index import Index
+from .index import ArchiveIndex
 from .objects import ArchiveWriter
 
 _QUICK_S = 600.0
@@ -14,8 +14,15 @@ _QUICK_S = 600.0
 
 
 def append(
-    store: ObjectStore, archive: Index, writer: ArchiveWriter, read: Extents, read_ms: int, *, by: str, now_ms: int
-) -> Index:
+    store: ObjectStore,
+    archive: ArchiveIndex,
+    writer: ArchiveWriter,
+    read: Extents,
+    read_ms: int,
+    *,
+    by: str,
+    now_ms: int,
+) -> ArchiveIndex:
     """Append what a writer has to the archive, of which `archive` was the newest index; the newest after that.
 
     `read` is all that was read for it, with or without records, and `read_ms` when the newest version that read of it

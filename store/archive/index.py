@@ -53,7 +53,7 @@ class ArchiveObject(Struct, frozen=True):
     """When the newest version that read of these was committed: by this time retention lets it go."""
 
 
-class Index(Struct, frozen=True):
+class ArchiveIndex(Struct, frozen=True):
     """All that one archive holds."""
 
     app: limits.Name
@@ -120,14 +120,14 @@ class Index(Struct, frozen=True):
         return extents.minus((extents.Extent(partition, first, end),), self.covered)
 
 
-INDEXES = Notes(Index, keys.archive_indexes, lambda each: each.number, app=lambda each: each.prefix)
+INDEXES = Notes(ArchiveIndex, keys.archive_indexes, lambda each: each.number, app=lambda each: each.prefix)
 """Of an archive, by its prefix."""
-Update = Callable[[Index], Index | None]
+Update = Callable[[ArchiveIndex], ArchiveIndex | None]
 """Makes of the newest index the content of the next; None where nothing is to be changed. Pure."""
 
 
 @checks.relations.register
-def _(value: Index) -> Iterator[Wrong]:
+def _(value: ArchiveIndex) -> Iterator[Wrong]:
     yield from extents.wrong("covered", value.covered)
     yield from extents.wrong("thinned", value.thinned)
     pattern, seen = keys.archived_pattern(value.app, value.folder), set[str]()
@@ -154,21 +154,23 @@ def _(value: Index) -> Iterator[Wrong]:
         yield Wrong("covered", tuple(map(str, value.covered)), f"what its objects have, {outside[0]}, too")
 
 
-def _object(index: Index, ulid: str) -> str:
+def _object(index: ArchiveIndex, ulid: str) -> str:
     return keys.archived(index.app, index.folder, ulid)
 
 
-def new_object(index: Index) -> str:
+def new_object(index: ArchiveIndex) -> str:
     """A key for another object of an archive."""
     return _object(index, str(ULID()))
 
 
-def empty(app: str, topic: str, life: int = 1, topic_id: str = "") -> Index:
+def empty(app: str, topic: str, life: int = 1, topic_id: str = "") -> ArchiveIndex:
     """An archive that does not exist yet."""
-    return Index(app, topic, life, 0, str(ULID()), "", 0, "", topic_id=topic_id)
+    return ArchiveIndex(app, topic, life, 0, str(ULID()), "", 0, "", topic_id=topic_id)
 
 
-def newest(store: ObjectStore, app: str, topic: str, life: int = 1, *, known: Index | None = None) -> Index | None:
+def newest(
+    store: ObjectStore, app: str, topic: str, life: int = 1, *, known: ArchiveIndex | None = None
+) -> ArchiveIndex | None:
     """What an archive holds; None where there is none. A listing, and a read. Raises `Corruption`, `Unavailable`.
 
     What was `known` earlier makes the listing short, where the archive was changed often.
@@ -187,7 +189,7 @@ def topics(store: ObjectStore, app: str) -> dict[str, int]:
     return found
 
 
-def all_of(store: ObjectStore, app: str) -> Iterator[Index]:
+def all_of(store: ObjectStore, app: str) -> Iterator[ArchiveIndex]:
     """The archives of an app, all lives of each topic. Requests: a listing, and for each as of `newest`."""
     for topic, lives in topics(store, app).items():
         for life in range(1, lives + 1):
@@ -205,8 +207,8 @@ def change(
     by: str,
     now_ms: int,
     topic_id: str = "",
-    known: Index | None = None,
-) -> Index:
+    known: ArchiveIndex | None = None,
+) -> ArchiveIndex:
     """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest.
 
     Returns the one that was made, or the newest where `update` changes nothing; without an archive that gets an
@@ -243,7 +245,7 @@ def change(
     )
 
 
-def change_of(store: ObjectStore, archive: Index, update: Update, *, by: str, now_ms: int) -> Index:
+def change_of(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str, now_ms: int) -> ArchiveIndex:
     """The same for an archive of which an index is known, that was the newest. Returns and raises as `change`."""
     return change(
         store,
@@ -258,7 +260,7 @@ def change_of(store: ObjectStore, archive: Index, update: Update, *, by: str, no
     )
 
 
-def _counts(store: ObjectStore, made: Index) -> bool:
+def _counts(store: ObjectStore, made: ArchiveIndex) -> bool:
     """Whether an index that took long to be put is not below one that knows nothing of it, its number swept since."""
     after = INDEXES.find(store, made.number + 1, made.prefix)
     if after is not None:
@@ -279,7 +281,7 @@ def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]
     """
     new, more = tuple(objects), extents.union(covered)
 
-    def update(head: Index) -> Index | None:
+    def update(head: ArchiveIndex) -> ArchiveIndex | None:
         if not more or extents.common(more, head.covered):
             return None
         return replace(
@@ -299,7 +301,7 @@ def exchanged(changes: Mapping[str, ArchiveObject | None]) -> Update:
     them is not there any more.
     """
 
-    def update(head: Index) -> Index | None:
+    def update(head: ArchiveIndex) -> ArchiveIndex | None:
         if changes.keys() - {each.object for each in head.objects}:
             return None
         made = (changes.get(each.object, each) for each in head.objects)
@@ -317,7 +319,7 @@ def merged(inputs: Iterable[ArchiveObject], output: ArchiveObject) -> Update:
 def thinned(before_ms: int) -> Update:
     """Let go of objects of which all was read before a time."""
 
-    def update(head: Index) -> Index | None:
+    def update(head: ArchiveIndex) -> ArchiveIndex | None:
         gone = [each for each in head.objects if each.read_ms < before_ms]
         if not gone:
             return None

@@ -16,7 +16,7 @@ from ...durations import DAY_MS
 from ..objects.protocol import ObjectStore
 from . import index
 from .extents import union
-from .index import ArchiveObject, Index
+from .index import ArchiveIndex, ArchiveObject
 from .objects import ArchivedRecords, ArchiveWriter
 
 TARGET_BYTES = 64 << 20
@@ -27,7 +27,7 @@ _MOST = 64
 """Objects merged at once, each with a row group in memory."""
 
 
-def pick(archive: Index, span_ms: int = DAY_MS, *, whole: bool = False) -> tuple[ArchiveObject, ...]:
+def pick(archive: ArchiveIndex, span_ms: int = DAY_MS, *, whole: bool = False) -> tuple[ArchiveObject, ...]:
     """The next objects to merge, at least two in the order of the index; none where nothing is to be done.
 
     `span_ms` is how far apart in time what was read may be for one object. With `whole`, few objects are reason enough.
@@ -61,7 +61,9 @@ def _fitting(some: Sequence[ArchiveObject]) -> tuple[ArchiveObject, ...]:
     return tuple(chosen)
 
 
-def merge(store: ObjectStore, archive: Index, inputs: Sequence[ArchiveObject], *, by: str, now_ms: int) -> Index:
+def merge(
+    store: ObjectStore, archive: ArchiveIndex, inputs: Sequence[ArchiveObject], *, by: str, now_ms: int
+) -> ArchiveIndex:
     """Put one object in the place of several: the index that has it, or the newest where it has not all of them.
 
     Raises `Corruption` where one is missing or damaged, which changes nothing, and as `index.change`.

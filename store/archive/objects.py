@@ -18,24 +18,10 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ..objects.protocol import ObjectStore
+from .columns import SCHEMA
 from .extents import Extents
 from .index import ArchiveObject
 
-TIME = pa.timestamp("ms", "UTC")
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", TIME),
-        ("timestampType", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", HEADERS),
-    ]
-)
-"""`timestampType` is Kafka's number: 0 is the producer's time, 1 the broker's, -1 none. `headers` are null for none."""
 _ROW_GROUP_ROWS = 65_536
 """At most: a range of offsets costs the row groups that it lies in."""
 _ROW_GROUP_BYTES = 16 << 20

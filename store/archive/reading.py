@@ -3,16 +3,20 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...errors import Gone
 from ..objects.protocol import ObjectStore
 from ..versions.apps import find_app
+from .columns import SCHEMA
 from .extents import Extent, Extents, common, minus, union
-from .index import ArchiveObject, Index, newest, topics
-from .objects import SCHEMA, ArchivedRecords
+from .index import ArchiveIndex, ArchiveObject, newest, topics
+
+if TYPE_CHECKING:
+    from .objects import ArchivedRecords
 
 
 @dataclass(slots=True)
@@ -20,8 +24,8 @@ class Archive:
     """One archive as an index has it. Reads the index's objects, and no other index: what it covers stays covered."""
 
     store: ObjectStore
-    index: Index
-    _open: ArchivedRecords | None = field(default=None, init=False, repr=False)
+    index: ArchiveIndex
+    _open: "ArchivedRecords | None" = field(default=None, init=False, repr=False)
     """The object that was read last."""
     _of: str = field(default="", init=False, repr=False)
 
@@ -30,7 +34,7 @@ class Archive:
         return self.index.lacks(partition, first, end)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
-        """The records of a range of offsets that are here, ascending, in tables of these columns of `objects.SCHEMA`.
+        """The records of a range of offsets that are here, ascending, in tables of these columns of `columns.SCHEMA`.
 
         Raises `Corruption` where an object is missing or damaged, `Unavailable` where the store did not answer.
         """
@@ -43,7 +47,10 @@ class Archive:
             for part in common(wanted, one.extents):
                 yield part, one
 
-    def _opened(self, one: ArchiveObject) -> ArchivedRecords:
+    def _opened(self, one: ArchiveObject) -> "ArchivedRecords":
+        # Readers of Kafka have this module, and seldom an object to read: Parquet takes long to load.
+        from .objects import ArchivedRecords
+
         if self._open is None or self._of != one.object:
             self._open, self._of = ArchivedRecords(self.store, one), one.object
         return self._open
@@ -98,9 +105,9 @@ class TopicArchives:
     def first_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
         """The first offset in a range whose record is of this time or later, in ms since 1970; else `otherwise`."""
         for rows in self.rows(partition, first, end, ("offset", "timestamp")):
-            late = rows.filter(pc.greater_equal(rows["timestamp"].cast(pa.int64()), time_ms))
-            if late.num_rows:
-                return int(late["offset"][0].as_py())
+            late = np.flatnonzero(rows["timestamp"].cast(pa.int64()).to_numpy() >= time_ms)
+            if len(late):
+                return int(rows["offset"][late[0]].as_py())
         return otherwise
 
     def gap(self, extent: Extent, why: str) -> Gone:

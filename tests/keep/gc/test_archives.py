@@ -7,7 +7,7 @@ from slackwater.keep.gc.collect import collect, explain
 from slackwater.keep.gc.retention import Retention
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
-from slackwater.store.archive.index import INDEXES, Index
+from slackwater.store.archive.index import INDEXES, ArchiveIndex
 from slackwater.store.versions import keys
 
 from tests.store.archive.small_archives import BY, append
@@ -18,7 +18,7 @@ APP, TOPIC, PREFIX = "flights", "orders", "flights/input/orders/"
 DAY = Retention(input_ms=24 * HOUR_MS)
 
 
-def an_archive(objects: int = 3, topic: str = TOPIC) -> tuple[FlightsApp, AgingStore, Index]:
+def an_archive(objects: int = 3, topic: str = TOPIC) -> tuple[FlightsApp, AgingStore, ArchiveIndex]:
     """An app with an archive, to which an object was added every ten hours."""
     app = aging_app()
     app.run(flights(5))

@@ -7,7 +7,7 @@ from slackwater.keep.verify.verify import Report, verify
 from slackwater.results.status import verified
 from slackwater.store.archive import index
 from slackwater.store.archive.extents import Extent
-from slackwater.store.archive.index import Index
+from slackwater.store.archive.index import ArchiveIndex
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, keys
 
@@ -30,7 +30,7 @@ def check(app: FlightsApp, *, deep: bool) -> Report:
     return verify(app.store, APP, now_ms=app.clock.now_ms, deep=deep)
 
 
-def head(app: FlightsApp) -> Index:
+def head(app: FlightsApp) -> ArchiveIndex:
     found = index.newest(app.store, APP, "orders")
     assert found is not None
     return found

@@ -13,8 +13,8 @@ from slackwater.pipeline.kafka.columns import ArchivedMessages, Columns, topic_c
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
 from slackwater.store.archive import index, objects
+from slackwater.store.archive.columns import SCHEMA
 from slackwater.store.archive.extents import Extent
-from slackwater.store.archive.objects import SCHEMA
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Origin

@@ -20,10 +20,11 @@ from slackwater.pipeline.upkeep import archiver
 from slackwater.pipeline.upkeep.archiver import Archiver
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
-from slackwater.store.archive.index import Index
+from slackwater.store.archive.index import ArchiveIndex
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions.manifest import Input, Manifest
+from slackwater.store.versions import apps
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from tests.support.manifests import manifest
 
@@ -43,6 +44,7 @@ def at(version: int, *offsets: int, stage: str = "countries") -> Manifest:
 
 
 def archiver_of(store: ObjectStore, kafka: Kafka, folder: Path | None = None) -> Archiver:
+    apps.ensure_app(getattr(store, "_inner", store), AppInfo("shop", 1))
     kept = InputSpool(folder) if folder is not None else None
     return Archiver(store, "shop", kafka, {TOPIC: 86_400_000}.get, spool=kept, by=BY, patience_s=1)
 
@@ -57,7 +59,7 @@ def read_batch(kafka: Kafka, folder: Path, before: tuple[int, ...], after: tuple
                     keeper.add(Columns(chunk))
 
 
-def newest(store: ObjectStore) -> Index:
+def newest(store: ObjectStore) -> ArchiveIndex:
     found = index.newest(store, "shop", TOPIC)
     assert found is not None
     return found

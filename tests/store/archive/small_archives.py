@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 import pyarrow as pa
-from slackwater.store.archive import index, objects
+from slackwater.store.archive import columns, index, objects
 from slackwater.store.archive.extents import Extent
-from slackwater.store.archive.index import ArchiveObject, Index
+from slackwater.store.archive.index import ArchiveIndex, ArchiveObject
 from slackwater.store.objects.protocol import ObjectStore
 
 TOPIC = "orders"
@@ -16,22 +16,22 @@ def records(partition: int, offsets: Iterable[int], *, topic: str = TOPIC, size:
     """A record at each of these offsets, which can be told by its value."""
     at = list(offsets)
     values = [f"{partition}:{offset}".encode().ljust(size, b".") for offset in at]
-    columns = [
+    made = [
         pa.array([topic] * len(at), pa.string()),
         pa.array([partition] * len(at), pa.int32()),
         pa.array(at, pa.int64()),
-        pa.array([1_000 + offset for offset in at], objects.TIME),
+        pa.array([1_000 + offset for offset in at], columns.TIME),
         pa.array([0] * len(at), pa.int32()),
         pa.array([b"k%d" % (offset % 5) for offset in at], pa.binary()),
         pa.array(values, pa.binary()),
-        pa.array([[{"key": "h", "value": b"x"}] if offset % 3 == 0 else None for offset in at], objects.HEADERS),
+        pa.array([[{"key": "h", "value": b"x"}] if offset % 3 == 0 else None for offset in at], columns.HEADERS),
     ]
-    return pa.Table.from_arrays(columns, schema=objects.SCHEMA)
+    return pa.Table.from_arrays(made, schema=columns.SCHEMA)
 
 
 def put(
     store: ObjectStore,
-    archive: Index,
+    archive: ArchiveIndex,
     *extents: Extent,
     read_ms: int = 1,
     gaps: frozenset[int] = frozenset(),
@@ -45,7 +45,9 @@ def put(
     return objects.write(store, index.new_object(archive), rows, extents, read_ms)
 
 
-def append(store: ObjectStore, app: str, *extents: Extent, topic: str = TOPIC, read_ms: int = 1, **of: int) -> Index:
+def append(
+    store: ObjectStore, app: str, *extents: Extent, topic: str = TOPIC, read_ms: int = 1, **of: int
+) -> ArchiveIndex:
     """Append these offsets to an archive, as one object."""
     archive = index.newest(store, app, topic) or index.empty(app, topic)
     one = put(store, archive, *extents, read_ms=read_ms, **of)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, ObjectExists, Unstorable
 from slackwater.store.archive import index
 from slackwater.store.archive.extents import Extent, minus, union
-from slackwater.store.archive.index import Index
+from slackwater.store.archive.index import ArchiveIndex
 from slackwater.store.objects.memory import FaultyStore, MemoryStore
 from slackwater.store.versions import horizon, keys
 
@@ -17,7 +17,7 @@ APP, TOPIC = "shop", "orders"
 PREFIX = "shop/input/orders/"
 
 
-def change(store: MemoryStore, update: index.Update, **more: int) -> Index:
+def change(store: MemoryStore, update: index.Update, **more: int) -> ArchiveIndex:
     return index.change(store, APP, TOPIC, update, by=BY, now_ms=5, **more)
 
 
@@ -48,7 +48,7 @@ def test_the_loser_of_a_race_builds_on_the_winner() -> None:
     one = put(store, index.empty(APP, TOPIC), Extent(0, 10, 12))
     seen: list[int] = []
 
-    def overtaken(head: Index) -> Index | None:
+    def overtaken(head: ArchiveIndex) -> ArchiveIndex | None:
         seen.append(head.number)
         if len(seen) == 1:
             append(store, APP, Extent(1, 0, 4))
@@ -90,7 +90,7 @@ def test_who_slept_over_a_sweep_does_not_take_a_number_once_more(monkeypatch: py
     monkeypatch.setattr(horizon.freshness(store), "now", lambda: float(next(clock)))
     listed = index.INDEXES.listed(store, PREFIX)
 
-    def asleep(head: Index) -> Index | None:
+    def asleep(head: ArchiveIndex) -> ArchiveIndex | None:
         if head.number == 3 and not slept:
             slept.append(True)
             append(store, APP, Extent(0, 3, 4))
@@ -148,7 +148,7 @@ def test_lives_of_a_topic_are_archives_of_their_own() -> None:
 def test_an_endless_race_is_given_up() -> None:
     store = MemoryStore()
 
-    def overtaken(head: Index) -> Index | None:
+    def overtaken(head: ArchiveIndex) -> ArchiveIndex | None:
         change(store, index.appended((), (Extent(0, head.number, head.number + 1),)))
         return index.appended((), (Extent(1, 0, 1),))(head)
 

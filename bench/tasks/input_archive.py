@@ -1,7 +1,8 @@
 """What the input archive costs: the same app with `[retention] input` and without, in turn, and the archive's bytes.
 
-`python -m bench.input_archive BOOTSTRAP TOPIC FOLDER` runs both in a fresh process and prints JSON: of each the seconds
-from commit to commit, and the archive's bytes beside those of the same records as one plain Parquet file with zstd.
+`python -m bench.tasks.input_archive BOOTSTRAP TOPIC FOLDER ROUNDS` runs both in a fresh process and prints JSON: of
+each the seconds from commit to commit, and of the processor; the archive's bytes, and those of the same records as one
+plain Parquet file with zstd.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .support import side
-from .support.events import cycles, fill
-from .support.row import Row
-from .throughput import app_of
+import psutil
+
+from ..support import side
+from ..support.events import cycles, fill
+from ..support.row import Row
+from ..throughput import app_of
 
 TOPIC = "bench-input-archive"
 BATCH = 400_000
@@ -26,11 +29,19 @@ LIMIT = 1.1
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Two lines: the median batch with the archive beside that without, and the archive's bytes."""
+    """Three lines: processor, the median batch with the archive beside that without, and the archive's bytes."""
     fill(bootstrap, BATCH * BATCHES, topic=TOPIC)
-    found = side.run("input_archive", bootstrap, TOPIC, folder, 2 if quick else 4)
+    found = side.run("tasks.input_archive", bootstrap, TOPIC, folder, 2 if quick else 4)
     on, off = median(found["on"]), median(found["off"])
+    busy, without = found["busy on"][-1], found["busy off"][-1]
     return [
+        Row.at_most(
+            f"processor for {BATCHES} such batches, all processes, with what is left at the end",
+            f"{busy:.1f} s",
+            f"without: {without:.1f} s",
+            busy / without,
+            LIMIT,
+        ),
         Row.at_most(
             f"batch of {BATCH:,} records with the input archive, median",
             f"{on:.2f} s",
@@ -53,7 +64,7 @@ def _run(bootstrap: str, topic: str, folder: Path, rounds: int) -> dict[str, Any
     from slackwater.pipeline.spark.session import spark_session
 
     rules = {"off": Retention(), "on": Retention(input_ms=86_400_000)}
-    seconds: dict[str, list[float]] = {"on": [], "off": []}
+    seconds: dict[str, list[float]] = {"on": [], "off": [], "busy on": [], "busy off": []}
     store = folder / "store"
     with spark_session("bench", master="local[2]"):
         for number in range(rounds):
@@ -61,9 +72,18 @@ def _run(bootstrap: str, topic: str, folder: Path, rounds: int) -> dict[str, Any
             for how in ("off", "on") if number % 2 else ("on", "off"):
                 app = replace(app_of(topic), name=f"{how}-{number}")
                 cache, rule = folder / "cache" / f"{how}-{number}", rules[how]
+                began = _processor_s()
                 stamps = side.commits_ms(app, bootstrap, str(store), cache, BATCH, retention=lambda _app, r=rule: r)
                 seconds[how] += cycles(stamps, WARM_UP)
+                seconds[f"busy {how}"].append(_processor_s() - began)
     return {**seconds, **_bytes(str(store), topic)}
+
+
+def _processor_s() -> float:
+    """What this process and those that it started have taken of the processor: Spark's JVM and its workers."""
+    here = psutil.Process()
+    times = [each.cpu_times() for each in (here, *here.children(recursive=True))]
+    return sum(each.user + each.system + each.children_user + each.children_system for each in times)
 
 
 def _bytes(root: str, topic: str) -> dict[str, int]:

@@ -1,0 +1,19 @@
+"""The columns of archived records: those of Structured Streaming's Kafka source, and the headers."""
+
+import pyarrow as pa
+
+TIME = pa.timestamp("ms", "UTC")
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIME),
+        ("timestampType", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS),
+    ]
+)
+"""`timestampType` is Kafka's number: 0 is the producer's time, 1 the broker's, -1 none. `headers` are null for none."""
