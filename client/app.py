@@ -370,6 +370,7 @@ class StoredApp(AppFailover):
         """
         from ..keep.archive.fill import TopicFilled, fill
 
+        self._check_runs_here("filling the archive", dry_run=dry_run or since is None)
         client = self._client
         filled: tuple[TopicFilled, ...] | None = None
         if since is not None:

@@ -292,6 +292,10 @@ _DOCUMENTS = {
     **dict.fromkeys(("gc.json", "boundaries/"), "it belongs to garbage collection itself"),
     "forgotten/": "it says what became of objects that held keys which were forgotten: readers of versions need it",
     "forgetting.json": "it says that keys are being forgotten: kept until that is done",
+    "replicas/": "it says how far a replica of the app is: kept until `slackwater replicate --end`",
+    **dict.fromkeys(
+        ("replica.json", "replica/", "recovery.json"), "it says that the app is a replica, or was recovered from one"
+    ),
     "snapshots/": "it is a snapshot: kept until `slackwater snapshot rm` removes it",
     "requests/": "it asks for a snapshot: kept until that is complete or withdrawn",
     "notice.json": "it tells runners that something was asked of them: written over each time, kept as long as the app",

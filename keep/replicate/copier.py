@@ -10,8 +10,8 @@ from itertools import islice
 from threading import Lock
 from typing import TypeVar
 
-from ...errors import ObjectExists, ObjectNotFound
-from ...store.objects.protocol import ObjectInfo, ObjectStore
+from ...errors import Corruption, ObjectExists, ObjectNotFound
+from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.read.fetch import fetch
 from ...store.versions.manifest import Sst
 
@@ -44,20 +44,33 @@ class Copier:
             while some := tuple(islice(waiting, 16 * self.workers)):
                 yield from pool.map(ask, some)
 
-    def ssts(self, wanted: Iterable[Sst]) -> None:
+    def ssts(self, wanted: Iterable[Sst], *, may_be_gone: bool) -> None:
         """Copy SSTs that are not there, each checked against its manifest.
 
-        Raises `Corruption` where one is missing, or not what was written, and `Unavailable`.
+        Raises `Corruption` where one is missing, unless it `may_be_gone`, or is not what was written; `Unavailable`.
         """
         missing = {sst.object: sst for sst in wanted if not self._has(sst.object, sst.bytes)}
-        for _ in self.each(lambda sst: self._put(sst.object, fetch(self.source, sst)), missing.values()):
+
+        def copy(sst: Sst) -> None:
+            try:
+                data = fetch(self.source, sst)
+            except Corruption:
+                if may_be_gone and not exists(self.source, sst.object):
+                    return
+                raise
+            self._put(sst.object, data)
+
+        for _ in self.each(copy, missing.values()):
             pass
 
     def listed(self, infos: Iterable[ObjectInfo]) -> None:
         """Copy objects that are not there in this length. One that is gone from the source by now is passed over."""
-        missing = [info for info in infos if not self._has(info.key, info.size_bytes)]
-        for _ in self.each(lambda info: self.one(info.key), missing):
+        for _ in self.each(lambda info: self.one(info.key), self.missing(infos)):
             pass
+
+    def missing(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+        """Those that are not there in this length."""
+        return [info for info in infos if not self._has(info.key, info.size_bytes)]
 
     def one(self, key: str) -> bool:
         """Copy one object, whatever was there. Returns whether there is such a one."""

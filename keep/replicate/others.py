@@ -12,21 +12,38 @@ from .copier import Copier
 
 _OWN = ("stages", "snapshots", "boundaries", "replica", "replicas")
 """Folders that are copied otherwise, or not at all."""
-_ASKED = ("requests", "retries", "edits", "runners")
+_ASKED = ("requests", "retries", "edits", "runners", "forgetting")
 """What is asked of an app's runners, and says that they live: nobody runs a replica."""
 _FIRST = ("migrations",)
 """What versions go by: it is there before they are."""
+_FORGOTTEN = "forgotten"
+"""What has the rest of objects out of which keys were taken: manifests and snapshots are read by it."""
 _INDEX = "/index/"
 """In a key: an object that names others, which are there before it is."""
 
 
 def copy_rules(copier: Copier, app: str) -> None:
-    """Copy what versions go by: the app's migrations, and what became of names that it has or had."""
+    """Copy what versions go by: the app's migrations, what became of names that it has or had, and what was forgotten.
+
+    The objects that this leads to are there before it is.
+    """
     for folder in _FIRST:
         copier.listed(copier.source.list(f"{app}/{folder}/"))
     for name in copier.source.list_folders(f"{keys.NAMES}/"):
         if any(app in (each.folder, each.over, each.name) for each in apps.promotions(copier.source, name)):
             copier.listed(copier.source.list(keys.names(name)))
+    new = copier.missing(copier.source.list(f"{app}/{_FORGOTTEN}/"))
+    if new:
+        for stage in copier.source.list_folders(keys.stages(app)):
+            copier.listed(copier.source.list(keys.ssts(app, stage)))
+        prefix = keys.snapshots(app)
+        copier.listed(info for info in copier.source.list(prefix) if "/" in info.key.removeprefix(prefix))
+        copier.listed(new)
+
+
+def was_forgotten(store: ObjectStore, app: str) -> str:
+    """The newest that was written about what was forgotten of an app; empty for nothing. One listing."""
+    return max((info.key for info in store.list(f"{app}/{_FORGOTTEN}/")), default="")
 
 
 def copy_others(copier: Copier, app: str) -> None:
@@ -43,13 +60,13 @@ def copy_others(copier: Copier, app: str) -> None:
 
 def others(store: ObjectStore, app: str) -> Iterator[str]:
     """The folders of an app that go along as they are."""
-    left_out = {*_OWN, *_ASKED, *_FIRST}
+    left_out = {*_OWN, *_ASKED, *_FIRST, _FORGOTTEN}
     return (name for name in store.list_folders(f"{app}/") if name not in left_out)
 
 
 def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
     """Objects of these folders that the target has and the app has not any more."""
-    for folder in others(target, app):
+    for folder in (*others(target, app), _FORGOTTEN):
         prefix = f"{app}/{folder}/"
         there = list(target.list(prefix))
         left = {info.key for info in store.list(prefix)} if there else set()

@@ -28,7 +28,7 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
 from .copier import WORKERS, Copier
 from .kafka_state import KafkaReader, anchors_of, records_in_flight, sink_rests
-from .others import copy_others, copy_rules
+from .others import copy_others, copy_rules, was_forgotten
 from .plan import Todo, every_version, last_final, snapshots_only
 from .standing import Pair
 from .sweep import drop_older, sweep
@@ -87,6 +87,7 @@ class Replicator:
     _same: dict[str, int] = field(default_factory=dict)
     """By stage, a version that is the same in both."""
     _swept: object = None
+    _forgotten: str = ""
 
     def __post_init__(self) -> None:
         self.copier = Copier(self.store, self.target, self.workers, self.on_progress)
@@ -159,6 +160,7 @@ class Replicator:
             self.pair.begin(self.by, only_snapshots=self.only_snapshots)
         last = replicas.newest_cut(self.target, self.app)
         copy_rules(self.copier, self.app)
+        self._forgotten = was_forgotten(self.store, self.app)
         for stage, head in self._there():
             if self._same.get(stage) != head.version:
                 self.pair.check_same(stage, head.version)
@@ -198,7 +200,7 @@ class Replicator:
                 "hold all that it needs",
                 hint=f"replicate a clone with everything of its own: slackwater clone {self.app} NAME --deep --to ROOT",
             )
-        self.copier.ssts(ssts.values())
+        self.copier.ssts(ssts.values(), may_be_gone=bool(self._forgotten))
         # In their order: the newest that is there is never ahead of one that is not.
         for key, data, manifest in found:
             if not self.copier.put(key, data):
@@ -212,7 +214,7 @@ class Replicator:
             if there is not None and there != each and (last is None or each.name not in last.snapshots):
                 continue  # the replica has that name for one of its own
             if there != each:
-                if not all(map(self.copier.one, sorted(each.object_keys))):
+                if not all(map(self.copier.one, sorted(each.object_keys))) and not self._forgotten:
                     continue  # it was removed meanwhile
                 SNAPSHOTS.put(self.target, each)
             yield each
@@ -289,7 +291,7 @@ class Replicator:
         self.pair.check_not_recovering()
         if last is None or cut != last or self._swept is None:
             drop_older(self.target, cut)
-        state = (todo.limit, cut.snapshots)
+        state = (todo.limit, cut.snapshots, self._forgotten)
         if self._swept == state:
             return 0
         had = last.snapshots if last is not None else ()

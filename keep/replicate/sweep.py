@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ...errors import NotFound
+from ...errors import NotFound, Refused
 from ...moments.cut.replicas import CUTS, PREFIX, ReplicaCut, older_cuts
 from ...moments.cut.stored import SNAPSHOTS, Snapshot, of_snapshot
 from ...moments.take.remove import remove, remove_records
@@ -45,7 +45,7 @@ def sweep(
 ) -> Iterator[str]:
     """Delete what the app has not any more; gives the keys. `had` are the snapshots of the app that were there before.
 
-    Raises as `horizon.propose`, and `Unavailable`.
+    Where somebody else does that at the same moment, nothing goes. Raises `Unavailable`.
     """
     stages = tuple(target.list_folders(keys.stages(app)))
     # In this order: what somebody else copies meanwhile is in neither, or in both.
@@ -58,7 +58,10 @@ def sweep(
         if name not in names and SNAPSHOTS.find(target, name, app) is not None:
             remove(target, app, name)
             yield keys.note(keys.snapshots(app), name)
-    limit = _settled(target, app, todo, names, by)
+    try:
+        limit = _settled(target, app, todo, names, by)
+    except Refused:
+        return  # somebody else sweeps at this moment: what that leaves, the next round finds
     for stage in stages:
         there = tuple(history.list_manifests(target, app, stage))
         stay = [version for version, _ in there if limit.allows(stage, version)]
@@ -69,6 +72,16 @@ def sweep(
         gone += [key for key in here[stage] if key not in named]
         yield from _deleted(target, gone)
     yield from _deleted(target, [info.key for info in gone_from(store, target, app)])
+    yield from _deleted(target, list(_records_gone(store, target, app, names)))
+
+
+def _records_gone(store: ObjectStore, target: ObjectStore, app: str, theirs: set[str]) -> Iterator[str]:
+    """Records in flight of the app's snapshots that it has not any more, as keys were taken out of them."""
+    prefix = keys.snapshots(app)
+    here = [info.key for info in target.list(prefix) if info.key.removeprefix(prefix).split("/")[0] in theirs]
+    left = {info.key for info in store.list(prefix)} if here else set[str]()
+    own = {key for each in SNAPSHOTS.all(target, app) if each.name not in theirs for key in each.object_keys}
+    yield from (key for key in here if key not in left and key not in own)
 
 
 def _deleted(target: ObjectStore, gone: Iterable[str]) -> Iterator[str]:

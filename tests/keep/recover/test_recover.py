@@ -1,6 +1,7 @@
 """An app goes on from its replica as if nothing had happened, but for what came after the replica's cut."""
 
 import pytest
+from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.keep.recover.plan import FailoverTerms
 from slackwater.keep.recover.recover import Recovered, recover
@@ -9,11 +10,13 @@ from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut import replicas
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history, keys
+from slackwater.store.versions.commit import successor
+from slackwater.store.versions.manifest import Manifest, Sink
 
 from tests.keep.failover import FailoverKafka, failover_kafka
 from tests.keep.replicate.test_replicate import LATER_MS, copy, running
 from tests.support.collecting import AgingStore, fresh
-from tests.support.histories import Flight, FlightsApp, flights, rows_of
+from tests.support.histories import Flight, FlightsApp, Message, flights, rows_of
 
 SAME = FailoverTerms()
 
@@ -197,3 +200,34 @@ def test_what_is_no_replica_or_not_whole_is_refused_and_a_second_call_finds_it_d
     assert recovered(app, target, failover_kafka(app)).done
     with pytest.raises(Refused, match="it is no replica any more"):
         copy(app, target)
+
+
+def test_what_a_sink_had_still_to_publish_is_carried_into_a_topic_of_its_own() -> None:
+    app, target = running(), AgingStore()
+    kafka, head = failover_kafka(app), app.heads["carriers"]
+    begun = replace(successor_of(head), sinks={"alerts": Sink("flights-alerts", 2, head.version + 1)})
+    kafka.topics["flights-alerts"] = [[Message((), attempt="older")] * 2]
+    app.commit(begun)
+    rows = flights(3)
+    kafka.topics["flights-alerts"][0] += [Message((row,), app.name, 0, "mine") for row in rows]
+    sink = replace(begun.sinks["alerts"], end=5, attempts=("mine",), rows=3, sent=3)
+    app.commit(replace(successor_of(begun), sinks={"alerts": sink}))
+    copy(app, target)
+    other = elsewhere(app)
+    done = recovered(app, target, other)
+    assert done.plan is not None
+    assert done.plan.sink_rows == 3
+    now = history.read(target, app.name, "carriers", done.versions["carriers"])
+    before = history.read(target, app.name, "carriers", now.version - 1)
+    assert (before.kind, before.sinks["alerts"].sent, before.sinks["alerts"].since) == ("recover", 0, before.version)
+    assert (now.kind, now.sinks["alerts"].sent, now.sinks["alerts"].since) == ("recover", 3, before.version)
+    assert now.sinks["alerts"].topic == "flights-alerts-r1"
+    carried = [each for each in other.topics["flights-alerts-r1"][0] if each.attempt in now.sinks["alerts"].attempts]
+    assert [row for each in carried for row in each.flights] == rows
+    check_books(target, app.name)
+
+
+def successor_of(head: Manifest) -> Manifest:
+    return successor(
+        head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=head.time_ms + 1
+    )  # fmt: skip

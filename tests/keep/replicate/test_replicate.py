@@ -1,7 +1,9 @@
 """A replica holds every version of its app, up to a cut that it names, and nothing that the app has given up."""
 
+from pathlib import Path
+
 import pytest
-from slackwater.errors import Refused, Usage
+from slackwater.errors import ObjectNotFound, Refused, Usage
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.maintain.stages import rescale
 from slackwater.keep.replicate.replicate import Replicator, Round
@@ -11,11 +13,12 @@ from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import list_snapshots
 from slackwater.moments.take.snapshots import pin
 from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history, keys
 from slackwater.store.versions.manifest import AppInfo
 
-from tests.keep.failover import failover_app, failover_kafka
+from tests.keep.failover import FailoverKafka, failover_app, failover_kafka
 from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, keys_of, store_of, wait
 from tests.support.histories import FlightsApp, flights, rows_of
 
@@ -164,3 +167,56 @@ def test_a_replica_that_others_wrote_to_is_noticed_and_left_alone() -> None:
     with pytest.raises(Refused, match="the replica was written to by others"):
         copy(app, target)
     assert keys_of(target, "") == before
+
+
+def test_a_root_inside_the_other_is_refused(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "primary")
+    app = FlightsApp(store, FailoverKafka())
+    app.run(flights(5))
+    with pytest.raises(Refused, match="lies inside the root"):
+        copy(app, LocalStore(tmp_path / "primary" / "replica"))
+    target = LocalStore(tmp_path / "replica")
+    copy(app, target)
+    check_whole(app, target)
+
+
+def test_what_lies_beside_versions_goes_along_and_goes_when_the_app_gives_it_up() -> None:
+    app, target = running(), AgingStore()
+    kept = {f"{app.name}/input/flights/1/01.parquet": b"records", f"{app.name}/input/flights/1/index/1.json": b"{}"}
+    asked = {f"{app.name}/edits/01.json": b"{}", f"{app.name}/runners/01.json": b"{}"}
+    for key, data in (*kept.items(), *asked.items()):
+        app.store.put(key, data)
+    with target.requests() as made:
+        copy(app, target)
+    put = [each.split()[1] for each in made if each.startswith("put ") and "/input/" in each]
+    assert put == list(kept)
+    assert {key: target.get(key) for key in kept} == kept
+    assert keys_of(target, f"{app.name}/edits/") | keys_of(target, f"{app.name}/runners/") == set()
+    first, second = kept
+    app.store.delete(first)
+    app.store.put(f"{app.name}/input/flights/1/index/2.json", b"{}")
+    app.store.delete(second)
+    copy(app, target)
+    assert keys_of(target, f"{app.name}/input/") == {f"{app.name}/input/flights/1/index/2.json"}
+
+
+def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -> None:
+    app, target = running(), AgingStore()
+    copies = replicator(app, target)
+    copies.round()
+    old = app.heads["carriers"].ssts[0].object
+    new = old.replace(".parquet", "-rest.parquet")
+    app.store.put(new, b"the rest")
+    index = f"{app.name}/forgotten/{1:020}.json"
+    app.store.put(index, b"{}")
+    app.store.delete(old)
+    with target.requests() as made:
+        copies.round()
+    put = [each.split()[1] for each in made if each.startswith(("put ", "put_if_absent ", "delete "))]
+    assert put.index(new) < put.index(index) < put.index(old)
+    assert target.get(new) == b"the rest"
+    with pytest.raises(ObjectNotFound):
+        target.get(old)
+    other = AgingStore()
+    copy(app, other)  # a new one is not held up by what is gone
+    assert other.get(index) == b"{}"

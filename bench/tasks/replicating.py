@@ -1,0 +1,151 @@
+"""`slackwater replicate` of an app with millions of keys, beside plain gets and puts of the same objects.
+
+`python -m bench.tasks.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
+
+Both copy from one root to another, with as many threads, over S3 (versitygw, on this machine's disk) where there is Go
+to build it, else between folders. The peer lists the objects, gets each and puts it; ours reads versions, checks each
+SST, puts manifests last, pins the cut, and says up to where the replica is complete. Each in turns, to an empty root.
+Then some new keys are committed, and the next round's bytes are set beside those of the objects that are new.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import which
+from statistics import median
+
+import duckdb
+from msgspec.structs import replace
+from slackwater.keep.init.initialise import initialise
+from slackwater.keep.init.source import RowSource
+from slackwater.keep.replicate.copier import WORKERS
+from slackwater.keep.replicate.replicate import Replicator
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest
+
+from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
+
+from ..multi_get import TABLE
+from ..support.row import Row
+
+KEYS, QUICK_KEYS = 10_000_000, 1_000_000
+ROUNDS = 3
+APP = "bench"
+
+
+def rows(folder: Path, quick: bool) -> list[Row]:
+    """Make the app in the folder and measure; some three minutes at full scale, 3 GB of disk.
+
+    Args:
+        folder: an empty one.
+        quick: 1 M keys instead of 10 M, once.
+    """
+    count = QUICK_KEYS if quick else KEYS
+    with _roots(folder) as (where, root):
+        store = open_store(f"{root}/primary")
+        _make(store, folder, "first", count)
+        bytes_in_all = sum(info.size_bytes for info in store.list(f"{APP}/"))
+        took: dict[str, list[float]] = {"ours": [], "peer": []}
+        for number in range(1 if quick else ROUNDS):
+            for name, times in took.items():
+                target = open_store(f"{root}/{name}-{number}")
+                began = time.perf_counter()
+                if name == "ours":
+                    Replicator(store, target, APP, "bench").round()
+                else:
+                    _plain(store, target)
+                times.append(time.perf_counter() - began)
+        ours, peer = median(took["ours"]), median(took["peer"])
+        counted = CountingStore(open_store(f"{root}/ours-0"))
+        copies = Replicator(store, counted, APP, "bench")
+        copies.round()
+        before = {info.key for info in store.list(f"{APP}/stages/")}
+        _more(store, folder, count // 20)
+        new = sum(info.size_bytes for info in store.list(f"{APP}/stages/") if info.key not in before)
+        counted.reset()
+        done = copies.round()
+    mb = bytes_in_all / 1e6
+    return [
+        Row.at_least(
+            f"replicate {count:,} keys, {mb:,.0f} MB, {where}, {WORKERS} at once",
+            f"{ours:.1f} s ({mb / ours:,.0f} MB/s)",
+            f"gets and puts of the same objects: {peer:.1f} s ({mb / peer:,.0f} MB/s)",
+            peer / ours,
+            0.8,
+        ),
+        Row.at_most(
+            f"the next round, {new / 1e6:,.1f} MB new",
+            f"{done.bytes / 1e6:,.1f} MB copied, {counted.bytes_written / 1e6:,.1f} MB put in all",
+            f"new objects: {new / 1e6:,.1f} MB",
+            done.bytes / new,
+            1.0,
+        ),
+    ]
+
+
+@contextmanager
+def _roots(folder: Path) -> Iterator[tuple[str, str]]:
+    if which("go") is None:
+        yield "between folders", str(folder)
+        return
+    server = folder / "s3"
+    server.mkdir()
+    with versitygw(server) as endpoint:
+        names = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+        os.environ.update(names, AWS_REGION="us-east-1")
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        yield "over S3", f"s3://{BUCKET}"
+
+
+def _make(store: ObjectStore, folder: Path, name: str, count: int) -> None:
+    source = folder / f"{name}.parquet"
+    with duckdb.connect() as con:
+        con.execute(
+            f"COPY (SELECT lpad((hash(n) % 1000000000)::VARCHAR, 9, '0') || n AS leg, n % 97 AS flights, "
+            f"n * 0.37 AS delay FROM range({count}) AS r(n)) TO '{source}'"
+        )
+    apps.ensure_app(store, AppInfo(APP, 1))
+    first = Manifest(APP, "legs", 1, 1, "bench", 1, "init", {"legs": Input("legs", (0,))}, table=TABLE)
+    initialise(store, first, RowSource(str(source)))
+
+
+def _more(store: ObjectStore, folder: Path, count: int) -> None:
+    """A version with as many more keys: what another app of that size has for SSTs, copied under new names."""
+    head = history.head(store, APP, "legs")
+    assert head is not None
+    with tempfile.TemporaryDirectory(dir=folder) as other:
+        made = open_store(other)
+        _make(made, folder, "more", count)
+        more = history.head(made, APP, "legs")
+        assert more is not None
+        for sst in more.ssts:
+            store.put(sst.object, made.get(sst.object))
+    draft = successor(head, kind="batch", epoch=head.epoch, writer="bench", by="bench", now_ms=head.time_ms + 1)
+    ssts = tuple(replace(sst, seq_min=draft.version, seq_max=draft.version, level=0) for sst in more.ssts)
+    commit(store, replace(draft, ssts=(*ssts, *head.ssts)))
+
+
+def _plain(store: ObjectStore, target: ObjectStore) -> None:
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for _ in pool.map(lambda info: target.put(info.key, store.get(info.key)), store.list(f"{APP}/")):
+            pass
+
+
+if __name__ == "__main__":
+    words = [each for each in sys.argv[1:] if each != "--quick"]
+    with tempfile.TemporaryDirectory(dir=words[0] if words else None) as temporary:
+        for row in rows(Path(temporary), "--quick" in sys.argv):
+            print(f"{row.what}: {row.ours}; {row.peer}; ratio {row.ratio:.2f}, asked {row.asked}")

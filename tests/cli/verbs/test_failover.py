@@ -1,0 +1,92 @@
+"""`slackwater replicate` and `slackwater recover` as they are typed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
+from tests.keep.failover import FailoverKafka
+from tests.support.histories import FlightsApp
+
+pytestmark = pytest.mark.usefixtures("isolated")
+SQL = "SELECT sum(flights) AS flights FROM carriers"
+
+
+@pytest.fixture
+def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> FailoverKafka:
+    """The app's own Kafka, in memory, behind what replicas and recoveries ask it by."""
+    from slackwater.pipeline.kafka import channels, failover
+
+    made = FailoverKafka()
+    made.topics, made.groups = app.kafka.topics, app.kafka.groups
+    vars(made).update(kafka=made, with_archives=lambda *_: made)
+    monkeypatch.setattr(channels, "KafkaChannels", lambda *_: made)
+    monkeypatch.setattr(failover, "FailoverKafka", lambda _kafka: made)
+    monkeypatch.setenv("SLACKWATER_KAFKA", "in-memory:9092")
+    return made
+
+
+@pytest.mark.usefixtures("kafka")
+def test_an_app_is_copied_looked_at_elsewhere_and_recovered_when_its_store_is_gone(
+    app: FlightsApp, tmp_path: Path
+) -> None:
+    other = str(tmp_path / "elsewhere")
+    assert "would copy to" in done("replicate", "flights", "--to", other, "--dry-run")
+    assert "complete up to" in done("replicate", "flights", "--to", other, "--once")
+    assert "is up to date" in done("replicate", "flights", "--to", other, "--once")
+    assert f"replica in {other}: all there" in done("status", "flights")
+    assert "replica of" in done("status", "flights", "--store", other)
+    expected = rows_of("flights", SQL)
+    assert rows_of("flights", SQL, "--store", other) == expected
+    assert "consistent" in done("verify", "flights", "--deep", "--store", other)
+    for words in (("gc", "flights"), ("compact", "flights"), ("retire", "flights/carriers")):
+        refused = slackwater(*words, "--store", other)
+        assert refused.exit_code == 1
+        assert "is a replica of" in refused.stderr
+    looked = done("recover", "flights", "--from", other, "--dry-run")
+    assert "would recover flights" in looked
+    assert "nothing: it had no later versions" in looked
+    shutil.rmtree(app.store.url)
+    text = done("recover", "flights", "--from", other)
+    assert "recovered flights" in text
+    assert "could not be fenced" in text
+    assert rows_of("flights", SQL, "--store", other) == expected
+    assert "done already" in done("recover", "flights", "--from", other)
+    assert "recovered" in done("status", "flights", "--store", other)
+    assert "recover" in {each["verb"] for each in from_json("log", "flights", "--operations", "--store", other)}
+    assert {each["kind"] for each in from_json("log", "flights", "--limit", "3", "--store", other)} == {"recover"}
+
+
+@pytest.mark.usefixtures("kafka")
+def test_a_move_fences_the_old_place_and_a_drill_reports(app: FlightsApp, tmp_path: Path) -> None:
+    other, report, md = str(tmp_path / "elsewhere"), tmp_path / "drill.html", tmp_path / "drill.md"
+    done("replicate", "flights", "--to", other, "--once")
+    drill = ("recover", "flights", "--from", other, "--drill", "--keep")
+    assert "can be recovered" in done(*drill, "--report", str(report), "--md", str(md))
+    assert "can be recovered" in report.read_text(encoding="utf-8")
+    assert "What each step took" in md.read_text(encoding="utf-8")
+    found = from_json("recover", "flights", "--from", other)
+    assert found["fenced"] == ""
+    refused = slackwater("compact", "flights")
+    assert refused.exit_code == 1
+    assert f"runs under {other}" in refused.stderr
+    assert "left behind" in done("status", "flights")
+    refused = slackwater("replicate", "flights", "--to", str(tmp_path / "third"), "--once")
+    assert "left behind by a recovery" in refused.stderr
+    assert "counted no more" in done("replicate", "flights", "--to", other, "--end")
+
+
+@pytest.mark.usefixtures("app")
+def test_what_cannot_be_meant_is_said_at_once(tmp_path: Path) -> None:
+    other = str(tmp_path / "elsewhere")
+    for words in (
+        ("recover", "flights", "--from", other, "--keep"),
+        ("recover", "flights", "--from", other, "--drill", "--dry-run"),
+        ("recover", "flights", "--from", other, "--from-offset", "flights[0]=x"),
+    ):
+        assert slackwater(*words).exit_code == 2
+    assert "nothing says where the Kafka brokers are" in slackwater("recover", "flights", "--from", other).stderr
+    said = slackwater("replicate", "flights", "--to", other, "--once")
+    assert said.exit_code == 0
+    assert "records on the way are not kept" in said.stderr
