@@ -1,0 +1,84 @@
+"""An app leaves as a folder, opens without us, and runs on elsewhere from it, each record once; then it is reset."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import duckdb
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+
+from tests.documents.test_links import ROOT, blocks
+from tests.support.running import EXPECTED, LEDGER, Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+def opened(folder: Path, table: str, spark: SparkSession) -> list[list[str]]:
+    """The rows of a table as DuckDB, pandas and Spark read them, by the words of the documentation."""
+    names: dict[str, Any] = {"spark": spark}
+    found: list[list[str]] = []
+    for code in blocks(ROOT / "docs" / "leaving.md", "python"):
+        text = code.replace("flights-before-move", str(folder)).replace("tables/carriers", f"tables/{table}")
+        if "duckdb.sql" in text:
+            sql = re.findall(r'duckdb\.sql\("(.*?)"\)', text)[0]
+            sql = sql.replace("SELECT carrier, flights", "SELECT *").replace("ORDER BY flights DESC", "")
+            found.append(plain(duckdb.sql(sql).to_arrow_table().to_pylist()))
+        elif "read_parquet" in text or "spark.read" in text:
+            exec(text, names)  # noqa: S102  it is our own text that is tried
+            rows = names["carriers"]
+            is_pandas = isinstance(rows, pd.DataFrame)
+            found.append(plain(rows.to_dict("records") if is_pandas else [row.asDict() for row in rows.collect()]))
+        elif "hashlib" in text:
+            exec(text, names)  # noqa: S102  it compares the checksum of each file
+            assert names["offsets"]
+    return found
+
+
+def plain(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows without order, and without the libraries' own types of numbers."""
+    return sorted(
+        str({name: each if isinstance(each, str) else float(each) for name, each in row.items()}) for row in rows
+    )
+
+
+def test_an_app_leaves_and_runs_on_elsewhere_and_each_record_counts_once(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(600)
+    ledger.catch_up()
+    ledger.send(300)
+    ledger.catch_up("entries")  # what these send is on its way
+    folder = tmp_path / "left"
+    said = json.loads(ledger.slackwater("export", ledger.app, str(folder), "--json").stdout)
+    assert said["in_flight"]
+    for table in EXPECTED[LEDGER]:
+        expected = plain(ledger.table(table).to_pylist())
+        assert expected
+        assert opened(folder, table, spark) == [expected] * 3, table
+
+    moved = replace(ledger, app=f"moved-{uuid4().hex[:6]}", store=str(tmp_path / "elsewhere"))
+    moved.slackwater("import", str(folder), moved.app, "--dry-run")
+    moved.slackwater("import", str(folder), moved.app)
+    (tmp_path / "store").rename(tmp_path / "gone")
+    moved.verify(moved.app)
+    moved.send(200)
+    moved.catch_up()
+    moved.check_tables()
+    moved.verify(moved.app)
+
+    # The tables count what is read twice, and the log knows of which offsets that was.
+    ends = moved.kafka.offsets(moved.topic)[1]
+    assert sum(ends) == 1_100
+    said = json.loads(moved.slackwater("reset", moved.app, "--all-topics", "--shift-by", "-40", "--json").stdout)
+    assert {each["read_again"] for each in said["stages"]} == {120}
+    moved.catch_up()
+    assert moved.sql("SELECT sum(n)::BIGINT AS n FROM accounts").to_pylist() == [{"n": 1_220}]
+    moved.verify(moved.app)
+    said = moved.slackwater("log", moved.app).stdout
+    assert f"reads on from elsewhere: {moved.topic}[0] {ends[0]} to {ends[0] - 40}" in said
