@@ -12,7 +12,6 @@ from ..moments.cut.replicas import forget
 from ..results.failover import drills, recoveries
 from ..results.failover import replicas as copies_shown
 from ..results.shown import Result
-from ..store.objects.open import open_store
 from ..store.objects.protocol import ObjectStore
 from .backends import Backends
 from .clones import remove_topics
@@ -160,6 +159,8 @@ class AppFailover(AppReleases):
         return drills.drilled(found)
 
     def _open_primary(self, root: str) -> ObjectStore:
+        from ..store.objects.open import open_store
+
         return open_store(root, patience_s=_LOOK_S, settings=self._client.settings.s3)
 
 

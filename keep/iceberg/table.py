@@ -74,7 +74,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class TableFiles:
     """The files of a snapshot."""
 
     data: Mapping[str, ManifestEntry] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class IcebergTable:
         self.location = address(root.url, name)
         self.bytes_written = 0
         self._store = root
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, TableFiles] = {}
         """By the snapshot's list."""
         self._deletes: dict[str, dict[str, object]] = {}
 
@@ -142,24 +142,24 @@ class IcebergTable:
             return Head(number, metadata)
         raise Refused(f"{self.location} changes faster than it can be read", hint="let one writer at a time work there")
 
-    def live(self, snapshot: Snapshot | None) -> Live:
+    def live(self, snapshot: Snapshot | None) -> TableFiles:
         """The files of a snapshot. A read for its list, and one for each manifest."""
         if snapshot is None:
-            return Live()
+            return TableFiles()
         path = snapshot.manifest_list
         if path not in self._live:
             manifests = tuple(read_list(path, self._get(path)))
             entries = [entry for each in manifests for entry in read_manifest(each, self._get(each.manifest_path))]
             is_data = {entry.data_file.file_path: entry.data_file.content == DataFileContent.DATA for entry in entries}
             by_path = {entry.data_file.file_path: entry for entry in entries}
-            self._live[path] = Live(
+            self._live[path] = TableFiles(
                 {at: entry for at, entry in by_path.items() if is_data[at]},
                 {at: entry for at, entry in by_path.items() if not is_data[at]},
                 frozenset((path, *(each.manifest_path for each in manifests))),
             )
         return self._live[path]
 
-    def delete_files(self, live: Live) -> list[DeleteFile]:
+    def delete_files(self, live: TableFiles) -> list[DeleteFile]:
         """What the delete files of a snapshot say. A read for each that was not read before."""
         for path in self._deletes.keys() - live.deletes.keys():
             del self._deletes[path]

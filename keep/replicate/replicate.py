@@ -159,6 +159,8 @@ class Replicator:
         if not begun:
             self.pair.begin(self.by, only_snapshots=self.only_snapshots)
         last = replicas.newest_cut(self.target, self.app)
+        if last is None:
+            self.pair.note_begun(self.by)
         copy_rules(self.copier, self.app)
         self._forgotten = was_forgotten(self.store, self.app)
         for stage, head in self._there():

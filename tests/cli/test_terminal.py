@@ -293,6 +293,7 @@ PRINTS = {"print", "pprint", "echo", "secho", "Console", "print_exc", "print_exc
 ALLOWED = {
     "cli/terminal.py",
     "pipeline/dev/launch.py",  # a process of its own, whose stdout its parent reads
+    "pipeline/spark/planner_server.py",  # a process of Spark's, which flushes its streams before it ends
 }
 
 

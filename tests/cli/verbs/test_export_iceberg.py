@@ -29,13 +29,15 @@ def test_any_reader_of_iceberg_opens_the_tables(app: FlightsApp, tmp_path: Path)
     for name in ("carriers", "aircraft"):
         assert found(tmp_path, name) == rows_of("flights@~2", f"FROM {name} ORDER BY 1")
     assert done("export", "flights@~2", "--iceberg", "my lake").count("as it was") == 2
-    written = from_json("export", "flights", "--iceberg", "my lake", "--table", "carriers", "--keep", "2h")
+    words = ("export", "flights", "--iceberg", "my lake", "--table", "carriers", "--keep", "2h")
+    written = from_json(*words, "--message", "for the analysts")
     assert [(each["name"], each["moved"]) for each in written["tables"]] == [("carriers", True)]
     assert written["tables"][0]["location"] == f"file://{tmp_path / 'my lake'}/carriers"
     assert found(tmp_path) == rows_of("flights", "FROM carriers ORDER BY 1")
     assert "iceberg-" in done("snapshot", "list", "flights")
     logged = done("log", "flights", "--operations")
     assert f"flights (carriers) as Iceberg tables in {tmp_path / 'my lake'}" in logged
+    assert "for the analysts" in logged
 
 
 def test_the_same_from_python(app: FlightsApp, tmp_path: Path, store: ObjectStore) -> None:

@@ -27,13 +27,19 @@ def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> F
     return made
 
 
+def noted(*words: str) -> list[tuple[str, str]]:
+    """What was done, and why."""
+    return [(each["verb"], each["message"]) for each in from_json("log", *words, "--operations")]
+
+
 @pytest.mark.usefixtures("kafka")
 def test_an_app_is_copied_looked_at_elsewhere_and_recovered_when_its_store_is_gone(
     app: FlightsApp, tmp_path: Path
 ) -> None:
     other = str(tmp_path / "elsewhere")
     assert "would copy to" in done("replicate", "flights", "--to", other, "--dry-run")
-    assert "complete up to" in done("replicate", "flights", "--to", other, "--once")
+    assert "complete up to" in done("replicate", "flights", "--to", other, "--once", "--message", "as agreed")
+    assert ("replicate", "as agreed") in noted("flights")
     assert "is up to date" in done("replicate", "flights", "--to", other, "--once")
     assert f"replica in {other}: all there" in done("status", "flights")
     assert "replica of" in done("status", "flights", "--store", other)
@@ -48,13 +54,13 @@ def test_an_app_is_copied_looked_at_elsewhere_and_recovered_when_its_store_is_go
     assert "would recover flights" in looked
     assert "nothing: it had no later versions" in looked
     shutil.rmtree(app.store.url)
-    text = done("recover", "flights", "--from", other)
+    text = done("recover", "flights", "--from", other, "--message", "the bucket is gone")
     assert "recovered flights" in text
     assert "could not be fenced" in text
     assert rows_of("flights", SQL, "--store", other) == expected
     assert "done already" in done("recover", "flights", "--from", other)
     assert "recovered" in done("status", "flights", "--store", other)
-    assert "recover" in {each["verb"] for each in from_json("log", "flights", "--operations", "--store", other)}
+    assert ("recover", "the bucket is gone") in noted("flights", "--store", other)
     assert {each["kind"] for each in from_json("log", "flights", "--limit", "3", "--store", other)} == {"recover"}
 
 
