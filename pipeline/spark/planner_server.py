@@ -63,6 +63,10 @@ def serving(address: Path, python: str) -> Iterator[None]:
 
 def _serve(listener: socket.socket) -> None:
     """Fork a process for each client, until the process that started this one has ended, in whatever way."""
+    # A service manager sends SIGTERM to every process of a run; Spark's JVM hands on that it is ignored, too.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Nobody asks how a planner ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     import pyspark.daemon
     import pyspark.sql.streaming.python_streaming_source_runner
     import pyspark.sql.worker.create_data_source
@@ -71,9 +75,6 @@ def _serve(listener: socket.socket) -> None:
 
     from ..source import data_source, readers  # noqa: F401
 
-    # A service manager sends SIGTERM to every process of a run; Spark's JVM hands on that it is ignored, too.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Collections leave alone what all have, so that its memory stays shared.
     gc.collect()
     gc.freeze()
