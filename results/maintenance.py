@@ -400,7 +400,8 @@ def forgot(done: Forgot, of: str, flags: str) -> Words:
         what = f"{size(done.read_bytes)} held one; {size(done.written_bytes)} in their place"
         yield f"{what}; {plural(done.deleted, 'object')} deleted"
         for app, stage, version in done.versions:
-            yield f"{called(app)}/{stage} v{version} says so; all versions before it read as if the key had never been there"
+            where = f"{called(app)}/{stage} v{version}"
+            yield f"{where} says so; all versions before it read as if the key had never been there"
     if others := done.apps[1:]:
         yield f"its clones, too: {', '.join(others)}"
     for app, name in done.snapshots:

@@ -64,7 +64,7 @@ def take_out(search: Search, *, by: str, now_ms: Callable[[], int]) -> Iterator[
 def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
     """Objects in the archives' folders that hold a key and that the newest index does not name.
 
-    And whether an earlier one names it: then nobody will any more. Else it may have been put a moment ago, or is litter.
+    And whether an earlier one names it: then nobody will any more. Else it was put a moment ago, or is litter.
     """
     store, app = search.member.store, search.member.app
     for archive in index.all_of(store, app):

@@ -10,7 +10,6 @@ from ...store.versions import apps
 from . import archive
 from .family import Member
 
-
 _PINS = "iceberg-"
 """How the snapshots begin that an export as Iceberg tables makes."""
 
