@@ -257,7 +257,7 @@ class StoredApp(AppFailover):
             dry_run=dry_run,
             on_progress=on_progress,
         )
-        return maintenance.forgot(done, client.flags)
+        return maintenance.forgot(done, self.called, client.flags)
 
     def verify_forgotten(
         self,
@@ -273,7 +273,7 @@ class StoredApp(AppFailover):
         """
         client, asked = self._client, _asked(keys, files)
         found = look(client.store, self.name, asked, kafka=client.channels(), deep=deep, on_progress=on_progress)
-        return maintenance.looked(found, client.flags)
+        return maintenance.looked(found, self.called, client.flags)
 
     def give_up_forgetting(self) -> Result:
         """End a `forget_keys` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""

@@ -385,9 +385,13 @@ _TOPICS = {
 
 
 @result
-def forgot(done: Forgot, flags: str) -> Words:
-    """What was taken out, or would be, and what that does not reach."""
-    keys, of = plural(done.keys, "key"), done.app
+def forgot(done: Forgot, of: str, flags: str) -> Words:
+    """What was taken out of an app that is called so, or would be, and what that does not reach."""
+    keys = plural(done.keys, "key")
+
+    def called(app: str) -> str:
+        return of if app == done.app else app
+
     if done.dry_run:
         yield Title(f"would forget {keys} in {of}: {plural(len(done.held), 'object')} to rewrite, {_bytes(done.held)}")
         yield from _held(done.held)
@@ -396,11 +400,12 @@ def forgot(done: Forgot, flags: str) -> Words:
         what = f"{size(done.read_bytes)} held one; {size(done.written_bytes)} in their place"
         yield f"{what}; {plural(done.deleted, 'object')} deleted"
         for app, stage, version in done.versions:
-            yield f"{app}/{stage} v{version} says so; all versions before it read as if the key had never been there"
+            where = f"{called(app)}/{stage} v{version}"
+            yield f"{where} says so; all versions before it read as if the key had never been there"
     if others := done.apps[1:]:
         yield f"its clones, too: {', '.join(others)}"
     for app, name in done.snapshots:
-        yield f"snapshot {app}@{name} was edited"
+        yield f"snapshot {called(app)}@{name} was edited"
     for each in done.unnamed:
         yield f"{each.object} holds one, and is named by nothing: gc takes it, unless a batch under way names it"
     if done.others:
@@ -417,18 +422,18 @@ def forgot(done: Forgot, flags: str) -> Words:
     return asdict(done)
 
 
-def looked(found: Looked, flags: str) -> Result:
-    """Whether anything holds a key any more; it fails if so."""
-    return Result(asdict(found), *_looked(found, flags), failed=bool(found.held))
+def looked(found: Looked, of: str, flags: str) -> Result:
+    """Whether anything of an app that is called so, and of its clones, holds a key any more; it fails if so."""
+    return Result(asdict(found), *_looked(found, of, flags), failed=bool(found.held))
 
 
-def _looked(found: Looked, flags: str) -> Iterator[Block]:
-    keys, where = plural(found.keys, "key"), ", ".join(found.apps)
+def _looked(found: Looked, of: str, flags: str) -> Iterator[Block]:
+    keys, where = plural(found.keys, "key"), ", ".join((of, *found.apps[1:]))
     if found.held:
         yield Title(f"{plural(len(found.held), 'object')} of {where} hold one of {keys}, {_bytes(found.held)}")
         yield from _held(found.held)
         if any(each.what not in ("a value", "a text") for each in found.held):
-            yield f"take them out: slackwater forget {found.app} --key TABLE=KEY{flags}"
+            yield f"take them out: slackwater forget {of} --key TABLE=KEY{flags}"
     else:
         yield Title(f"nothing of {where} holds any of {keys}")
     how = (

@@ -1,37 +1,42 @@
 """The input archive without a key: its objects once more, and an index that names these instead."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from ...errors import CommitConflict
+from ... import instants
+from ...errors import CommitConflict, Corruption, ObjectNotFound
+from ...moments.cut.moments import heads_of, stages_of
+from ...moments.status import lag
+from ...moments.status.archives import archives_of
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole
-from ...store.versions import keys
-from .held import Search
+from ...store.versions.manifest import Manifest
+from .family import Member
+from .held import Held, Search
 from .words import holding
 
 _ROUNDS = 100
 """Of which in each somebody else has changed the archive meanwhile."""
+_PAUSES = 20
+"""Until it is said instead what is to come: a runner archives every few seconds."""
 
 
 def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject]]:
-    """The objects of all archives of an app that hold a key. Raises `Corruption` and `Unavailable`."""
-    yield from _holders(search, set())
+    """The objects of all archives of an app that hold a key and were not seen yet. Raises `Corruption`, `Unavailable`.
 
-
-def _holders(search: Search, clean: set[str]) -> Iterator[tuple[ArchiveIndex, ArchiveObject]]:
-    """Those that are not known to be `clean`, to which the others are added."""
+    Those that hold none are known as `Search.clean` from then on.
+    """
     for archive in index.all_of(search.member.store, search.member.app):
         for one in archive.objects:
-            if one.object in clean:
+            if one.object in search.clean:
                 continue
             search.looked_into += 1
             if _holds(search, one):
                 yield archive, one
             else:
-                clean.add(one.object)
+                search.clean.add(one.object)
 
 
 def take_out(search: Search, *, by: str, now_ms: Callable[[], int]) -> Iterator[tuple[ArchiveObject, int, int]]:
@@ -39,11 +44,11 @@ def take_out(search: Search, *, by: str, now_ms: Callable[[], int]) -> Iterator[
 
     Raises `CommitConflict` where others kept changing an archive, `Corruption` and `Unavailable`.
     """
-    store, app, clean = search.member.store, search.member.app, set[str]()
+    store, app = search.member.store, search.member.app
     for _ in range(_ROUNDS):
         by_archive: dict[tuple[str, int], dict[str, ArchiveObject | None]] = {}
         taken: list[tuple[ArchiveObject, int, int]] = []
-        for archive, one in _holders(search, clean):
+        for archive, one in holders(search):
             made, rows = _rewritten(search, archive, one)
             by_archive.setdefault((archive.topic, archive.life), {})[one.object] = made
             taken.append((one, rows, made.bytes if made is not None else 0))
@@ -56,16 +61,48 @@ def take_out(search: Search, *, by: str, now_ms: Callable[[], int]) -> Iterator[
     raise CommitConflict(f"the input archive of {app} kept changing while keys were to be forgotten", version=0)
 
 
-def replaced(search: Search) -> Iterator[str]:
-    """Objects that an earlier index names and the newest does not: nothing will name them any more."""
+def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
+    """Objects in the archives' folders that hold a key and that the newest index does not name.
+
+    And whether an earlier one names it: then nobody will any more. Else it was put a moment ago, or is litter.
+    """
     store, app = search.member.store, search.member.app
     for archive in index.all_of(store, app):
-        named = {one.object for one in archive.objects}
-        there = {info.key for info in store.list(keys.archive(app, archive.folder))}
-        earlier = {one.object for each in INDEXES.all(store, keys.archive(app, archive.folder)) for one in each.objects}
-        for key in sorted((earlier - named) & there):
-            if _of_bytes(search, store.get(key)):
-                yield key
+        listed = [info for info in store.list(archive.prefix) if info.key.endswith(".parquet")]
+        # After the listing: what was appended in between is named.
+        indexes = [frozenset(one.object for one in each.objects) for each in INDEXES.all(store, archive.prefix)]
+        earlier = frozenset().union(*indexes)
+        for info in listed:
+            if info.key not in indexes[-1] and _of_bytes(search, info.key):
+                held = Held(app, store.url, info.key, "input archive", archive.topic, info.size_bytes, named=False)
+                yield held, info.key in earlier
+
+
+def await_appended(searches: Sequence[Search], pause: Callable[[], None]) -> None:
+    """Wait for runners that are yet to archive what their apps have read by now, for some rounds of theirs.
+
+    A record that was read before the keys went, and is archived afterwards, would bring one back.
+    """
+    waiting = [(search.member, tuple(_heads(search.member))) for search in searches]
+    for _ in range(_PAUSES):
+        waiting = [(each, heads) for each, heads in waiting if owed(each, heads) and _runs(each)]
+        if not waiting:
+            return
+        pause()
+
+
+def owed(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
+    """Offsets by topic that an app has read, by its newest versions or these, and that are to come into its archive."""
+    found = archives_of(member.store, member.app, heads or _heads(member))
+    return {each.topic: each.behind for each in found if each.behind}
+
+
+def _heads(member: Member) -> Iterable[Manifest]:
+    return heads_of(member.store, member.app, stages_of(member.store, member.app)).values()
+
+
+def _runs(member: Member) -> bool:
+    return bool(lag.beats(member.store, member.app, instants.now_ms()))
 
 
 def _holds(search: Search, one: ArchiveObject) -> bool:
@@ -76,8 +113,13 @@ def _rows(search: Search, one: ArchiveObject) -> Iterable[pa.Table]:
     return objects.ArchivedRecords(search.member.store, one).all()
 
 
-def _of_bytes(search: Search, data: bytes) -> bool:
-    return bool(holding(read_whole(data), search.words, key="key").any())
+def _of_bytes(search: Search, key: str) -> bool:
+    try:
+        return bool(holding(read_whole(search.member.store.get(key)), search.words, key="key").any())
+    except ObjectNotFound:
+        return False
+    except (pa.ArrowException, OSError) as error:
+        raise Corruption(f"{key} is no Parquet that can be read: {error}", object_key=key) from error
 
 
 def _rewritten(search: Search, archive: ArchiveIndex, one: ArchiveObject) -> tuple[ArchiveObject | None, int]:

@@ -89,10 +89,11 @@ def _values(name: str, table: Table, key: tuple[object, ...] | str) -> Sequence[
 
 def _lines(file: Path) -> Iterator[str]:
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise Usage(f"cannot read {file} as text: {error}") from error
-    return filter(None, text.splitlines())
+    # Ends of lines have become "\n" by now; a key may have others of those that `splitlines` takes for one.
+    return filter(None, text.split("\n"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _BLOTTED = "(forgotten)"
 
 def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
     """Delete what was replaced, here and in this machine's cache, and what nothing names and holds a key."""
-    deleted, left = 0, []
+    deleted, left = 0, list[Held]()
     for search in work.searches:
         store, app = search.member.store, search.member.app
         index = forgotten.known(store, app)
@@ -28,7 +28,11 @@ def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
         there = {info.key for stage in search.member.heads for info in store.list(keys.ssts(app, stage))}
         there |= {info.key for info in store.list(keys.snapshots(app))}
         old = [name for name in index.replaced if name in there]
-        old += archive.replaced(search)
+        for found, was_named in archive.unnamed(search):
+            if was_named:
+                old.append(found.object)
+            else:
+                left.append(found)
         do_all(store.delete, old)
         deleted += len(old)
         for found, written_ms in search.unnamed(index.ssts):

@@ -9,7 +9,8 @@
 4. Each stage gets a version of kind `forget`, behind its newest. What a runner wrote in between is looked at before:
    so all that any version before this one names is without the key. A batch that was computed on rows from before is
    computed once more; what follows from records that come later is a new row.
-5. The objects from before go, and what nothing names and holds a key. Texts of edits that hold one are blotted out.
+5. What runners had read before and archive only now is waited for, for a while, and looked through.
+6. The objects from before go, and what nothing names and holds a key. Texts of edits that hold one are blotted out.
 
 Each step looks at what there is and not at what an earlier call did, so a call that broke off is finished by the same.
 Old objects go last: who still reads by their names finds that they are gone, and asks again (`again_if_forgotten`).
@@ -19,13 +20,14 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from time import sleep
 
 from ulid import ULID
 
 from ... import instants
-from ...errors import Refused, SlackwaterError
+from ...errors import Refused, SlackwaterError, Usage
 from ...moments.cut.stored import open_requests
-from ...moments.take.audit_log import record_once
+from ...moments.take.audit_log import record_once, why
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys
@@ -39,7 +41,7 @@ from .cleaning import blot, sweep
 from .family import Member, check_tables, family_of
 from .held import Held, Progress, Search, in_full
 from .reach import OutOfReach, TopicRetention, out_of_reach
-from .taking_out import Work, commit, take_out
+from .taking_out import Work, commit, take_out, take_out_archived
 from .words import Words
 
 
@@ -83,6 +85,7 @@ def forget(
     by: str,
     kafka: TopicRetention | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
+    pause: Callable[[], None] = lambda: sleep(1),
     dry_run: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> Forgot:
@@ -91,10 +94,11 @@ def forget(
     `cache` is this machine's: what it has of the objects goes. Changes nothing in a dry run, which tells what holds a
     key. The log of operations says how many keys of which tables, and not which. `kafka` is asked how long topics keep
     records, if there is one.
+    `pause` is called while a runner is yet to archive what it has read.
 
     Raises:
         NotFound: there is no such app or table.
-        Usage: a key is not of its columns' types.
+        Usage: a key is not of its columns' types, or is in the message that is to be kept.
         Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
             being forgotten; a snapshot, a clone, an edit, or a backfill is under way; a clone cannot be reached.
         Corruption: an object is missing or damaged: what was done stays done, and the same call goes on.
@@ -105,6 +109,11 @@ def forget(
     check_tables(me, asked)
     words = tuple(_words(me, asked))
     searches = tuple(Search(each, asked, words) for each in members)
+    if searches[0].in_text(why()):
+        raise Usage(
+            "the message has a key that is to be forgotten, and would stay in the log of operations",
+            hint="name the request by a number",
+        )
     work = Work(asked, searches, by, now_ms, on_progress)
     others = _others(me, asked)
     names = tuple(_called(each, store) for each in members)
@@ -125,6 +134,9 @@ def forget(
             _end(work)
         raise
     versions = tuple(chain.from_iterable(commit(work, each) for each in searches))
+    archive.await_appended(searches, pause)
+    for each in searches:
+        take_out_archived(work, each)
     deleted, unnamed = sweep(work, cache)
     blot(work)
     snapshots = tuple(
@@ -243,6 +255,8 @@ def _loose(search: Search) -> Iterator[Held]:
     store, app = search.member.store, search.member.app
     for found, one in archive.holders(search):
         yield Held(app, store.url, one.object, "input archive", found.topic, one.bytes)
+    for held, _ in archive.unnamed(search):
+        yield held
     for key, channel, _, _ in search.captured():
         yield Held(app, store.url, key, "records in flight", channel, len(store.get(key)))
     for key in search.edits():

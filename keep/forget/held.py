@@ -83,6 +83,8 @@ class Search:
     seen: set[str] = field(default_factory=set)
     _known: dict[str, set[str]] = field(default_factory=dict)
     """By stage, all SSTs that its versions were found to name."""
+    clean: set[str] = field(default_factory=set)
+    """Objects of input archives that hold none of the keys."""
     looked_into: int = 0
     """Objects."""
     _read_up_to: dict[str, int] = field(default_factory=dict)

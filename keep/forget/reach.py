@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import SlackwaterError
+from ...moments.cut.stored import list_snapshots
 from ...store.versions import apps
+from . import archive
 from .family import Member
+
+_PINS = "iceberg-"
+"""How the snapshots begin that an export as Iceberg tables makes."""
 
 
 class TopicRetention(Protocol):
@@ -21,8 +26,8 @@ class OutOfReach:
     """Something that may hold a key, and that nobody can look into from here."""
 
     what: str
-    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; else `deep clone`, `handed out`, `sink`,
-    `cache` or `replica`."""
+    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; else `archive`, `iceberg`, `deep clone`,
+    `handed out`, `sink`, `cache` or `replica`."""
     name: str
     retention_ms: int | None = None
     """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""
@@ -35,6 +40,12 @@ def out_of_reach(members: tuple[Member, ...], kafka: TopicRetention | None) -> t
         for what, topic in _topics(each):
             if (what, topic) not in found:
                 found[what, topic] = OutOfReach(what, topic, _retention_ms(kafka, topic))
+        for topic, count in archive.owed(each).items():
+            what = f"{count:,} offsets of {topic} that {each.app} has read and has yet to archive"
+            found["archive", f"{each.store.url} {each.app} {topic}"] = OutOfReach("archive", what)
+        if any(snapshot.name.startswith(_PINS) for snapshot in list_snapshots(each.store, each.app)):
+            what = f"Iceberg tables of {each.app}: they are broken until they are exported the next time"
+            found["iceberg", f"{each.store.url} {each.app}"] = OutOfReach("iceberg", what)
         for name in _deep_clones(each):
             found["deep clone", name] = OutOfReach("deep clone", name)
     return (

@@ -50,15 +50,21 @@ def take_out(work: Work) -> bool:
         records = dict(work.rewriting.records(search))
         published = bool(ssts or records)
         _publish(work, search, ssts, records)
-        work.on_progress(f"{search.member.app}: looking through its input archive")
-        archived = tuple(archive.take_out(search, by=work.by, now_ms=work.now_ms))
-        for each, rows, written_bytes in archived:
-            work.rewriting.count(each.bytes, written_bytes, rows)
+        archived = take_out_archived(work, search)
         if archived and not published:
             # So that the stages say it, and replays of what they read.
             _publish(work, search, {}, {}, anyhow=True)
-        found = found or published or bool(archived)
+        found = found or published or archived
     return found
+
+
+def take_out_archived(work: Work, search: Search) -> bool:
+    """Have an app's input archives hold none of the keys; whether any did."""
+    work.on_progress(f"{search.member.app}: looking through its input archive")
+    archived = tuple(archive.take_out(search, by=work.by, now_ms=work.now_ms))
+    for each, rows, written_bytes in archived:
+        work.rewriting.count(each.bytes, written_bytes, rows)
+    return bool(archived)
 
 
 def _publish(

@@ -60,9 +60,17 @@ def holding(rows: pa.Table, words: Sequence[Words], *, key: str = "") -> Mask:
     numbers = [each for each in words if each.others and not each.texts]
     if len(texts) > _FEW and rows.num_rows:
         # Most records hold none of them.
-        some = np.flatnonzero(_with_any([word for each in texts for word in each.texts[0]], rows))
-        found[some] = _holding(rows.take(pa.array(some)), texts, key)
+        for start in range(0, len(texts), _AT_ONCE):
+            group = texts[start : start + _AT_ONCE]
+            some = np.flatnonzero(_with_any([word for each in group for word in each.texts[0]], rows) & ~found)
+            if some.size:
+                found[some] = _holding(rows.take(pa.array(some)), group, key)
         texts = []
+    if len(numbers) > _FEW and rows.num_rows:
+        alone = [each for each in numbers if len(each.others) == 1 and _TOKEN.fullmatch(_text(each.others[0][1]))]
+        found |= _with_any_value(alone, rows, key)
+        told = {id(each) for each in alone}
+        numbers = [each for each in numbers if id(each) not in told]
     return found | _holding(rows, [*texts, *numbers], key)
 
 
@@ -88,6 +96,28 @@ def _with_any(words: Sequence[bytes], rows: pa.Table) -> Mask:
         for leaf in leaves:
             matches = pc.fill_null(pc.match_substring_regex(leaf.values, pattern), False)
             found[leaf.rows[np.asarray(matches)]] = True
+    return found
+
+
+def _with_any_value(words: Sequence[Words], rows: pa.Table, key: str) -> Mask:
+    """Which rows have any of these values, one a key: as `_with_value` of each, looking through the rows once."""
+    found, leaves = np.zeros(rows.num_rows, np.bool_), list(_leaves(rows))
+    by_name: dict[str, dict[bytes, Any]] = {}
+    for each in words:
+        ((name, value),) = each.others
+        by_name.setdefault(name, {})[_text(value)] = value
+    for name, values in by_name.items():
+        if name in rows.column_names and not pa.types.is_nested(rows.schema.field(name).type):
+            wanted = set(values.values())
+            found |= np.asarray([value in wanted for value in rows[name].to_pylist()], np.bool_)
+        if key:
+            written = pa.array([word for value in values.values() for word in _as_kafka_key(value)], pa.binary())
+            found |= np.asarray(pc.is_in(rows[key], written))
+        field = re.compile(rb'"' + re.escape(name.encode()) + rb'"\s*:\s*"?(' + _TOKEN.pattern + rb")")
+        for leaf in leaves:
+            for place in np.flatnonzero(leaf.having(f'"{name}"'.encode())).tolist():
+                row = leaf.rows[place]
+                found[row] = found[row] or any(each[1] in values for each in field.finditer(leaf.values[place].as_py()))
     return found
 
 
@@ -164,6 +194,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return any(each(kind) for each in is_one) or bool(pa.types.is_fixed_size_binary(kind))
 
 
+_TOKEN = re.compile(rb"[0-9A-Za-z_.+-]+")
+"""All that a number goes on with."""
 _WORD = re.compile(rb"[0-9A-Za-z_\x80-\xff]")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 

@@ -51,7 +51,7 @@ def register_input(
             clause.topic,
             found=f"app {cut.app!r} has none of this topic",
             hint='input = "30d" under [retention] in slackwater.toml keeps one, from then on; '
-            f"`slackwater archive {cut.app} --from earliest` fills it with what Kafka still has",
+            f"`slackwater archive {cut.app} --from beginning` fills it with what Kafka still has",
         )
     selects: list[str] = []
     for topic, archives in found:

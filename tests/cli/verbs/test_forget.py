@@ -6,7 +6,8 @@ import pytest
 
 from tests.cli.test_killed_verbs import command_line, gone_on
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
-from tests.support.histories import FlightsApp
+from tests.cli.verbs.test_who_did_what import promoted
+from tests.support.histories import Flight, FlightsApp
 
 pytestmark = pytest.mark.usefixtures("isolated")
 KEY = ("--key", "aircraft=N003")
@@ -87,3 +88,36 @@ def test_a_protected_app_wants_its_name(app: FlightsApp) -> None:
     done("protect", "flights", "--message", "production")
     assert "flights' is protected" in slackwater("forget", "flights", *KEY).stderr
     assert done("forget", "flights", *KEY, "--yes-really", "flights").startswith("forgot 1 key")
+
+
+def test_after_a_promotion_the_names_that_are_typed_are_told(app: FlightsApp) -> None:
+    promoted(app)
+    refused = slackwater("forget", "flights", *KEY)
+    assert (refused.exit_code, "hint: forget it in flights~1: its clones are part of that" in refused.stderr) == (
+        1,
+        True,
+    )
+    said = done("forget", "flights~1", *KEY)
+    assert said.startswith("forgot 1 key in flights~1: ")
+    assert "snapshot flights~1@good was edited" in said
+    assert "look: slackwater verify flights~1 --forgotten" in said
+    looked = done("verify", "flights~1", "--forgotten", *KEY, "--deep")
+    assert looked.startswith("nothing of flights~1, staging holds any of 1 key\n")
+
+
+def test_a_message_that_has_the_key_is_refused_since_it_would_stay_in_the_log(app: FlightsApp) -> None:
+    refused = slackwater("forget", "flights", *KEY, "--message", "request of N003")
+    assert refused.exit_code == 2
+    assert "the message has a key that is to be forgotten" in refused.stderr
+    assert "request of N003" not in done("log", "flights", "--operations")
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_file_of_keys_is_read_to_the_letter(app: FlightsApp, tmp_path: Path, ending: str) -> None:
+    """As Windows writes it, too; what else may end a line is a part of a key."""
+    app.run([Flight(tail, "C0", 5) for tail in ('a"b', "ä\u2028ö\x0c", " n ")])
+    file = tmp_path / "gone.txt"
+    lines = ('aircraft=a"b', "aircraft=ä\u2028ö\x0c", "", "aircraft= n ")
+    file.write_bytes(b"\xef\xbb\xbf" + ending.join(lines).encode())
+    said = done("forget", "flights", "--keys", str(file))
+    assert said.startswith("forgot 3 keys in flights: 3 stored rows")

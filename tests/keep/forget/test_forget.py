@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
+from slackwater.instants import now_ms
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.forget.asked import KeysAsked
 from slackwater.keep.forget.forget import Forgot, forget, give_up, look
@@ -17,17 +19,21 @@ from slackwater.moments.diff.key_history import key_history
 from slackwater.moments.diff.moments import StoredCut, diff
 from slackwater.moments.query.answers import answer
 from slackwater.moments.query.columns import get
+from slackwater.moments.status import lag
 from slackwater.moments.take.audit_log import list_operations, record
 from slackwater.moments.take.capture import read_object
 from slackwater.moments.take.snapshots import pin
 from slackwater.moments.take.taking import request
+from slackwater.store.archive import index, merge, objects
+from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.forgotten import under_way
 
-from tests.keep.forget.everything import occurrences, tables_of_all_versions
+from tests.keep.forget.everything import archive_of, occurrences, tables_of_all_versions
+from tests.store.archive.small_archives import BY, TOPIC, records
 from tests.support.collecting import aging_app, fresh, gc, old_app, store_of, wait
 from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights, rows_of
 
@@ -237,6 +243,57 @@ def test_what_was_put_and_never_named_goes_as_well(cache: SstCache) -> None:
     wait(app, 60_000)
     make(app, cache)
     assert occurrences(app.store, "N003") == []
+
+
+def test_an_object_of_the_archive_that_no_index_names_is_told_and_what_an_index_replaced_goes(cache: SstCache) -> None:
+    app = busy_app()
+    archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
+    archive_of(app.store, "flights", Extent(0, 4, 8), {6: b"N003"})
+    head = index.newest(app.store, "flights", TOPIC)
+    assert head is not None
+    merge.merge(app.store, head, head.objects, by=BY, now_ms=1)
+    rows = records(0, range(8, 9)).set_column(5, "key", pa.array([b"N003"], pa.binary()))
+    litter = objects.write(app.store, index.new_object(head), [rows], (Extent(0, 8, 9),), 1).object
+    holding = {each.object for each in make(app, cache, dry_run=True).held if each.what == "input archive"}
+    assert holding == {name for name, _ in occurrences(app.store, "N003") if "/input/" in name}
+    assert len(holding) == 4
+    done = make(app, cache)
+    assert [name for name, _ in occurrences(app.store, "N003")] == [litter]
+    assert [each.object for each in done.unnamed] == [litter]
+    assert held(app, deep=False) == [f"input archive {litter}"]
+
+
+def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache: SstCache) -> None:
+    app = busy_app()
+    heads = app.heads["legs"].inputs["flights"].offsets
+    index.change(app.store, "flights", "flights", index.begun([0] * len(heads)), by=BY, now_ms=1)
+    first = index.newest(app.store, "flights", "flights")
+    assert first is not None
+
+    def appended() -> None:
+        extents = tuple(Extent(partition, 0, end) for partition, end in enumerate(heads))
+        rows = [records(each.partition, range(each.end), topic="flights") for each in extents]
+        rows[0] = rows[0].set_column(6, "value", pa.array([b"N003"] * rows[0].num_rows, pa.binary()))
+        one = objects.write(app.store, index.new_object(first), rows, extents, 1)
+        index.change_of(app.store, first, index.appended((one,), extents), by=BY, now_ms=1)
+
+    # Nobody runs it: nobody is waited for, and what is to come is said.
+    paused: list[int] = []
+    done = make(app, cache, "aircraft=N002", pause=lambda: paused.append(1))
+    assert (paused, [each.name for each in done.out_of_reach if each.what == "archive"]) == (
+        [],
+        [f"{sum(heads)} offsets of flights that flights has read and has yet to archive"],
+    )
+    store_of(app).clock_ms = now_ms()
+    lag.RUNNERS.put(app.store, lag.Beat("01JD0000000000000000000000", "host:1", {"legs": 1}), "flights")
+    done = make(app, cache, pause=appended)
+    assert occurrences(app.store, "N003") == []
+    assert [each for each in done.out_of_reach if each.what == "archive"] == []
+    # One that does not come to it is not waited for without end.
+    app.send(*flights(3))
+    app.step("legs")
+    make(app, cache, "aircraft=N001", pause=lambda: paused.append(1))
+    assert 0 < len(paused) < 100
 
 
 def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache) -> None:

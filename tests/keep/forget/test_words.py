@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.keep.forget.words import Words, holding
-from slackwater.store.archive.objects import HEADERS
+from slackwater.store.archive.columns import HEADERS
 
 Header = tuple[str, bytes]
 
@@ -81,3 +81,20 @@ def test_many_keys_at_once_are_found_as_each_by_itself(there: list[int], gone: l
     rows = records(*(json.dumps({"id": f"user-{number}", "n": number}).encode() for number in there))
     words = [Words.of({"id": f"user-{number}"}) if number % 3 else Words.of({"n": number}) for number in gone]
     assert holding(rows, words, key="key").tolist() == [number in gone for number in there]
+
+
+@given(st.lists(st.integers(-3, 60), max_size=40), st.lists(st.integers(-3, 60), min_size=21, unique=True))
+def test_many_numbers_at_once_are_found_as_each_by_itself(there: list[int], gone: list[int]) -> None:
+    values = [b'{"no": 7, "id" : "%d"}' % number if number % 2 else b'{"id":%d.5}' % number for number in there]
+    rows = records(*values).append_column("id", pa.array([number + 1 for number in there], pa.int32()))
+    rows = rows.set_column(0, "key", pa.array([b"%d" % (number + 2) for number in there], pa.binary()))
+    words = [Words.of({"id": number}) for number in gone]
+    alone = [bool(any(holding(rows.slice(at, 1), [each], key="key")[0] for each in words)) for at in range(len(there))]
+    assert holding(rows, words, key="key").tolist() == alone
+
+
+def test_a_hundred_thousand_numbers_are_looked_for_in_one_pass() -> None:
+    """Each by itself over all records would take hours."""
+    rows = records(*(b'{"id": %d}' % number for number in range(0, 400_000, 100)))
+    found = holding(rows, [Words.of({"id": number}) for number in range(100_000)], key="key")
+    assert found.sum() == 1_000
