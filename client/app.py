@@ -141,6 +141,7 @@ class StoredApp(AppFailover):
             NotFound: there is no such app, topic or partition.
             Refused: a runner has the app, the topic is one between its stages, or Kafka does not hold the offsets.
         """
+        self._check_runs_here("a reset", dry_run=dry_run)
         self._check_protected("to reset its offsets", yes_really, dry_run=dry_run)
         client, now_ms = self._client, instants.now_ms()
         text = to_datetime.isoformat() if isinstance(to_datetime, datetime) else to_datetime
@@ -245,6 +246,7 @@ class StoredApp(AppFailover):
             Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
                 being forgotten; a snapshot, a clone, an edit or a backfill is under way; a clone cannot be reached.
         """
+        self._check_runs_here("forgetting", dry_run=dry_run)
         self._check_protected("to forget keys of it", yes_really, dry_run=dry_run)
         client = self._client
         done = forget(

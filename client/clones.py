@@ -136,6 +136,7 @@ class AppClones(AppHistory):
                 promotion, or it could not be made anew.
         """
         client = self._client
+        self._check_runs_here("making it anew", dry_run=dry_run)
         self._check_protected("to make it anew", yes_really, dry_run=dry_run)
         channels = client.known_channels("in which a clone has topics of its own")
         done = refresh(

@@ -13,6 +13,7 @@ from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.in_flight import in_flight
 from ..moments.cut.refs import AtTime, parse
+from ..moments.cut.replicas import PREFIX as REPLICA_CUT
 from ..moments.cut.replicas import check_runs_here
 from ..moments.cut.resolve import again_if_forgotten, resolve
 from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
@@ -138,6 +139,8 @@ class AppHistory(Shown):
         Raises `NotFound` where there is none, and `Refused` where a clone lives from it.
         """
         client = self._client
+        if name.startswith(REPLICA_CUT):
+            self._check_runs_here(f"the snapshot {name} pins its cut, and removing it", dry_run=dry_run)
         gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
         return snapshots.unpinned(f"{self.name}@{name}", gone, dry_run=dry_run)
 

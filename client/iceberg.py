@@ -14,7 +14,7 @@ from ..store.versions.apps import in_folder
 from .backends import Backends
 
 if TYPE_CHECKING:
-    from ..keep.iceberg.export import ExportedTable
+    from ..keep.iceberg.export import WrittenTable
 
 KEEP_MS = HOUR_MS
 """How long an Iceberg snapshot stays that another has replaced, where nobody says."""
@@ -65,7 +65,7 @@ class IcebergTables:
             self._client.store, app, "export", f"{self.ref}{named} as Iceberg tables in {self.root}", self._client.by
         )
 
-    def write(self, cut: Cut) -> "tuple[ExportedTable, ...]":
+    def write(self, cut: Cut) -> "tuple[WrittenTable, ...]":
         """Write the cut that the ref is now; what became of each table.
 
         Raises `NotFound`, `Refused`, `Corruption` and `Unavailable`; the same call finishes what was begun.

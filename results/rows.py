@@ -19,7 +19,7 @@ from .document import Cell, TableBlock, Title
 from .shown import Result, Words, fields, result
 
 if TYPE_CHECKING:
-    from ..keep.iceberg.export import ExportedTable
+    from ..keep.iceberg.export import WrittenTable
 
 _MOST_ERROR = 60
 """Characters of an error that a table has room for."""
@@ -104,7 +104,7 @@ def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
 
 
 @result
-def iceberg_tables(done: "Sequence[ExportedTable]", cut: Cut, ref: str, root: str) -> Words:
+def iceberg_tables(done: "Sequence[WrittenTable]", cut: Cut, ref: str, root: str) -> Words:
     """What each table is now, and what was written for it."""
     written = sum(each.written_bytes for each in done)
     yield Title(f"{ref} as Iceberg tables in {root}, {formats.size(written)} written")

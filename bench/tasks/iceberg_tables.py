@@ -18,7 +18,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pyarrow as pa
-from slackwater.keep.iceberg.export import ExportedTable, IcebergExport
+from slackwater.keep.iceberg.export import WrittenTable, IcebergExport
 from slackwater.moments.cut.graph import Cut
 from slackwater.store.objects.open import open_store
 from slackwater.store.read import duckdb_view
@@ -95,7 +95,7 @@ def _manifest(each: tuple[Sst, ...], version: int) -> Manifest:
     return Manifest("bench", "legs", version, 1, "bench", version, "batch", table=TABLE, ssts=each)
 
 
-def _timed(export: IcebergExport, each: tuple[Sst, ...], version: int) -> tuple[ExportedTable, float]:
+def _timed(export: IcebergExport, each: tuple[Sst, ...], version: int) -> tuple[WrittenTable, float]:
     began = time.perf_counter()
     (done,) = export.write(Cut("bench", {"legs": _manifest(each, version)}), version)
     return done, time.perf_counter() - began

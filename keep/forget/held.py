@@ -3,7 +3,6 @@
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from io import BytesIO
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from ...moments.take.audit_log import OPERATIONS
 from ...moments.take.capture import read_object
 from ...store.compaction.rewrite import Chosen, of_keys, whole_blocks
 from ...store.objects.protocol import ObjectStore
-from ...store.read.decode import Block, read_whole
+from ...store.read.decode import Block, read_groups, read_whole
 from ...store.read.multi_get import multi_get
 from ...store.sst.types import HASH
 from ...store.versions import history, keys
@@ -285,7 +284,8 @@ def _holds(
 ) -> bool:
     try:
         data = store.get(key)
-        rows = read_whole(data) if with_records else pq.read_table(BytesIO(data), columns=[HASH])
+        file = pq.ParquetFile(pa.BufferReader(data))
+        rows = read_groups(file, range(file.num_row_groups), None if with_records else (HASH,))
     except ObjectNotFound:
         return False
     except (pa.ArrowException, OSError) as error:

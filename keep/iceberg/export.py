@@ -45,7 +45,7 @@ _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedTable:
+class WrittenTable:
     """What became of one table."""
 
     name: str
@@ -112,7 +112,7 @@ class IcebergExport:
     def __post_init__(self) -> None:
         self._prefix = f"iceberg-{zlib.crc32(self.target.url.encode()):08x}-"
 
-    def write(self, cut: Cut, now_ms: int, *, only: Collection[str] = ()) -> tuple[ExportedTable, ...]:
+    def write(self, cut: Cut, now_ms: int, *, only: Collection[str] = ()) -> tuple[WrittenTable, ...]:
         """Let the tables of a cut, or some, be what Iceberg's readers see; the SSTs stay where they are.
 
         Raises `NotFound` (there is no such table; or the cut was collected meanwhile), `Refused` (a table cannot be
@@ -174,7 +174,7 @@ class IcebergExport:
             how = check_shape(sst, table, file.schema_arrow, sst.rows)
         return None if is_read_alike(how) else how
 
-    def _carry_out(self, cut: Cut, plan: _Plan, pins: "_Pins") -> ExportedTable:
+    def _carry_out(self, cut: Cut, plan: _Plan, pins: "_Pins") -> WrittenTable:
         """Commit what was planned; where another was first, what is to be done then."""
         table, before = plan.table, plan.table.bytes_written
         for _ in range(_TRIES):
@@ -188,7 +188,7 @@ class IcebergExport:
         table.tell(head)
         table.sweep(head)
         files, snapshot = plan.wanted.data.values(), head.snapshot
-        return ExportedTable(
+        return WrittenTable(
             name=table.name,
             location=table.location,
             version=plan.manifest.version,

@@ -109,6 +109,7 @@ def drill(
         doing(f"looking at {found.root}")
         with clock.step("look at where it runs"):
             there = look(old, found.root, app, found.created_ms)
+        there.check_not_left(app, target.url)
         with clock.step("check the replica and Kafka"):
             plan = make_plan(target, app, kafka, there, terms)
         doing(f"making {name}")

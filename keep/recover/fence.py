@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...errors import SlackwaterError
+from ...errors import Refused, SlackwaterError
 from ...moments.cut.moments import heads_of
 from ...moments.cut.replicas import Replica, find
 from ...moments.take.audit_log import record_once
@@ -21,6 +21,24 @@ class Primary:
     """The newest versions; empty where it cannot be reached."""
     unreachable: str = ""
     """Why not."""
+    left_for: str = ""
+    """The root under which it runs since an earlier recovery; empty for none."""
+
+    def check_not_left(self, app: str, target: str) -> None:
+        """Raise `Refused` where it was recovered from another replica than `target` already: it runs in one place."""
+        if self.left_for not in ("", target):
+            raise RecoveredElsewhere(app, self.root, self.left_for)
+
+
+class RecoveredElsewhere(Refused):
+    """What is to be recovered is a replica of what was left behind."""
+
+    def __init__(self, app: str, root: str, runs: str) -> None:
+        super().__init__(
+            f"{app} of {root} was recovered already, and runs under {runs} since: recovered from here too, two would "
+            "run",
+            hint=f"say --store {runs}; a replica of that, under a root of its own, is what can be recovered next",
+        )
 
 
 def look(store: ObjectStore | None, root: str, app: str, created_ms: int) -> Primary:
@@ -31,7 +49,9 @@ def look(store: ObjectStore | None, root: str, app: str, created_ms: int) -> Pri
         info = apps.find_app(store, app)
         if info is None or info.created_ms != created_ms:
             return Primary(root, {}, "it has no such app any more")
-        return Primary(root, heads_of(store, app, history.list_stages(store, app)))
+        found = find(store, app)
+        left_for = found.root if found is not None and found.state == "left" else ""
+        return Primary(root, heads_of(store, app, history.list_stages(store, app)), left_for=left_for)
     except SlackwaterError as error:
         return Primary(root, {}, error.message)
 
@@ -40,18 +60,23 @@ def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: i
     """Say at the old root where the app runs from now on, and take every stage from its writer.
 
     Whoever starts it there again is refused. Done again, it does nothing. Returns why not, where it cannot be done.
+    Raises `Refused` where the app was recovered from another replica at the same moment.
     """
     try:
-        left = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms)
-        had = find(store, app)
-        if had is None or had.state == "recovered":
-            notes.put(store, keys.replica(app), left)
+        left, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.replica(app)
+        had = notes.add(store, key, left, under=lambda each: keys.replica(each.app))
+        if had.state == "recovered":
+            notes.put(store, key, left)
+        elif had.state == "left" and had.root != to:
+            raise RecoveredElsewhere(app, store.url, had.root)
         for stage, head in primary.heads.items():
             if head.retired or head.by == _by(to):
                 continue
             change = Amendment("claim", requires=lambda newest: newest.by != _by(to) and not newest.retired)
             amend(store, (app, stage), change, by=_by(to), now_ms=now_ms)
         record_once(store, app, "recover", f"elsewhere: it runs under {to} since", by, since_ms=0)
+    except RecoveredElsewhere:
+        raise
     except SlackwaterError as error:
         return error.message
     return ""

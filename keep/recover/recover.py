@@ -111,6 +111,7 @@ def recover(
         doing(f"looking at {found.root}")
         with clock.step("look at where it ran"):
             there = look(old, found.root, app, found.created_ms)
+        there.check_not_left(app, target.url)
         with clock.step("check the replica and Kafka"):
             plan = make_plan(target, app, kafka, there, terms)
         if dry_run:

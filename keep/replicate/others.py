@@ -5,9 +5,10 @@ Whatever folder an app has goes along, but for what is asked of its runners, and
 
 from collections.abc import Iterator
 
-from ...errors import ObjectNotFound
+from ...errors import ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, keys
+from ...store.versions.forgotten import index as forgotten
 from .copier import Copier
 
 _OWN = ("stages", "snapshots", "boundaries", "replica", "replicas")
@@ -31,6 +32,7 @@ def copy_rules(copier: Copier, app: str) -> None:
         copier.listed(copier.source.list(f"{app}/{folder}/"))
     for name in copier.source.list_folders(f"{keys.NAMES}/"):
         if any(app in (each.folder, each.over, each.name) for each in apps.promotions(copier.source, name)):
+            _check_name(copier, app, name)
             copier.listed(copier.source.list(keys.names(name)))
     new = copier.missing(copier.source.list(f"{app}/{_FORGOTTEN}/"))
     if new:
@@ -38,7 +40,28 @@ def copy_rules(copier: Copier, app: str) -> None:
             copier.listed(copier.source.list(keys.ssts(app, stage)))
         prefix = keys.snapshots(app)
         copier.listed(info for info in copier.source.list(prefix) if "/" in info.key.removeprefix(prefix))
+        left = (sst for sst in forgotten.newest(copier.source, app).ssts.values() if sst is not None)
+        copier.ssts((sst for sst in left if not sst.object.startswith(f"{app}/")), may_be_gone=True)
         copier.listed(new)
+
+
+def _check_name(copier: Copier, app: str, name: str) -> None:
+    """Raise `Refused` where another app has a name in the target that went over in the source, or had it there."""
+    source, target = copier.source, copier.target
+    here, there = apps.NAMES.all(source, name), apps.NAMES.all(target, name)
+    others = {name, *(folder for each in here for folder in (each.folder, each.over))} - {app} if not there else ()
+    if there == here[: len(there)] and all(_is_copy(source, target, other) for other in others):
+        return
+    raise Refused(
+        f"{app} of {source.url} has to do with the name {name!r}, and {target.url} has another app of that name",
+        hint="choose another root: names of apps go along, and are each one app's",
+    )
+
+
+def _is_copy(source: ObjectStore, target: ObjectStore, app: str) -> bool:
+    """Whether an app of the target, if there is one of that name, is a copy of the one of the source."""
+    there, here = apps.find_app(target, app), apps.find_app(source, app)
+    return there is None or (here is not None and here.created_ms == there.created_ms)
 
 
 def was_forgotten(store: ObjectStore, app: str) -> str:

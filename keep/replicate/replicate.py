@@ -24,6 +24,7 @@ from ...moments.cut.stored import SNAPSHOTS, Snapshot
 from ...moments.take.capture import discard
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys
+from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
 from .copier import WORKERS, Copier
@@ -114,7 +115,7 @@ class Replicator:
         """
         began_ms, objects, size = instants.now_ms(), self.copier.objects, self.copier.copied_bytes
         for attempt in range(_ATTEMPTS):
-            is_last, limit = attempt == _ATTEMPTS - 1, last_final(self.store, self.app)
+            is_last, known = attempt == _ATTEMPTS - 1, self._given_up()
             try:
                 done = self._round()
             except _Raced:
@@ -124,8 +125,8 @@ class Replicator:
                         hint="nothing is lost: that one goes on, and so does this one when it is started again",
                     ) from None
             except (Corruption, NotFound, ObjectNotFound):
-                # What was collected while it was copied is not missing.
-                if is_last or last_final(self.store, self.app) == limit:
+                # What was collected, or had keys taken out of it, while it was copied is not missing.
+                if is_last or self._given_up() == known:
                     raise
             else:
                 copied = (self.copier.objects - objects, self.copier.copied_bytes - size)
@@ -133,6 +134,10 @@ class Replicator:
                     done, objects=copied[0], bytes=copied[1], took_ms=instants.now_ms() - began_ms
                 )
         raise AssertionError
+
+    def _given_up(self) -> tuple[Boundary, str]:
+        """What says which objects the app has given up."""
+        return last_final(self.store, self.app), was_forgotten(self.store, self.app)
 
     def run(
         self,
@@ -161,8 +166,7 @@ class Replicator:
         last = replicas.newest_cut(self.target, self.app)
         if last is None:
             self.pair.note_begun(self.by)
-        copy_rules(self.copier, self.app)
-        self._forgotten = was_forgotten(self.store, self.app)
+        self._copy_rules()
         for stage, head in self._there():
             if self._same.get(stage) != head.version:
                 self.pair.check_same(stage, head.version)
@@ -170,6 +174,8 @@ class Replicator:
             for begin in range(0, len(versions), _CHUNK):
                 self._copy_versions(stage, versions[begin : begin + _CHUNK])
         copy_others(self.copier, self.app)
+        while was_forgotten(self.store, self.app) != self._forgotten:
+            self._copy_rules()  # what was copied meanwhile may need what that names
         cut = self._put_cut(todo, tuple(self._copy_snapshots(todo, last)), last, seen_ms)
         # With who the app is the replica is there for readers.
         if not self.copier.put(key := keys.app_info(self.app), self.store.get(key)):
@@ -178,6 +184,10 @@ class Replicator:
         removed = self._sweep(todo, cut, last)
         counts = {stage: len(each) for stage, each in todo.versions.items() if each}
         return Round(cut, counts, 0, 0, removed, 0, todo.crossing)
+
+    def _copy_rules(self) -> None:
+        self._forgotten = was_forgotten(self.store, self.app)
+        copy_rules(self.copier, self.app)
 
     def _there(self) -> Iterator[tuple[str, Manifest]]:
         """The newest version of each stage in the target."""

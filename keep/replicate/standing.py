@@ -42,7 +42,9 @@ class Pair:
             )
         where = f"{app} under {there}"
         if found is None:
-            if next(iter(self.target.list_folders(keys.stages(app))), None) or apps.find_app(self.target, app):
+            # A clone's replica may have brought SSTs of it along, which it shares: these are no app.
+            stages = self.target.list_folders(keys.stages(app))
+            if apps.find_app(self.target, app) or any(history.head(self.target, app, each) for each in stages):
                 raise Refused(
                     f"{where} is there already, and is no replica: nothing was written",
                     hint="choose another root: a replica begins where there is no app of that name",

@@ -11,14 +11,15 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
-from ...moments.cut.replicas import CUTS, PREFIX, ReplicaCut, older_cuts
+from ...moments.cut.replicas import CUTS, PREFIX, ReplicaCut, find, older_cuts
 from ...moments.cut.stored import SNAPSHOTS, Snapshot, of_snapshot
 from ...moments.take.remove import remove, remove_records
-from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, horizon, keys
+from ...store.objects.protocol import ObjectStore, exists
+from ...store.versions import apps, history, horizon, keys
+from ...store.versions.forgotten import index as forgotten
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut
 from ...store.versions.side_tables import all_ssts
-from .others import gone_from
+from .others import gone_from, was_forgotten
 from .plan import Todo, last_final, needed
 
 
@@ -53,6 +54,8 @@ def sweep(
     theirs = {stage: {info.key for info in store.list(keys.ssts(app, stage))} for stage in stages}
     if not only_snapshots and last_final(store, app) != todo.limit:
         return  # another collection: the next round sees what it leaves
+    if was_forgotten(store, app) != was_forgotten(target, app):
+        return  # keys were taken out meanwhile: what has the rest is not there yet
     names = {each.name for each in todo.snapshots}
     for name in had:
         if name not in names and SNAPSHOTS.find(target, name, app) is not None:
@@ -71,8 +74,17 @@ def sweep(
         gone = [info.key for version, info in there if not limit.allows(stage, version)]
         gone += [key for key in here[stage] if key not in named]
         yield from _deleted(target, gone)
+    yield from _deleted(target, _shared_gone(target, app))
     yield from _deleted(target, [info.key for info in gone_from(store, target, app)])
     yield from _deleted(target, list(_records_gone(store, target, app, names)))
+
+
+def _shared_gone(target: ObjectStore, app: str) -> list[str]:
+    """SSTs of another app, of which this one is a clone, out of which keys were taken. Its own replica sees to its."""
+    shared = [key for key in forgotten.newest(target, app).ssts if not key.startswith(f"{app}/")]
+    owners = {key.split("/")[0] for key in shared}
+    alone = {owner for owner in owners if find(target, owner) is None and apps.find_app(target, owner) is None}
+    return [key for key in shared if key.split("/")[0] in alone and exists(target, key)]
 
 
 def _records_gone(store: ObjectStore, target: ObjectStore, app: str, theirs: set[str]) -> Iterator[str]:

@@ -215,7 +215,10 @@ class ArchivedRecords:
             self._read = None
             self._pieces.only(self._groups[number].span)
             try:
-                found = self._file.read_row_group(number, columns=[*dict.fromkeys((*columns, "partition", "offset"))])
+                wanted = [name for name in SCHEMA.names if name in (*columns, "partition", "offset")]
+                rows = self._file.metadata.row_group(number).num_rows
+                batches = self._file.iter_batches(batch_size=max(rows, 1), row_groups=[number], columns=wanted)
+                found = pa.Table.from_batches(batches, pa.schema([SCHEMA.field(name) for name in wanted]))
             except _UNREADABLE as error:
                 raise damaged(self._one, str(error)) from error
             self._read = number, columns, found.combine_chunks()

@@ -46,7 +46,15 @@ def test_an_app_is_copied_looked_at_elsewhere_and_recovered_when_its_store_is_go
     expected = rows_of("flights", SQL)
     assert rows_of("flights", SQL, "--store", other) == expected
     assert "consistent" in done("verify", "flights", "--deep", "--store", other)
-    for words in (("gc", "flights"), ("compact", "flights"), ("retire", "flights/carriers")):
+    for words in (
+        ("gc", "flights"),
+        ("compact", "flights"),
+        ("retire", "flights/carriers"),
+        ("reset", "flights", "--all-topics", "--to-earliest"),
+        ("forget", "flights", "--key", "carriers=AA"),
+        ("clone", "refresh", "flights"),
+        ("snapshot", "rm", "flights", "replica-1"),
+    ):
         refused = slackwater(*words, "--store", other)
         assert refused.exit_code == 1
         assert "is a replica of" in refused.stderr

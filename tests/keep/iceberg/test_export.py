@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from slackwater.errors import NotFound, Refused
 from slackwater.keep.gc.retention import Retention
-from slackwater.keep.iceberg.export import ExportedTable, IcebergExport
+from slackwater.keep.iceberg.export import WrittenTable, IcebergExport
 from slackwater.keep.iceberg.table import IcebergTable
 from slackwater.moments.cut.graph import Cut
 from slackwater.moments.cut.resolve import resolve
@@ -51,7 +51,7 @@ class Lake:
     def cut(self, ref: str = "flights") -> Cut:
         return resolve(self.app.store, ref, now_ms=self.app.clock.now_ms)
 
-    def write(self, ref: str = "flights", *only: str) -> dict[str, ExportedTable]:
+    def write(self, ref: str = "flights", *only: str) -> dict[str, WrittenTable]:
         self.store.clock_ms = self.app.clock.now_ms
         done = self.export.write(self.cut(ref), self.app.clock.now_ms, only=only)
         return {each.name: each for each in done}
@@ -297,7 +297,7 @@ def test_every_type_of_a_column_has_one_in_iceberg(cache: SstCache) -> None:
     assert rows(opened(store, target, "stage")) == [{"k": "a"} | {f"c{n}": None for n in range(len(KINDS))}]
 
 
-def export(store: AgingStore, target: AgingStore, cache: SstCache, manifest: Manifest) -> ExportedTable:
+def export(store: AgingStore, target: AgingStore, cache: SstCache, manifest: Manifest) -> WrittenTable:
     (done,) = IcebergExport(store, cache, target, "test").write(Cut("app", {"stage": manifest}), 1)
     return done
 

@@ -1,8 +1,12 @@
 """An app goes on from its replica as if nothing had happened, but for what came after the replica's cut."""
 
+from itertools import pairwise
+
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.keep.recover.drill import drill
+from slackwater.keep.recover.fence import Primary, fence
 from slackwater.keep.recover.plan import FailoverTerms
 from slackwater.keep.recover.recover import Recovered, recover
 from slackwater.keep.replicate.replicate import Replicator
@@ -15,7 +19,7 @@ from slackwater.store.versions.manifest import Manifest, Sink
 
 from tests.keep.failover import FailoverKafka, failover_kafka
 from tests.keep.replicate.test_replicate import LATER_MS, copy, running
-from tests.support.collecting import AgingStore, fresh
+from tests.support.collecting import AgingStore, fresh, keys_of
 from tests.support.histories import Flight, FlightsApp, Message, flights, rows_of
 
 SAME = FailoverTerms()
@@ -111,6 +115,46 @@ def test_where_the_old_place_can_be_reached_it_is_fenced_and_nothing_is_lost() -
     assert replicas.check_runs_here(target, app.name, "run") is not None
     other = goes_on(app, target, failover_kafka(app))
     assert sum(each[0] for each in other.state["carriers"].values()) == 57
+
+
+def test_of_two_replicas_one_is_recovered_and_the_other_is_told_where_the_app_runs() -> None:
+    app, one, other = running(), AgingStore(), AgingStore()
+    copy(app, one)
+    copy(app, other)
+    there = {"primary": lambda _root: app.store, "terms": SAME, "by": "ada@host"}
+    recover(one, app.name, failover_kafka(app), **there)  # type: ignore[arg-type]
+    before = keys_of(other)
+    for again in (recover, drill):
+        with pytest.raises(Refused, match=f"was recovered already, and runs under {one.url} since"):
+            again(other, app.name, failover_kafka(app), **there)  # type: ignore[operator]
+    assert keys_of(other) == before
+    # Who looked a moment before the other was there learns of it when the old place is told.
+    seen = Primary(app.store.url, {})
+    with pytest.raises(Refused, match="was recovered already"):
+        fence(app.store, seen, app.name, other.url, 1, by="ada@host", now_ms=2)
+
+
+def test_an_app_goes_there_and_back_and_there_again() -> None:
+    app, here, there = running(), AgingStore(), AgingStore()
+    moved, stores = app, (app.store, here, there)
+    for _ in range(2):
+        app.step_all()
+    for source, target in pairwise(stores):
+        Replicator(source, target, app.name, "ada@host", failover_kafka(app)).round()
+        recover(
+            target,
+            app.name,
+            failover_kafka(app),
+            primary=lambda _root, source=source: source,  # type: ignore[misc]
+            terms=SAME,
+            by="ada@host",
+            reader=failover_kafka(app),
+        )
+        went_on = goes_on(app, target, failover_kafka(app))
+        assert went_on.state == moved.state
+        went_on.run(flights(11))
+        check_books(target, app.name)
+        moved = went_on
 
 
 def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> None:

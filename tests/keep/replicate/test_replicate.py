@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound, Refused, Usage
+from slackwater.keep.clone.clone import clone
+from slackwater.keep.forget.asked import KeysAsked
+from slackwater.keep.forget.forget import forget
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.maintain.stages import rescale
 from slackwater.keep.replicate.replicate import Replicator, Round
@@ -15,10 +19,13 @@ from slackwater.moments.take.snapshots import pin
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions import apps, history, keys
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import apps, codec, history, keys
+from slackwater.store.versions.forgotten.index import none_of
 from slackwater.store.versions.manifest import AppInfo
 
 from tests.keep.failover import FailoverKafka, failover_app, failover_kafka
+from tests.keep.forget.everything import occurrences
 from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, keys_of, store_of, wait
 from tests.support.histories import FlightsApp, flights, rows_of
 
@@ -208,7 +215,8 @@ def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -
     new = old.replace(".parquet", "-rest.parquet")
     app.store.put(new, b"the rest")
     index = f"{app.name}/forgotten/{1:020}.json"
-    app.store.put(index, b"{}")
+    said = codec.encode(replace(none_of(app.name), number=1))
+    app.store.put(index, said)
     app.store.delete(old)
     with target.requests() as made:
         copies.round()
@@ -219,4 +227,52 @@ def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -
         target.get(old)
     other = AgingStore()
     copy(app, other)  # a new one is not held up by what is gone
-    assert other.get(index) == b"{}"
+    assert other.get(index) == said
+
+
+@pytest.mark.parametrize(("verb", "part"), [("get", "/sst/"), ("list", "/sst/"), ("get", "/manifest")])
+def test_keys_that_are_forgotten_while_it_copies_are_no_damage(verb: str, part: str, tmp_path: Path) -> None:
+    app, target = running(), AgingStore()
+    asked = KeysAsked.of(("aircraft=N003",))
+    cache = SstCache(tmp_path, 1 << 30)
+    store_of(app).once(verb, part, lambda: forget(app.store, cache, app.name, asked, by="ada@host"))
+    copies = replicator(app, target)
+    copies.round()
+    assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
+    copies.round()
+    assert [name for name, _ in occurrences(target, "N003") if "/sst/" in name] == []
+    assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
+
+
+def test_what_is_forgotten_goes_from_a_clones_replica_too_with_what_it_shares(tmp_path: Path) -> None:
+    app, target = failover_app(), AgingStore()
+    app.run(flights(30))
+    clone(app.store, app.name, "copy", channels=failover_kafka(app), by="ada@host", now_ms=LATER_MS)
+    copies = Replicator(app.store, target, "copy", "ada@host", failover_kafka(app))
+    copies.round()
+    asked = KeysAsked.of(("aircraft=N003",))
+    forget(app.store, SstCache(tmp_path, 1 << 30), app.name, asked, by="ada@host")
+    copies.round()
+    assert occurrences(target, "N003") == []
+    assert verify(fresh(target), "copy", now_ms=LATER_MS, deep=True).consistent
+    copy(app, target)  # where the clone has its SSTs, its source is not there yet
+    check_whole(app, target)
+
+
+def test_a_name_that_is_another_apps_in_the_target_stays_that_ones() -> None:
+    target, asked = AgingStore(), {}
+    for folder in ("one", "two", "shop"):
+        app = FlightsApp(AgingStore(), FailoverKafka(), folder)
+        app.run(flights(5))
+        asked[folder] = Replicator(app.store, target, folder, "ada@host", failover_kafka(app))
+        if folder != "shop":
+            apps.NAMES.put(app.store, apps.NameNote("shop", 1, folder, "shop", "ada@host", 1))
+    asked["shop"].round()
+    with pytest.raises(Refused, match="another app of that name"):
+        asked["one"].round()  # it would be called as that one is
+    target.delete(keys.app_info("shop"))
+    asked["one"].round()
+    with pytest.raises(Refused, match=r"two of .* has to do with the name 'shop', and"):
+        asked["two"].round()
+    assert apps.folder_of(target, "shop") == "one"
+    asked["one"].round()
