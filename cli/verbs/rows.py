@@ -172,7 +172,7 @@ def export(
     from ...results.rows import exported, exported_folder
 
     if iceberg:
-        from .iceberg import export_iceberg
+        from .transfer import export_iceberg
 
         if file is not None or force:
             raise Usage("--iceberg writes no file", hint="leave DIR, FILE and --force away")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from slackwater.errors import NotFound, Refused
 from slackwater.keep.gc.retention import Retention
-from slackwater.keep.iceberg.export import WrittenTable, IcebergExport
+from slackwater.keep.iceberg.export import IcebergExport, WrittenTable
 from slackwater.keep.iceberg.table import IcebergTable
 from slackwater.moments.cut.graph import Cut
 from slackwater.moments.cut.resolve import resolve

@@ -1,6 +1,6 @@
 """`slackwater replicate` of an app with millions of keys, beside plain gets and puts of the same objects.
 
-`python -m bench.tasks.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
+`python -m bench.tasks.keep.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
 
 Both copy from one root to another, with as many threads, over S3 (versitygw, on this machine's disk) where there is Go
 to build it, else between folders. The peer lists the objects, gets each and puts it; ours reads versions, checks each
@@ -36,8 +36,8 @@ from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
 
-from ..multi_get import TABLE
-from ..support.row import Row
+from ...multi_get import TABLE
+from ...support.row import Row
 
 KEYS, QUICK_KEYS = 10_000_000, 1_000_000
 ROUNDS = 3

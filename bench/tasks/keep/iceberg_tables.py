@@ -1,6 +1,7 @@
 """A table as an Iceberg table without a copy, beside a copy of its rows; then one hundredth of the rows changes.
 
-`python -m bench.tasks.iceberg_tables [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M rows, not 10 M.
+`python -m bench.tasks.keep.iceberg_tables [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M
+rows, not 10 M.
 
 Everything lies in folders. The SSTs are as a compaction has left them; the changes lie over them in an SST of level 0
 for each state partition, as a batch writes them. The peer is DuckDB, which writes what the same version shows to
@@ -18,16 +19,16 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pyarrow as pa
-from slackwater.keep.iceberg.export import WrittenTable, IcebergExport
+from slackwater.keep.iceberg.export import IcebergExport, WrittenTable
 from slackwater.moments.cut.graph import Cut
 from slackwater.store.objects.open import open_store
 from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest, Sst
 
-from ..multi_get import TABLE
-from ..support.row import Row
-from ..support.written import ssts
+from ...multi_get import TABLE
+from ...support.row import Row
+from ...support.written import ssts
 
 ROWS = 10_000_000
 QUICK_ROWS = 1_000_000

@@ -24,8 +24,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, commit
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 
-from ..support.row import Row
-from ..support.written import Stage, ssts
+from ...support.row import Row
+from ...support.written import Stage, ssts
 
 ROWS = 10_000_000
 VERSIONS = 200

@@ -1,0 +1,1 @@
+"""Measurements of what keeps, copies, hands on and forgets what is stored."""
