@@ -61,8 +61,11 @@ def explained(found: Explanation) -> Result:
 def collected(done: Collected) -> Words:
     """What garbage collection took, and why the rest stays."""
     verb = "would collect" if done.dry_run else "collected"
-    what = f"{plural(done.objects, 'object')}, {size(done.bytes)}" if done.objects else "nothing"
-    yield Title(f"{verb} {what} of {done.app}")
+    what = [f"{plural(done.objects, 'object')}, {size(done.bytes)}"] if done.objects else []
+    # Their objects go an hour later: whoever has read the index of before may be reading them.
+    if done.archived_records:
+        what.append(f"{plural(done.archived_records, 'record')} in the input archive")
+    yield Title(f"{verb} {', and '.join(what) or 'nothing'} of {done.app}")
     headings = ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "whole from", ">size kept")
     sizes = ((s, size(s.bytes), f"v{s.first} to v{s.head}", size(s.kept_bytes)) for s in done.stages)
     rows = ((s.stage, s.versions, s.ssts, gone, s.kept_versions, whole, kept) for s, gone, whole, kept in sizes)

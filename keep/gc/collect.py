@@ -81,6 +81,11 @@ class Collected:
     """What went of the input archives, a topic each."""
 
     @property
+    def archived_records(self) -> int:
+        """Of input archives, that went; their objects follow after the margin."""
+        return sum(each.records for each in self.archives)
+
+    @property
     def objects(self) -> int:
         """All objects that went."""
         archived = sum(each.objects for each in self.archives)
@@ -150,7 +155,9 @@ def collect(
     done = Collected(app, dry_run, retention, stages, *counts, plan.absent, archives)
     if not dry_run:
         count = sum(each.versions for each in stages)
-        record(store, app, "gc", f"{count} versions, {done.objects - count} other objects", by)
+        detail = f"{count} versions, {done.objects - count} other objects"
+        detail += f", {done.archived_records} archived records" if done.archived_records else ""
+        record(store, app, "gc", detail, by)
         note_end(store, app)
     return done
 

@@ -40,7 +40,7 @@ class Retention:
             whole(f"retention: input of {topic}", value, 1)
         for name, least in (("all_ms", 0), ("hourly_ms", 0), ("daily_ms", 0), ("versions", 1), ("input_ms", 1)):
             if (value := getattr(self, name)) is not None:
-                whole(f"retention: {name}", value, least)
+                whole(f"retention: {name.removesuffix('_ms')}", value, least)
 
     @property
     def keeps_everything(self) -> bool:

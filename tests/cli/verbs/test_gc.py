@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 from slackwater.keep.gc.collect import MARGIN_MS
+from slackwater.store.archive.extents import Extent
 from slackwater.store.compaction import merge
 from slackwater.store.objects.local import LocalStore
 
 from tests.cli.verbs.calling import slackwater
+from tests.store.archive.small_archives import append
 from tests.support.histories import FlightsApp, Kafka, flights
 
 
@@ -25,6 +27,20 @@ def test_the_command_without_rules_says_so_and_speaks_json(tmp_path: Path) -> No
     assert "the whole history stays" in slackwater(*arguments).output
     told = json.loads(slackwater(*arguments, "--json").stdout)
     assert [stage["versions"] for stage in told["stages"]] == [0, 0, 0]
+
+
+def test_what_goes_of_an_input_archive_is_not_nothing(tmp_path: Path) -> None:
+    """Its objects go an hour later."""
+    app = FlightsApp(LocalStore(tmp_path), Kafka())
+    app.run(flights(20))
+    append(app.store, "flights", Extent(0, 0, 10))
+    arguments = ["gc", "flights", "--store", str(tmp_path), "--input", "1d"]
+    assert "would collect 10 records in the input archive of flights" in slackwater(*arguments, "--dry-run").output
+    assert "collected 10 records in the input archive of flights" in slackwater(*arguments).output
+    assert ", 10 archived records" in slackwater("log", "flights", "--operations", "--store", str(tmp_path)).output
+    refused = slackwater("gc", "flights", "--store", str(tmp_path), "--input", "0s")
+    assert refused.exit_code == 2
+    assert "input_ms" not in refused.output
 
 
 def test_a_margin_in_which_a_merge_could_still_be_under_way_is_refused(tmp_path: Path) -> None:
