@@ -94,12 +94,15 @@ def test_it_names_the_rows_that_differ_and_leaves_nothing(till: Till) -> None:
     (sent,) = data["sinks"]
     assert sent["added"] == sent["removed"] > 0
     assert "till: accounts, " in report.read_text()
-    # A difference that is meant is none, nor is a column that is new.
+    # A difference that is meant is none, nor is a column that is new. A query that turns out to be none is told, too.
     added = new.with_name("added.py")
-    added.write_text(new.read_text().replace("n=sw.count()", 'n=sw.count(), low=sw.min("amount")'))
-    code, data = till.tried(added, "--allow", "FROM accounts WHERE before_n = after_n")
-    assert (code, data["tables"][0]["changed"], data["unknown_sinks"]) == (0, 0, [till.sink])
-    assert (data["tables"][0]["unlike"], len(data["migrated"])) == ([], 1)
+    added.write_text(new.read_text().replace("n=sw.count()", 'number=sw.count(), low=sw.min("amount")'))
+    meant, wrong = (f"FROM accounts WHERE before_{name} = after_{name}" for name in ("number", "n"))
+    code, data = till.tried(added, "--rename", "n=number", "--allow", meant, "--allow", wrong)
+    assert (code, data["same"], data["tables"][0]["changed"], data["unknown_sinks"]) == (1, True, 0, [till.sink])
+    assert (data["tables"][0]["unlike"], len(data["migrated"])) == (["column n is called number after"], 2)
+    (told_late,) = data["not_allowed"]
+    assert told_late.endswith(f"({wrong})")
     # Who stops it, by whichever signal, hears of no difference.
     app = sw.open(ledger.store, kafka=ledger.bootstrap).app("till")
     for number, at in ((signal.SIGINT, "starting stage"), (signal.SIGTERM, "claiming")):
