@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from ... import instants
-from ...errors import CommitConflict, Corruption, ObjectNotFound
+from ...errors import CommitConflict, ObjectNotFound
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.status import lag
 from ...moments.status.archives import archives_of
@@ -62,7 +62,7 @@ def take_out(search: Search, *, by: str, now_ms: Callable[[], int]) -> Iterator[
 
 
 def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
-    """Objects in the archives' folders that hold a key and that the newest index does not name.
+    """Objects in the archives' folders that hold a key, or cannot be decoded, and that the newest index does not name.
 
     And whether an earlier one names it: then nobody will any more. Else it was put a moment ago, or is litter.
     """
@@ -118,8 +118,8 @@ def _of_bytes(search: Search, key: str) -> bool:
         return bool(holding(read_whole(search.member.store.get(key)), search.words, key="key").any())
     except ObjectNotFound:
         return False
-    except (pa.ArrowException, OSError) as error:
-        raise Corruption(f"{key} is no Parquet that can be read: {error}", object_key=key) from error
+    except (pa.ArrowException, OSError):
+        return True  # who knows
 
 
 def _rewritten(search: Search, archive: ArchiveIndex, one: ArchiveObject) -> tuple[ArchiveObject | None, int]:

@@ -7,11 +7,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.errors import NotFound, Refused, Usage
+from slackwater.errors import Corruption, NotFound, Refused, Usage
 from slackwater.instants import now_ms
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.forget.asked import KeysAsked
 from slackwater.keep.forget.forget import Forgot, forget, give_up, look
+from slackwater.keep.gc.retention import Retention
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import cancel, find_snapshot, open_requests
@@ -34,7 +35,7 @@ from slackwater.store.versions.forgotten import under_way
 
 from tests.keep.forget.everything import archive_of, occurrences, tables_of_all_versions
 from tests.store.archive.small_archives import BY, TOPIC, records
-from tests.support.collecting import aging_app, fresh, gc, old_app, store_of, wait
+from tests.support.collecting import aging_app, fresh, gc, keys_of, old_app, store_of, wait
 from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
@@ -261,6 +262,25 @@ def test_an_object_of_the_archive_that_no_index_names_is_told_and_what_an_index_
     assert [name for name, _ in occurrences(app.store, "N003")] == [litter]
     assert [each.object for each in done.unnamed] == [litter]
     assert held(app, deep=False) == [f"input archive {litter}"]
+
+
+def test_behind_a_damaged_object_of_the_archive_it_ends_and_goes_on_once_that_was_let_go(cache: SstCache) -> None:
+    app = busy_app()
+    archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
+    head = index.newest(app.store, "flights", TOPIC)
+    assert head is not None
+    (one,) = head.objects
+    app.store.put(one.object, b"\0" * one.bytes)
+    with pytest.raises(Corruption, match="is damaged"):
+        make(app, cache)
+    give_up(app.store, "flights", by="ada@host")
+    wait(app, 60_000)
+    gc(app, Retention(input_ms=1))
+    assert one.object in keys_of(store_of(app))  # for an hour
+    archive_of(app.store, "flights", Extent(0, 4, 8), {6: b"N003"})
+    make(app, cache)
+    assert one.object not in keys_of(store_of(app))
+    assert occurrences(app.store, "N003") == []
 
 
 def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache: SstCache) -> None:
