@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ...errors import Gone
+from ...errors import Corruption, Gone
 from ..objects.protocol import ObjectStore
 from ..versions.apps import find_app
 from .columns import SCHEMA
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Archive:
-    """One archive as an index has it. Reads the index's objects, and no other index: what it covers stays covered."""
+    """One archive as an index has it; by the newest one where an object is gone since: what it covers stays covered."""
 
     store: ObjectStore
     index: ArchiveIndex
@@ -40,7 +40,17 @@ class Archive:
         """
         wanted = (Extent(partition, first, end),)
         for part, one in sorted(self._parts(wanted), key=lambda each: each[0]):
-            yield from self._opened(one).rows(part.partition, part.first, part.end, columns)
+            try:
+                records = self._opened(one)
+            except Corruption:
+                # Where keys were forgotten, what an index replaced is gone at once.
+                now = newest(self.store, self.index.app, self.index.topic, self.index.life, known=self.index)
+                if now is None or one in now.objects:
+                    raise
+                self.index = now
+                yield from self.rows(part.partition, part.first, part.end, columns)
+            else:
+                yield from records.rows(part.partition, part.first, part.end, columns)
 
     def _parts(self, wanted: Extents) -> Iterator[tuple[Extent, ArchiveObject]]:
         for one in self.index.objects:

@@ -27,6 +27,7 @@ from slackwater.moments.take.snapshots import pin
 from slackwater.moments.take.taking import request
 from slackwater.store.archive import index, merge, objects
 from slackwater.store.archive.extents import Extent
+from slackwater.store.archive.reading import Archives
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -262,6 +263,21 @@ def test_an_object_of_the_archive_that_no_index_names_is_told_and_what_an_index_
     assert [name for name, _ in occurrences(app.store, "N003")] == [litter]
     assert [each.object for each in done.unnamed] == [litter]
     assert held(app, deep=False) == [f"input archive {litter}"]
+
+
+def test_who_knows_an_archive_from_before_reads_what_is_there_now(cache: SstCache) -> None:
+    app = busy_app()
+    for first in (0, 4, 8):
+        archive_of(app.store, "flights", Extent(0, first, first + 4), {2: b"N003", 3: b"N003", 4: b"N003"})
+    known = Archives(lambda: app.store, "flights").of(TOPIC)
+    make(app, cache)
+    read = [offset for rows in known.rows(0, 1, 12) for offset in rows["offset"].to_pylist()]
+    assert read == [1, 5, 6, 7, 8, 9, 10, 11]
+    there = index.newest(app.store, "flights", TOPIC)
+    assert there is not None
+    app.store.delete(there.objects[-1].object)
+    with pytest.raises(Corruption, match="the object is missing"):
+        list(Archives(lambda: app.store, "flights").of(TOPIC).rows(0, 0, 12))
 
 
 def test_behind_a_damaged_object_of_the_archive_it_ends_and_goes_on_once_that_was_let_go(cache: SstCache) -> None:
