@@ -1,12 +1,13 @@
 """Whether a store root may hold, or holds, the replica of an app, and nothing that others have written there."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ... import instants
-from ...errors import ObjectNotFound, Refused, Usage
+from ...errors import Forbidden, ObjectNotFound, Refused, Usage
 from ...moments.cut import replicas
 from ...moments.cut.replicas import Replica, find_recovery
-from ...moments.take.audit_log import record
+from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys, notes
 from ..clone.plan import check_roots
@@ -128,5 +129,8 @@ class Pair:
         )
 
     def note_begun(self, by: str) -> None:
-        """Leave word in the app's log; who may only read there need not."""
-        record(self.store, self.app, "replicate", f"to {self.target.url}, from now on", by)
+        """Leave word in the app's log, once; who may only read there need not."""
+        found = replicas.find(self.target, self.app)
+        with suppress(Forbidden):
+            said, since_ms = f"to {self.target.url}, from now on", found.time_ms if found is not None else 0
+            record_once(self.store, self.app, "replicate", said, by, since_ms=since_ms)
