@@ -164,8 +164,6 @@ class Replicator:
         if not begun:
             self.pair.begin(self.by, only_snapshots=self.only_snapshots)
         last = replicas.newest_cut(self.target, self.app)
-        if last is None:
-            self.pair.note_begun(self.by)
         self._copy_rules()
         for stage, head in self._there():
             if self._same.get(stage) != head.version:
@@ -173,6 +171,8 @@ class Replicator:
         for stage, versions in todo.versions.items():
             for begin in range(0, len(versions), _CHUNK):
                 self._copy_versions(stage, versions[begin : begin + _CHUNK])
+        if last is None:
+            self.pair.note_begun(self.by)
         copy_others(self.copier, self.app)
         while was_forgotten(self.store, self.app) != self._forgotten:
             self._copy_rules()  # what was copied meanwhile may need what that names

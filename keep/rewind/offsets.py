@@ -59,8 +59,9 @@ class Scenario:
         given = [
             *([cls("earliest")] if to_earliest else []),
             *([cls("latest")] if to_latest else []),
-            *([cls("time", to_datetime_ms)] if to_datetime_ms is not None else []),
-            *([cls("time", now_ms - span_ms(by_duration))] if by_duration else []),
+            # No record is of before 1970, and below 0 Kafka means other things.
+            *([cls("time", max(0, to_datetime_ms))] if to_datetime_ms is not None else []),
+            *([cls("time", max(0, now_ms - span_ms(by_duration)))] if by_duration else []),
             *([cls("shift", shift_by)] if shift_by is not None else []),
             *([cls("offset", to_offset)] if to_offset is not None else []),
         ]

@@ -345,6 +345,8 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
     if not cloned:
         check()
     elif (noted := find_cloning(store, info.name)) is None or noted.info != info:
+        if find_app(store, info.name) == info:
+            return info  # whoever made it at the same time was done a moment before
         raise Refused(f"clone {info.name!r} was given up by somebody else while it was made", hint="say it again")
     found = notes.add(store, key, info, under=lambda found: keys.app_info(found.name))
     if found != info or cloned:

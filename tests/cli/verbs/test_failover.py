@@ -38,8 +38,10 @@ def test_an_app_is_copied_looked_at_elsewhere_and_recovered_when_its_store_is_go
 ) -> None:
     other = str(tmp_path / "elsewhere")
     assert "would copy to" in done("replicate", "flights", "--to", other, "--dry-run")
-    assert "complete up to" in done("replicate", "flights", "--to", other, "--once", "--message", "as agreed")
-    assert ("replicate", "as agreed") in noted("flights")
+    assert "complete up to" in done("replicate", "flights", "--to", other, "--once", "--message", "the flood plain")
+    (said,) = from_json("log", "flights", "--operations")
+    assert (said["verb"], said["message"]) == ("replicate", "the flood plain")
+    assert other in said["detail"]
     assert "is up to date" in done("replicate", "flights", "--to", other, "--once")
     assert f"replica in {other}: all there" in done("status", "flights")
     assert "replica of" in done("status", "flights", "--store", other)

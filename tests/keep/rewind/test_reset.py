@@ -89,6 +89,12 @@ def test_state_stays_and_what_is_read_again_counts_twice(app: FlightsApp) -> Non
     assert {stage: app.heads[stage].version for stage in STAGES} == {s: done.versions[s] + 2 for s in STAGES}
 
 
+def test_a_time_before_all_times_is_the_beginning() -> None:
+    for scenario in ({"by_duration": "P900000D"}, {"to_datetime_ms": -1}):
+        at = Scenario.of(now_ms=LATER_MS, **scenario)  # type: ignore[arg-type]
+        assert (at.value, str(at)) == (0, "to 1970-01-01T00:00:00Z")
+
+
 def test_what_is_skipped_no_table_knows_of(app: FlightsApp) -> None:
     app.send(*flights(20, delay=9))
     done = set_back(app, to_latest=True)

@@ -34,7 +34,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import literal
 from slackwater.store.sst.arrow_types import from_arrow
-from slackwater.store.versions import apps, history
+from slackwater.store.versions import apps, history, keys
 from slackwater.store.versions.manifest import AppInfo
 from ulid import ULID
 
@@ -387,3 +387,18 @@ def test_a_folder_says_what_its_document_promises(app: FlightsApp, cache: SstCac
     assert (export.app, export.ref, export.by) == ("flights", "flights", "ada@host")
     listed = {str(each.relative_to(tmp_path / "out")) for each in (tmp_path / "out").rglob("*.*")}
     assert listed == {each.path for each in export.files} | {"export.json"}
+
+
+def test_who_imports_the_same_at_the_same_time_finds_it_done(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+    leave(app, cache, tmp_path / "out")
+    other, begun = MemoryStore(), MemoryStore()
+    come(app, tmp_path / "out", store=begun)
+    info = apps.read_app(begun, "copy")
+    note = apps.Cloning(info, "", "", deep=True)
+    apps.begin_clone(other, note)
+    apps.create_app(other, info, cloned=True)
+    other.delete(keys.cloning("copy"))
+    apps.create_app(other, info, cloned=True)  # as whoever comes a moment later
+    other.delete(keys.app_info("copy"))
+    with pytest.raises(Refused, match="was given up by somebody else"):
+        apps.create_app(other, info, cloned=True)
