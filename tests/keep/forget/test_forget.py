@@ -271,7 +271,6 @@ def test_archived_messages_between_stages_lose_the_rows_of_the_key_and_keep_all_
     app = busy_app()
     tails = [f"N{number:03}" for number in range(2_000)]
     sent = pa.table({"tail": tails, "delay": list(range(2_000))})
-    assert any(f"N{number:03}".encode() not in encode(sent.to_batches()[0]) for number in range(1000))
     only = pa.table({"tail": ["N003"] * 5, "delay": [1] * 5})
     values = {1: encode(sent.to_batches()[0]), 2: b"", 3: encode(only.to_batches()[0])}
     archive_of(app.store, "flights", Extent(0, 0, 5), values)
