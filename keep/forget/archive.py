@@ -15,7 +15,7 @@ from ...store.read.decode import read_whole
 from ...store.versions.manifest import Manifest
 from .family import Member
 from .held import Held, Search
-from .words import holding
+from .messages import holding_any, taken
 
 _ROUNDS = 100
 """Of which in each somebody else has changed the archive meanwhile."""
@@ -106,7 +106,7 @@ def _runs(member: Member) -> bool:
 
 
 def _holds(search: Search, one: ArchiveObject) -> bool:
-    return any(holding(rows, search.words, key="key").any() for rows in _rows(search, one))
+    return any(holding_any(rows, search.words, key="key") for rows in _rows(search, one))
 
 
 def _rows(search: Search, one: ArchiveObject) -> Iterable[pa.Table]:
@@ -115,7 +115,7 @@ def _rows(search: Search, one: ArchiveObject) -> Iterable[pa.Table]:
 
 def _of_bytes(search: Search, key: str) -> bool:
     try:
-        return bool(holding(read_whole(search.member.store.get(key)), search.words, key="key").any())
+        return holding_any(read_whole(search.member.store.get(key)), search.words, key="key")
     except ObjectNotFound:
         return False
     except (pa.ArrowException, OSError):
@@ -129,9 +129,9 @@ def _rewritten(search: Search, archive: ArchiveIndex, one: ArchiveObject) -> tup
     """
     writer, gone = objects.ArchiveWriter(), 0
     for rows in _rows(search, one):
-        mine = holding(rows, search.words, key="key")
-        gone += int(mine.sum())
-        writer.append(rows.filter(pa.array(~mine)))
+        left, count = taken(rows, search.words)
+        gone += count
+        writer.append(left)
     if not writer.num_rows:
         return None, gone
     made, data = writer.finish(index.new_object(archive), one.extents, one.read_ms)

@@ -24,6 +24,7 @@ from ..edit.request import EDITS, rows_key
 from ..gc.inventory import many
 from .asked import Keys, KeysAsked
 from .family import Member
+from .messages import holding_any
 from .words import Mask, Words, holding
 
 Progress = Callable[[str], None]
@@ -249,7 +250,7 @@ def in_full(member: Member, words: tuple[Words, ...], on_progress: Progress) -> 
             continue
         try:
             if info.key.endswith(".parquet"):
-                found = bool(holding(read_whole(data), words).any())
+                found = holding_any(read_whole(data), words)
             elif info.key.endswith(".arrow"):
                 with pa.ipc.open_stream(data) as stream:
                     found = bool(holding(stream.read_all(), words).any())

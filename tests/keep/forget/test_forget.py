@@ -25,6 +25,7 @@ from slackwater.moments.take.audit_log import list_operations, record
 from slackwater.moments.take.capture import read_object
 from slackwater.moments.take.snapshots import pin
 from slackwater.moments.take.taking import request
+from slackwater.pipeline.kafka.messages import encode
 from slackwater.store.archive import index, merge, objects
 from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.reading import Archives
@@ -263,6 +264,26 @@ def test_an_object_of_the_archive_that_no_index_names_is_told_and_what_an_index_
     assert [name for name, _ in occurrences(app.store, "N003")] == [litter]
     assert [each.object for each in done.unnamed] == [litter]
     assert held(app, deep=False) == [f"input archive {litter}"]
+
+
+def test_archived_messages_between_stages_lose_the_rows_of_the_key_and_keep_all_others(cache: SstCache) -> None:
+    """They are compressed, so that a key may not be seen in their bytes."""
+    app = busy_app()
+    tails = [f"N{number:03}" for number in range(2_000)]
+    sent = pa.table({"tail": tails, "delay": list(range(2_000))})
+    only = pa.table({"tail": ["N003"] * 5, "delay": [1] * 5})
+    values = {1: encode(sent.to_batches()[0]), 2: b"", 3: encode(only.to_batches()[0])}
+    archive_of(app.store, "flights", Extent(0, 0, 5), values)
+    before = held(app, deep=False)
+    assert sum("input archive" in each for each in before) == 1
+    make(app, cache)
+    assert held(app) == []
+    there = index.newest(app.store, "flights", TOPIC)
+    assert there is not None
+    (rows,) = objects.ArchivedRecords(app.store, there.objects[0]).all()
+    assert rows["offset"].to_pylist() == [0, 1, 2, 4]
+    with pa.ipc.open_stream(rows["value"][1].as_py()) as stream:
+        assert stream.read_all() == sent.filter(pa.array([tail != "N003" for tail in tails]))
 
 
 def test_who_knows_an_archive_from_before_reads_what_is_there_now(cache: SstCache) -> None:
