@@ -57,9 +57,10 @@ def test_a_topic_is_there_with_its_partitions_once_it_was_made_and_not_made_twic
     kafka.create_topics({topic: 5, f"{topic}-other": 1})
     assert (kafka.partition_counts()[topic], kafka.partition_counts()[f"{topic}-other"]) == (2, 1)
     assert kafka.not_writable(topic) is None
-    kafka.create_topics({f"{topic}-kept": 1}, config={"retention.ms": "-1"})
+    for name, kept_ms in ((f"{topic}-week", 7 * DAY_MS), (f"{topic}-kept", -1)):
+        kafka.create_topics({name: 1}, config={"retention.ms": str(kept_ms)})
     wait_for(kafka, 10)
-    kept = [kafka.retention_ms(each) for each in (topic, f"{topic}-kept", f"{topic}-not-there")]
+    kept = [kafka.retention_ms(each) for each in (f"{topic}-week", f"{topic}-kept", f"{topic}-not-there")]
     assert kept == [7 * DAY_MS, -1, None]
 
 
