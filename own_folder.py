@@ -54,5 +54,5 @@ def temporary_folder() -> Iterator[Path]:
             yield Path(folder)
         return
     sweep(parent)
-    with own_folder(parent, uuid4().hex) as folder:
+    with own_folder(parent, uuid4().hex[:12]) as folder:
         yield folder

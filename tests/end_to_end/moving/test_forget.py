@@ -20,6 +20,8 @@ def test_a_runner_goes_on_behind_what_was_forgotten(kafka: EmbeddedKafka, tmp_pa
     keys = [word for account in GONE for word in ("--key", f"accounts={account}")]
     with ledger.fed(), ledger.running_here(*TWO_STAGES[1::2], max_records=200) as await_commit:
         await_commit("accounts")
+        while not set(GONE) <= set(ledger.table("accounts")["account"].to_pylist()):
+            await_commit("accounts")
         said = ledger.slackwater("forget", ledger.app, *keys).stdout
         assert f"{ledger.app}/accounts v" in said
         # Brokers for development keep records for ever.
