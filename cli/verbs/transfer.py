@@ -4,12 +4,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ... import instants
-from ...errors import SlackwaterError, Usage
+from ...errors import Usage
 from ..options import DRY_RUN, Many, argument, option, pairs
+from ..repeating import repeat
 from ..session import Session, verb
-
-_RETRY_S = 5.0
-"""After so long what failed is tried again."""
 
 
 @verb(
@@ -75,19 +73,11 @@ def export_iceberg(
         return
     with stop_signals() as stop, stop.at_once():
         write(first=True)
-        last_error, due_ms = "", instants.now_ms() + every_ms
-        while not stop.wait(max(0.0, (due_ms - instants.now_ms()) / 1_000)):
-            try:
-                write(first=False)
-                last_error = ""
-            except Usage:
-                raise
-            except SlackwaterError as error:
-                # Storage will be there again; what was begun is finished by the next try.
-                if error.message != last_error:
-                    session.failure(error)
-                    session.note(f"trying again every {_RETRY_S:g} s")
-                last_error = error.message
-                stop.wait(_RETRY_S)
-                continue
+        due_ms = instants.now_ms() + every_ms
+
+        def again() -> None:
+            nonlocal due_ms
+            write(first=False)
             due_ms = max(due_ms + every_ms, instants.now_ms())
+
+        repeat(session, stop, lambda: due_ms, again, ends=(Usage,))

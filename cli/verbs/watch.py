@@ -9,15 +9,13 @@ from ... import instants
 from ...errors import SlackwaterError, Unavailable
 from ...results.shown import Result
 from ..options import APP, flag, option
+from ..repeating import repeat
 from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...client.watching import WatchedApp
     from ...search.verdict import Evaluation, Verdict
     from ...search.watcher import Findings, Invariant
-
-_RETRY_S = 5.0
-"""After so long storage that did not answer is asked again."""
 
 
 @verb(
@@ -51,18 +49,7 @@ def watch(
     with stop_signals() as stop, stop.at_once():
         _evaluate(session, app, folder)
         app.record()
-        last_error = ""
-        while not stop.wait(max(0.0, (app.due_ms() - instants.now_ms()) / 1_000)):
-            try:
-                _evaluate(session, app, folder)
-                last_error = ""
-            except SlackwaterError as error:
-                # Storage will be there again, and what is damaged may be mended; nothing is lost meanwhile.
-                if error.message != last_error:
-                    session.failure(error)
-                    session.note(f"trying again every {_RETRY_S:g} s")
-                last_error = error.message
-                stop.wait(_RETRY_S)
+        repeat(session, stop, app.due_ms, lambda: _evaluate(session, app, folder))
 
 
 def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:

@@ -32,9 +32,6 @@ _NO_CLOCK = -(1 << 63)
 """Before all times: then nothing has expired."""
 _SSTS = "SST"
 _REJECTED = "rejected records"
-_IN_FLIGHT = "records in flight"
-_EDIT = "edit"
-_LOG = "log of operations"
 
 
 @dataclass(frozen=True, slots=True)

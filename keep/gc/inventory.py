@@ -29,8 +29,8 @@ from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from .retention import Known, StageKnown
 
-_BATCH = 256
-"""Requests handed out at once, to `_WORKERS` threads."""
+_BATCH = 16
+"""So many requests for each thread are handed out at once."""
 _WORKERS = 16
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
 """What a collection leaves where the time of its object tells when that was; their sizes tell them apart."""
@@ -148,17 +148,17 @@ def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator
     return many(read, versions)
 
 
-def many(ask: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
-    """`ask` of each thing, in their order, many at a time: what takes long is storage's answer."""
-    with ThreadPoolExecutor(_WORKERS) as pool:
+def many(ask: Callable[[T], R], things: Iterable[T], workers: int = _WORKERS) -> Iterator[R]:
+    """`ask` of each thing, in their order, `workers` at a time: what takes long is storage's answer."""
+    with ThreadPoolExecutor(workers) as pool:
         waiting = iter(things)
-        while some := tuple(islice(waiting, _BATCH)):
+        while some := tuple(islice(waiting, _BATCH * workers)):
             yield from pool.map(ask, some)
 
 
-def do_all(what: Callable[[T], None], things: Iterable[T]) -> None:
-    """`what` with each thing, many at a time, in any order."""
-    for _ in many(what, things):
+def do_all(what: Callable[[T], object], things: Iterable[T], workers: int = _WORKERS) -> None:
+    """`what` with each thing, `workers` at a time, in any order."""
+    for _ in many(what, things, workers):
         pass
 
 

@@ -87,11 +87,6 @@ class RecoveryPlan:
     topics: Mapping[str, str]
     """Users' topics that are read under another name from then on, by their names as declared."""
 
-    @property
-    def age_ms(self) -> int:
-        """How old the cut is."""
-        return max(0, instants.now_ms() - self.replicated.seen_ms)
-
 
 def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     """The replica of an app, and up to where it is complete.

@@ -3,23 +3,18 @@
 Objects never change, and lie under the same key in both: so one that is there in its whole length is that object.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from threading import Lock
-from typing import TypeVar
 
 from ...errors import Corruption, ObjectExists, ObjectNotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.read.fetch import fetch
 from ...store.versions.manifest import Sst
+from ..gc.inventory import do_all
 
 WORKERS = 8
 """Objects at once, where nobody says how many. Each is in memory as a whole."""
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -37,13 +32,6 @@ class Copier:
     """What lies in folders of the target, by folder and key: listed once, and kept up to date."""
     _lock: Lock = field(default_factory=Lock)
 
-    def each(self, ask: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
-        """`ask` of each thing, in their order, as many at a time as there are workers."""
-        with ThreadPoolExecutor(self.workers, "replicate") as pool:
-            waiting = iter(things)
-            while some := tuple(islice(waiting, 16 * self.workers)):
-                yield from pool.map(ask, some)
-
     def ssts(self, wanted: Iterable[Sst], *, may_be_gone: bool) -> None:
         """Copy SSTs that are not there, each checked against its manifest.
 
@@ -60,13 +48,11 @@ class Copier:
                 raise
             self._put(sst.object, data)
 
-        for _ in self.each(copy, missing.values()):
-            pass
+        do_all(copy, missing.values(), self.workers)
 
     def listed(self, infos: Iterable[ObjectInfo]) -> None:
         """Copy objects that are not there in this length. One that is gone from the source by now is passed over."""
-        for _ in self.each(lambda info: self.one(info.key), self.missing(infos)):
-            pass
+        do_all(lambda info: self.one(info.key), self.missing(infos), self.workers)
 
     def missing(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Those that are not there in this length."""

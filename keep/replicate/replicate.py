@@ -27,6 +27,7 @@ from ...store.versions import codec, history, keys
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
+from ..gc.inventory import many
 from .copier import WORKERS, Copier
 from .kafka_state import KafkaReader, anchors_of, records_in_flight, sink_rests
 from .others import copy_others, copy_rules, was_forgotten
@@ -204,7 +205,7 @@ class Replicator:
             data = self.store.get(key)
             return key, data, codec.decode(data, Manifest, key=key)
 
-        found = tuple(self.copier.each(read, versions))
+        found = tuple(many(read, versions, self.workers))
         ssts = {sst.object: sst for _, _, manifest in found for sst in all_ssts(manifest)}
         if elsewhere := next((sst.root for sst in ssts.values() if sst.root), ""):
             raise Refused(
