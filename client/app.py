@@ -10,7 +10,7 @@ from .. import instants
 from ..durations import format_ms
 from ..errors import Unavailable, Usage
 from ..keep.edit.edit import edit, newest
-from ..keep.forget.asked import KeysAsked
+from ..keep.forget.family import KeysAsked
 from ..keep.forget.forget import forget, give_up, look
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.init.source import RowSource
@@ -337,7 +337,7 @@ class StoredApp(AppFailover):
         `Refused` for one without a table.
         """
         # Parquet takes long to load.
-        from ..keep.archive.merging import merge_archives
+        from ..keep.archive.fill import merge_archives
 
         client = self._client
         archives = partial(merge_archives, client.store, self.name, full=full, by=client.by, dry_run=dry_run)

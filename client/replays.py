@@ -81,7 +81,7 @@ def records_behind(
     file = client.program_of(found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
     progress(STARTING)
     with _opened(client, found.app, file) as program:
-        from ..pipeline.replay.key_change import why
+        from ..pipeline.replay.record import why
 
         def record_of(change: RowChange) -> Guilty | None:
             if not change.by_batch:

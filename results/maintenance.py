@@ -28,8 +28,7 @@ from .shown import Result, Words, fields, result
 from .status import archives
 
 if TYPE_CHECKING:
-    from ..keep.archive.fill import TopicFilled
-    from ..keep.archive.merging import ArchiveMerged
+    from ..keep.archive.fill import ArchiveMerged, TopicFilled
 
 _RULES = {
     "head": "newest",

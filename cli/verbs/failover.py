@@ -66,7 +66,7 @@ def replicate(
         session.note("note: nothing says where Kafka is, so records on the way are not kept (--kafka)")
     observed = None
     if metrics is not None:
-        from ...pipeline.run.replica_metrics import ReplicaMetrics
+        from ...pipeline.run.metrics import ReplicaMetrics
 
         observed = ReplicaMetrics(app.name, copies.target.url)
         session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")

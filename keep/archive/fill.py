@@ -16,7 +16,7 @@ from ...fold.records import ranges
 from ...moments.cut.graph import Cut
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import record
-from ...store.archive import index
+from ...store.archive import index, merge
 from ...store.archive.appending import append
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import ArchiveIndex
@@ -178,3 +178,40 @@ def _append(
                 head = append(store, head, writer, union(done), read_ms, by=by, now_ms=instants.now_ms())
                 writer, done = ArchiveWriter(), []
     return append(store, head, writer, union(done), read_ms, by=by, now_ms=instants.now_ms()) if done else head
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveMerged:
+    """What was merged of the archive of a topic, or would be."""
+
+    topic: str
+    before: int
+    """Objects that it had."""
+    after: int
+    """That it has then; in a dry run as many, less those of the first merge."""
+    bytes: int
+    """Of what was read for it."""
+
+
+def merge_archives(
+    store: ObjectStore, app: str, *, full: bool, by: str, dry_run: bool = False
+) -> tuple[ArchiveMerged, ...]:
+    """Merge what is due of the archives of an app; with `full`, all objects of one day that are not large yet.
+
+    An archive of which nothing is merged is left out. Raises `Corruption` where an object is missing or damaged, and
+    `Unavailable`: what was merged by then stays merged.
+    """
+    found = []
+    for head in index.all_of(store, app):
+        before, read, inputs = len(head.objects), 0, merge.pick(head, DAY_MS, whole=full)
+        if dry_run and inputs:
+            found.append(ArchiveMerged(head.topic, before, before - len(inputs) + 1, sum(one.bytes for one in inputs)))
+            continue
+        newest = head
+        while inputs:
+            read += sum(one.bytes for one in inputs)
+            newest = merge.merge(store, newest, inputs, by=by, now_ms=instants.now_ms())
+            inputs = merge.pick(newest, DAY_MS, whole=full)
+        if read:
+            found.append(ArchiveMerged(head.topic, before, len(newest.objects), read))
+    return tuple(found)

@@ -26,9 +26,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys
 from ...store.versions.apps import Cloning
-from .copies import Copies
+from .copies import Copies, Masks
 from .first_versions import Channels, finish_clone, kept_or_in_kafka
-from .mask import Masks
 from .plan import ClonePlan, Terms, make_plan
 
 
@@ -87,9 +86,6 @@ def clone(
         with telling_if_collected(store, plan.source):
             records = kept_or_in_kafka(store, plan.source, keeper)
             finish_clone(target, note.info, plan.source, records, copies, channels, by=by, is_new=is_new)
-        # From here on it exists.
-        apps.create_app(target, note.info, cloned=True)
-        target.delete(keys.cloning(name))
     since_ms, where = plan.info.created_ms, f"{name} in {root}" if root else name
     detail, same = f"{source} as {where}", f" as {where}"
     with suppress(Forbidden):  # who may pin, or only read, need not be able to write there
@@ -135,12 +131,7 @@ def _begin(
     salt = secrets.token_hex(16) if terms.masks else ""
     wanted = Cloning(info, store.url, pinned, salt, terms.deep)
     try:
-        note = apps.begin_clone(target, wanted)
-        if note != wanted:
-            raise Refused(
-                f"clone {info.name!r} was begun by somebody else at the same moment",
-                hint="say it again: it goes on with that one, if it is the same",
-            )
+        apps.begin_clone(target, wanted)
         kept = find_snapshot(store, cut.app, pinned) if pinned else None
         if pinned and kept is None:
             target.delete(keys.cloning(info.name))
@@ -154,7 +145,7 @@ def _begin(
         with suppress(Forbidden):
             remove_pins_without_clone(store, origin.app, info.name, root)
         raise
-    return note, kept
+    return wanted, kept
 
 
 def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:

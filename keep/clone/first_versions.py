@@ -21,7 +21,7 @@ from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import Snapshot
 from ...moments.take.capture import count_by_partition, read
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys, limits, notes
+from ...store.versions import apps, history, keys, limits, notes
 from ...store.versions.amend import begin
 from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
@@ -56,6 +56,19 @@ class Channels(Protocol):
         Gives the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
         where reading the copied records starts.
         """
+
+
+class Topics(Channels, Protocol):
+    """What a reset, a rewind and forgetting ask besides."""
+
+    def starts(self, topic: str, /) -> tuple[int, ...] | None:
+        """The first offset of each partition that can be read, or None when there is no such topic."""
+
+    def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
+        """The first offset of each partition whose record has this time or a later one; the end where none has."""
+
+    def retention_ms(self, topic: str, /) -> int | None:
+        """How long a topic keeps records, -1 for ever; None where nobody says."""
 
 
 class FirstTables(Protocol):
@@ -192,10 +205,10 @@ def finish_clone(
     by: str,
     is_new: bool,
 ) -> None:
-    """Give every stage of a clone in `target` its first version, as far as it has none; none has where it `is_new`.
+    """Give every stage of a clone in `target` its first version, as far as it has none, and the clone its identity.
 
-    Raises `NotFound` where a manifest or a topic is gone, `Refused` where records in flight are, `Corruption` where an
-    SST is that is to be copied, and `Unavailable`.
+    None has a first version where it `is_new`. Raises `NotFound` where a manifest or a topic is gone, `Refused`
+    where records in flight are, `Corruption` where an SST is that is to be copied, and `Unavailable`.
     """
     there = {} if is_new else _there(target, info.name, cut)
     # Senders first, as their runners would have committed them.
@@ -212,6 +225,9 @@ def finish_clone(
     # Where the stages begin, for Kafka's own tools.
     for stage, first in there.items():
         channels.announce(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
+    # From here on it exists.
+    apps.create_app(target, info, cloned=True)
+    target.delete(keys.cloning(info.name))
 
 
 def _there(store: ObjectStore, app: str, cut: Cut) -> dict[str, Manifest]:

@@ -16,9 +16,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
 from ...store.versions.apps import Cloning
 from ...store.versions.manifest import AppInfo, Input, Origin
-from .copies import sizes
+from .copies import Masks, check_masks, sizes
 from .first_versions import Channels, channel_topic, has_run
-from .mask import Masks, check_masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +233,7 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) 
     Raises `Refused` where something else has the name.
     """
     name = planned.name
-    note = apps.find_cloning(target, name)
-    found = note.info if note is not None else apps.find_app(target, name)
+    found, note = apps.find_begun(target, name)
     if found is None:
         check_nothing_there(target, name)
         return None

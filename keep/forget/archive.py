@@ -15,7 +15,7 @@ from ...store.read.decode import read_whole
 from ...store.versions.manifest import Manifest
 from .family import Member
 from .held import Held, Search
-from .messages import holding_any, taken
+from .words import holding_any, taken
 
 _ROUNDS = 100
 """Of which in each somebody else has changed the archive meanwhile."""

@@ -34,14 +34,13 @@ from ...store.versions import apps, keys
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.under_way import Forgetting
+from ..clone.first_versions import Topics
 from ..edit.request import EDITS
 from . import archive
-from .asked import Keys, KeysAsked
-from .cleaning import blot, sweep
-from .family import Member, check_tables, family_of
+from .family import Keys, KeysAsked, Member, check_tables, family_of
 from .held import Held, Progress, Search, in_full
-from .reach import OutOfReach, TopicRetention, out_of_reach
-from .taking_out import Work, commit, take_out, take_out_archived
+from .reach import OutOfReach, out_of_reach
+from .taking_out import Work, blot, commit, sweep, take_out, take_out_archived
 from .words import Words
 
 
@@ -83,7 +82,7 @@ def forget(
     asked: KeysAsked,
     *,
     by: str,
-    kafka: TopicRetention | None = None,
+    kafka: Topics | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
     pause: Callable[[], None] = lambda: sleep(1),
     dry_run: bool = False,
@@ -192,7 +191,7 @@ def look(
     app: str,
     asked: KeysAsked,
     *,
-    kafka: TopicRetention | None,
+    kafka: Topics | None,
     deep: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> Looked:

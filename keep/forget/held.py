@@ -22,10 +22,8 @@ from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import all_ssts, table_name
 from ..edit.request import EDITS, rows_key
 from ..gc.inventory import many
-from .asked import Keys, KeysAsked
-from .family import Member
-from .messages import holding_any
-from .words import Mask, Words, holding
+from .family import Keys, KeysAsked, Member
+from .words import Mask, Words, holding, holding_any
 
 Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)

@@ -2,23 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...errors import SlackwaterError
 from ...moments.cut.stored import list_snapshots
 from ...store.versions import apps
+from ..clone.first_versions import Topics
 from . import archive
 from .family import Member
 
 _PINS = "iceberg-"
 """How the snapshots begin that an export as Iceberg tables makes."""
-
-
-class TopicRetention(Protocol):
-    """What this needs of Kafka; `pipeline` implements it."""
-
-    def retention_ms(self, topic: str, /) -> int | None:
-        """How long a topic keeps records, -1 for ever; None where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +26,7 @@ class OutOfReach:
     """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""
 
 
-def out_of_reach(members: tuple[Member, ...], kafka: TopicRetention | None) -> tuple[OutOfReach, ...]:
+def out_of_reach(members: tuple[Member, ...], kafka: Topics | None) -> tuple[OutOfReach, ...]:
     """All of an app's and its clones', in the order of the apps. Topics that several have are told once."""
     found: dict[tuple[str, str], OutOfReach] = {}
     for each in members:
@@ -72,7 +65,7 @@ def _topics(member: Member) -> Iterator[tuple[str, str]]:
                 yield "sink's topic", (published or {}).get(name, name)
 
 
-def _retention_ms(kafka: TopicRetention | None, topic: str) -> int | None:
+def _retention_ms(kafka: Topics | None, topic: str) -> int | None:
     try:
         return kafka.retention_ms(topic) if kafka is not None else None
     except SlackwaterError:

@@ -1,26 +1,106 @@
 """Having the indexes of all apps, and each stage's newest version, say what became of the objects that held a key."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from io import BytesIO
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
 from msgspec.structs import replace
+from ulid import ULID
 
+from ...moments.take.audit_log import OPERATIONS
+from ...moments.take.capture import count_by_partition
 from ...store.compaction.merge import merge_rows
 from ...store.compaction.plan import newest_first
-from ...store.compaction.rewrite import whole_blocks
+from ...store.compaction.rewrite import whole_blocks, without
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history
+from ...store.read.cache import SstCache
+from ...store.versions import codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
+from ..gc.inventory import do_all
 from ..rejected.schema import REJECTED_RECORDS
 from . import archive
-from .asked import KeysAsked
-from .held import Progress, Search
-from .rewrite import Rewriting
+from .family import KeysAsked
+from .held import Held, NamedSst, Progress, Search
+
+
+@dataclass
+class Rewriting:
+    """What became of objects so far, for all apps that have them."""
+
+    made: dict[str, Sst | None] = field(default_factory=dict)
+    """By the object of an SST, the one that has the rest of it, with the URL of its root; None for none."""
+    read_bytes: int = 0
+    """Of the objects that held a key."""
+    written_bytes: int = 0
+    rows: int = 0
+    """That were taken out, each stored one."""
+
+    def count(self, read_bytes: int, written_bytes: int, rows: int) -> None:
+        """Count an object that held a key, the one in its place, and what was taken out."""
+        self.read_bytes += read_bytes
+        self.written_bytes += written_bytes
+        self.rows += rows
+
+    def learn(self, search: Search, index: ForgottenIndex) -> None:
+        """Take from an app's index what was made for it: others that have the same SSTs get the same ones."""
+        for name, sst in index.ssts.items():
+            self.made[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
+
+    def change(self, search: Search, one: NamedSst) -> Iterator[tuple[str, Sst | None]]:
+        """What an app is to call its SST from now on, if that is another than now; puts what has to be made for it."""
+        store = search.member.store
+        root = store.at(one.sst.root).url
+        now = self.made.get(one.sst.object, one.sst)
+        if now is not None:
+            here = replace(now, root="" if root == store.url else root)
+            now = self._without(search, NamedSst(here, one.stage, one.side, one.table))
+        if now is None or now.object != one.sst.object:
+            self.made[one.sst.object] = None if now is None else replace(now, root=root)
+            yield one.sst.object, None if now is None else replace(now, root=one.sst.root)
+
+    def _without(self, search: Search, one: NamedSst) -> Sst | None:
+        sst, store = one.sst, search.member.store.at(one.sst.root)
+        if (chosen := search.chosen(one)) is None:
+            return sst
+        writer, rows = without(search.member.store, sst, one.table, chosen)
+        if not writer.num_rows:
+            self.count(sst.bytes, 0, rows)
+            return None
+        # In the folder of the app that has it: it is collected there.
+        app, _, stage, *_ = sst.object.split("/")
+        made, data = writer.finish(app=app, stage=stage, partition=sst.partition, level=sst.level)
+        store.put(made.object, data)
+        self.count(sst.bytes, made.bytes, rows)
+        return made
+
+    def records(self, search: Search) -> Iterator[tuple[str, RecordsLeft]]:
+        """What becomes of the app's records in flight that hold a key; puts what has the rest of them."""
+        for key, _, rows, mine in search.captured():
+            kept = rows.filter(pa.array(~mine))
+            places = rows["_partition"].to_numpy()
+            gone = count_by_partition(rows.filter(pa.array(mine)), int(places.max()) + 1)
+            made = self._records(search, key, kept, tuple(gone.tolist()))
+            self.count(len(search.member.store.get(key)), made.bytes, int(mine.sum()))
+            yield key, made
+
+    def _records(self, search: Search, key: str, kept: pa.Table, gone: tuple[int, ...]) -> RecordsLeft:
+        if not kept.num_rows:
+            return RecordsLeft(None, gone=gone)
+        sink = BytesIO()
+        pq.write_table(kept, sink, compression="lz4", write_page_checksum=True)
+        data = sink.getvalue()
+        name = key.split("/")[2]
+        made = keys.captured(search.member.app, name, str(ULID()))
+        search.member.store.put(made, data)
+        return RecordsLeft(made, kept.num_rows, len(data), xxhash.xxh3_128_hexdigest(data), gone)
 
 
 @dataclass
@@ -152,3 +232,64 @@ def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
     blocks = (block for sst in newest_first(ssts) for block in whole_blocks(store, sst, REJECTED_RECORDS))
     parts = [pa.Table.from_batches([block.stored]) for block in blocks]
     return merge_rows(parts, REJECTED_RECORDS, drop_tombstones=True)["retried"].null_count if parts else 0
+
+
+_BLOTTED = "(forgotten)"
+"""In the place of a text that had a key."""
+
+
+def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
+    """Delete what was replaced, here and in this machine's cache, and what nothing names and holds a key."""
+    deleted, left = 0, list[Held]()
+    for search in work.searches:
+        store, app = search.member.store, search.member.app
+        index = forgotten.known(store, app)
+        cache.drop(index.ssts)
+        there = {info.key for stage in search.member.heads for info in store.list(keys.ssts(app, stage))}
+        there |= {info.key for info in store.list(keys.snapshots(app))}
+        old = [name for name in index.replaced if name in there]
+        for found, was_named in archive.unnamed(search):
+            if was_named:
+                old.append(found.object)
+            else:
+                left.append(found)
+        do_all(store.delete, old)
+        deleted += len(old)
+        for found, written_ms in search.unnamed(index.ssts):
+            # A batch that was computed before the stage's newest version of this kind is not committed any more.
+            if written_ms < _since_ms(store, app, found.table):
+                store.delete(found.object)
+                deleted += 1
+            else:
+                left.append(found)
+    return deleted, tuple(left)
+
+
+def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
+    """When, by storage's clock, a stage got its newest version of kind `forget`; 0 for never."""
+    head = history.head(store, app, stage)
+    if head is not None and head.retired:
+        return sys.maxsize  # nobody is to name anything
+    while head is not None and head.kind != "forget":
+        head = history.before(store, head)
+    if head is None:
+        return 0
+    key = keys.manifest(app, stage, head.version)
+    return next((info.modified_ms for info in store.list(key) if info.key == key), 0)
+
+
+def blot(work: Work) -> None:
+    """Take the keys out of what people wrote of edits."""
+    for search in work.searches:
+        store, app = search.member.store, search.member.app
+        for done in OPERATIONS.all(store, app):
+            detail, message = (_BLOTTED if search.in_text(text) else text for text in (done.detail, done.message))
+            if (detail, message) != (done.detail, done.message):
+                OPERATIONS.put(store, replace(done, detail=detail, message=message), app)
+        for manifest in search.edited():
+            edit = manifest.edited
+            assert edit is not None  # noqa: S101  what `edited` gives
+            what, message = (_BLOTTED if search.in_text(text) else text for text in (edit.what, edit.message))
+            made = replace(manifest, edited=replace(edit, what=what, message=message))
+            store.put(keys.manifest(app, manifest.stage, manifest.version), codec.encode(made))
+        history.forget(store, app)

@@ -19,8 +19,7 @@ from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Promotion
 from . import hold as holds
 from .hold import RENEW_S, Hold
-from .plan import Heads, PromotionPlan, plan
-from .running import check_runs
+from .plan import Heads, PromotionPlan, check_runs, plan
 from .standing import behind, furthest, short_of
 from .switch import MovedOn, Promotable, Switch, withdraw
 

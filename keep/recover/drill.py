@@ -206,8 +206,7 @@ def _remove_left(
     pause: Callable[[float], None],
 ) -> None:
     """Remove the clone of a drill that was broken off. Raises `Refused` where another app has its name."""
-    note, info = apps.find_cloning(target, name), apps.find_app(target, name)
-    info = note.info if note is not None else info
+    info, _ = apps.find_begun(target, name)
     if info is None:
         return
     if info.origin is None or info.origin.app != app or info.reason != REASON:

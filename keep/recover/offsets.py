@@ -12,12 +12,13 @@ from typing import Protocol
 
 from ...errors import NotFound, Refused
 from ...moments.cut.replicas import Anchor
+from ..clone.first_versions import Topics
 
 Sync = tuple[int, int]
 """An offset of the topic, and that of the same record in its mirror."""
 
 
-class Topics(Protocol):
+class MirrorTopics(Topics, Protocol):
     """What is asked of Kafka about users' topics; `pipeline` implements it."""
 
     def bounds(self, topic: str, /) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -30,10 +31,6 @@ class Topics(Protocol):
 
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
         """The records of a partition from one offset up to another."""
-        ...
-
-    def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """The first offset of each partition whose record has this time or a later one; the end where none has."""
         ...
 
     def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[Sync]]:
@@ -75,7 +72,7 @@ class Source:
     anchors: tuple[Anchor, ...]
 
 
-def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
+def mirrored_name(kafka: MirrorTopics, topic: str, alias: str) -> str:
     """What a mirror calls a topic of the cluster `alias`: as MirrorMaker 2 does, or by its own name.
 
     Raises `NotFound` where there is neither.
@@ -87,7 +84,7 @@ def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
     raise NotFound("Kafka topic", f"{alias}.{topic}", (), hint=hint)
 
 
-def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
+def position(kafka: MirrorTopics, source: Source, alias: str | None) -> ReadOn:
     """Where a partition is read on. `alias` is the cluster of which Kafka is a mirror, None where it is none.
 
     Raises `NotFound` where there is no such topic or partition, and `Refused` where nobody can tell.
@@ -102,7 +99,7 @@ def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
     return _same(kafka, source, first, end) if alias is None else _mirrored(kafka, source, first, end, alias)
 
 
-def _same(kafka: Topics, source: Source, first: int, end: int) -> ReadOn:
+def _same(kafka: MirrorTopics, source: Source, first: int, end: int) -> ReadOn:
     at = f"{source.topic}[{source.partition}]"
     if not first <= source.offset <= end:
         raise Refused(
@@ -122,7 +119,7 @@ def _same(kafka: Topics, source: Source, first: int, end: int) -> ReadOn:
     return ReadOn(source.offset, "same offset")
 
 
-def _mirrored(kafka: Topics, source: Source, first: int, end: int, alias: str) -> ReadOn:
+def _mirrored(kafka: MirrorTopics, source: Source, first: int, end: int, alias: str) -> ReadOn:
     at = f"{source.topic}[{source.partition}]"
     syncs = sorted(kafka.syncs(alias, source.read).get(source.partition, ()))
     if source.anchors:

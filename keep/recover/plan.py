@@ -18,13 +18,12 @@ from ...moments.cut.stored import Snapshot, read_snapshot
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
 from ...store.versions.manifest import AppInfo, Input, Manifest
-from ..clone.first_versions import Channels
 from ..replicate.kafka_state import anchor_name
 from .fence import Primary
-from .offsets import ReadOn, Source, Topics, mirrored_name, position
+from .offsets import MirrorTopics, ReadOn, Source, mirrored_name, position
 
 
-class Recoverable(Channels, Topics, Protocol):
+class Recoverable(MirrorTopics, Protocol):
     """What a recovery needs of Kafka; `pipeline` implements it."""
 
     def internal(self, topic: str, /) -> int:

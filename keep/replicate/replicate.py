@@ -28,9 +28,8 @@ from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
 from ..gc.inventory import many
-from .copier import WORKERS, Copier
+from .copier import WORKERS, Copier, copy_others, copy_rules, was_forgotten
 from .kafka_state import KafkaReader, anchors_of, records_in_flight, sink_rests
-from .others import copy_others, copy_rules, was_forgotten
 from .plan import Todo, every_version, last_final, snapshots_only
 from .standing import Pair
 from .sweep import drop_older, sweep

@@ -5,34 +5,19 @@ end. Unlike there, an offset that Kafka does not hold is refused, and not moved 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 from ...durations import parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...fold.records import windows
 from ...instants import iso
 from ...store.versions.manifest import Input
+from ..clone.first_versions import Topics
 
 _ISO_SPAN = re.compile(r"P(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+(?:\.\d+)?S)?)?", re.ASCII | re.IGNORECASE)
 _SCOPE = re.compile(r"(?P<topic>[^:]+)(?::(?P<partitions>\d+(?:,\d+)*))?")
-
-
-class TopicOffsets(Protocol):
-    """What a reset asks of Kafka; `pipeline` implements it."""
-
-    def starts(self, topic: str, /) -> tuple[int, ...] | None:
-        """The first offset of each partition that can be read, or None when there is no such topic."""
-
-    def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """The end offset of each partition, or None when there is no such topic."""
-
-    def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """The first offset of each partition whose record has this time or a later one; the end where none has."""
-
-    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        """Show Kafka's own tools how far a stage has read, by topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +70,7 @@ class Scenario:
             case "offset":
                 return f"to offset {self.value}"
 
-    def offsets(self, kafka: TopicOffsets, at: Input, partitions: Sequence[int] | None) -> tuple[int, ...]:
+    def offsets(self, kafka: Topics, at: Input, partitions: Sequence[int] | None) -> tuple[int, ...]:
         """Where an input is read on from, by Kafka partition; of those that are not among `partitions`, where it stood.
 
         Raises `NotFound` where Kafka has no such topic, or that has no such partition, and `Refused` where it was made
@@ -119,7 +104,7 @@ class Scenario:
         return tuple(found)
 
     def _wanted(
-        self, kafka: TopicOffsets, topic: str, stood: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+        self, kafka: Topics, topic: str, stood: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> Sequence[int]:
         match self.kind:
             case "earliest":

@@ -1,8 +1,9 @@
 """What a rewind would do: the versions that stages go back to, what is read once more, what cannot be unsent."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -15,16 +16,131 @@ from ...moments.cut.refs import Ref
 from ...moments.cut.resolve import cut_at
 from ...moments.status.lag import beats
 from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps, history, published
 from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import MigratedStage, Unread
-from .sinks import SinkRows, SinkTopics, others, sink_rows
+from ..clone.first_versions import Topics
 
 
-class Rewindable(SinkTopics, Protocol):
-    """What a rewind needs of Kafka; `pipeline` implements it."""
+@dataclass(frozen=True, slots=True)
+class SinkRows:
+    """Rows that a sink was given since a moment, of versions that an earlier rewind has undone, too."""
 
-    def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
-        """Check that a topic can be read on from these offsets. Raises `NotFound` and `Refused`."""
+    stage: str
+    sink: str
+    topic: str
+    """Where they went; empty for a function."""
+    rows: int
+    """That are published, and cannot be unsent, as far as the store knows."""
+    offsets: tuple[str, ...]
+    """Where they lie in that topic, among what others may have sent there since."""
+    dropped: int
+    """That were committed and not published yet: they never will be."""
+
+
+def sink_rows(
+    store: ObjectStore, heads: Mapping[str, Manifest], then: Mapping[str, Manifest], kafka: Topics
+) -> Iterator[SinkRows]:
+    """What was committed for sinks of these stages since their versions `then`; of each topic by itself.
+
+    Raises `Refused` where they lack rows from before.
+    """
+    for stage in order(heads):
+        head, was = heads[stage], then.get(stage)
+        first = history.find(store, head.app, stage, was.version + 1) if was is not None else None
+        for name in {**head.sinks, **head.silent, **(was.sinks if was is not None else {})}:
+            rows, dropped = _of_sink(store, head, was, name)
+            for topic in sorted(rows.keys() | dropped.keys()):
+                since_ms = first.time_ms if first is not None else 0
+                offsets = _sent_since(kafka, topic, since_ms) if topic and rows[topic] else ()
+                if rows[topic] or dropped[topic]:
+                    yield SinkRows(stage, name, topic, rows[topic], offsets, dropped[topic])
+
+
+def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
+    """The other apps that had the name at some time since, by promotions, and published under it.
+
+    No request for an app that took part in none.
+    """
+    app = next(iter(heads.values())).app
+    name = next((head.promotion.name for head in heads.values() if head.promotion is not None), "")
+    if not name:
+        return ()
+    notes = apps.promotions(store, name)
+    until_ms = (*(note.time_ms for note in notes), None)
+    held = zip((name, *(note.folder for note in notes)), until_ms, strict=True)
+    found = (folder for folder, end_ms in held if folder != app and (end_ms is None or end_ms > since_ms))
+    return tuple(dict.fromkeys(found))
+
+
+def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str) -> tuple[Counter[str], Counter[str]]:
+    """By topic, the rows of one sink that were published since `was`, and those that are not yet."""
+    info = apps.find_app(store, head.app)
+    had = was.sinks.get(name) if was is not None else None
+    rows, dropped = Counter[str](), Counter[str]()
+    for at in _ends(store, head, name, was.version if was is not None else 0):
+        sink = at.sinks[name]
+        sent = had.sent if had is not None and had.since == sink.since else 0
+        done = _published(store, at, name, is_newest=at is head)
+        if at is head and done < sent:
+            raise Refused(
+                f"the sink {name!r} of {head.app}/{head.stage} has still to publish {sent - done:,} rows from before "
+                "that moment, which a rewind would drop",
+                hint=f"run the app until `slackwater status {head.app}` shows that they are published",
+            )
+        topics = apps.publishes(store, info, at.promotion) or {}
+        topic = topics.get(name, name) if sink.kind == "topic" else ""
+        rows[topic] += max(0, done - sent)
+        dropped[topic] += sink.sent - done if at is head else 0
+    return rows, dropped
+
+
+def _ends(store: ObjectStore, head: Manifest, name: str, after: int) -> Iterator[Manifest]:
+    """The last version of each time that a sink was begun, newest first, down to the one that was there at `after`.
+
+    A few requests for each, and for each rewind and promotion since.
+    """
+    read, first = partial(history.find, store, head.app), partial(history.first_version, store, head.app)
+    at: Manifest | None = head
+    while at is not None and at.version > after:
+        if (sink := at.sinks.get(name)) is None:
+            # It is given up by a rewind, or in the claim after a promotion.
+            at = history.newest_where(read, first, at, partial(_is_before, _mark(at)))
+            continue
+        if not _withdrawn(store, at):
+            yield at
+        at = history.find(store, at.app, at.stage, sink.since - 1) if sink.since > 1 else None
+
+
+def _mark(each: Manifest) -> tuple[int, int]:
+    """Grows with each promotion and each rewind."""
+    return each.promotion.number if each.promotion is not None else 0, len(each.rewinds)
+
+
+def _is_before(mark: tuple[int, int], each: Manifest) -> bool:
+    return _mark(each) < mark
+
+
+def _withdrawn(store: ObjectStore, at: Manifest) -> bool:
+    """Whether a promotion gave the sinks which was withdrawn: nothing of them is published."""
+    mark = at.promotion
+    return mark is not None and mark.to == at.app and apps.outcome(store, mark) is False
+
+
+def _published(store: ObjectStore, at: Manifest, name: str, *, is_newest: bool) -> int:
+    """Rows published since the sink of a version began, and up to that version; all where nobody has noted any."""
+    if is_newest:
+        place = published.newest(store, at, name)
+        return place.rows if place is not None else 0
+    sink = at.sinks[name]
+    noted = published.PLACES.all(store, at.app, at.stage, name)
+    return max((each.rows for each in noted if sink.since <= each.version <= at.version), default=sink.sent)
+
+
+def _sent_since(kafka: Topics, topic: str, since_ms: int) -> tuple[str, ...]:
+    """What was sent to a topic from a time on; nothing where there is no such topic any more."""
+    ends = kafka.ends(topic)
+    return windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +178,7 @@ class RewindPlan:
     """Apps that had this one's name since, by promotions, and published under it: what they did is not undone."""
 
 
-def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Rewindable | None) -> RewindPlan:
+def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Topics | None) -> RewindPlan:
     """What taking an app, whose newest versions these are, back to a moment of its own means; changes nothing.
 
     Without `kafka`, the tables alone: what was read and sent stays so.
@@ -123,7 +239,7 @@ def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:
             )
 
 
-def _check_inputs(cut: Cut, kafka: Rewindable) -> None:
+def _check_inputs(cut: Cut, kafka: Topics) -> None:
     """See that users' topics still have what is to be read once more. Raises `NotFound` and `Refused`."""
     for manifest in cut.stages.values():
         for read in manifest.inputs.values():
@@ -133,7 +249,7 @@ def _check_inputs(cut: Cut, kafka: Rewindable) -> None:
                 kafka.check_topic(read.topic, read.offsets + (0,) * (count - len(read.offsets)))
 
 
-def _unread(store: ObjectStore, cut: Cut, kafka: Rewindable) -> dict[str, dict[str, Unread]]:
+def _unread(store: ObjectStore, cut: Cut, kafka: Topics) -> dict[str, dict[str, Unread]]:
     """By sender and channel, what the reader furthest behind has still to read. Raises `Refused` where it is gone."""
     found: dict[str, dict[str, Unread]] = {}
     for channel in channels(cut):

@@ -14,8 +14,9 @@ from ...moments.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.migrations import MIGRATIONS, MigratedStage
+from ..clone.first_versions import Topics
 from ..migrate.migrate import carry_out, check_done, finish_earlier
-from .offsets import Scenario, TopicOffsets
+from .offsets import Scenario
 from .plan import check_not_held
 from .rewind import pin_before
 
@@ -83,7 +84,7 @@ def reset(
     app: str,
     scope: Mapping[str, Sequence[int] | None],
     scenario: Scenario,
-    kafka: TopicOffsets,
+    kafka: Topics,
     *,
     by: str,
     now_ms: int,
@@ -133,7 +134,7 @@ def reset(
 
 
 def _announce(
-    kafka: TopicOffsets, heads: Mapping[str, Manifest], wanted: Mapping[str, Mapping[str, tuple[int, ...]]]
+    kafka: Topics, heads: Mapping[str, Manifest], wanted: Mapping[str, Mapping[str, tuple[int, ...]]]
 ) -> None:
     """Show the lag from where users' topics are read on; also where a call that was killed has not come to it."""
     for stage, head in heads.items():
@@ -156,7 +157,7 @@ def _wanted(
     heads: Mapping[str, Manifest],
     scope: Mapping[str, Sequence[int] | None],
     scenario: Scenario,
-    kafka: TopicOffsets,
+    kafka: Topics,
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """By stage and declared name, the offsets of inputs that are to be read on from elsewhere. Raises as `reset`."""
     live = {stage: head for stage, head in heads.items() if not head.retired}

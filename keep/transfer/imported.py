@@ -123,9 +123,6 @@ def import_app(
         plan = replace(plan, info=note.info)
         tables = ImportedTables(target, folder, name, on_progress)
         finish_clone(target, note.info, plan.source, folder.records, tables, kafka, by=by, is_new=plan.note is None)
-        # From here on it exists.
-        apps.create_app(target, note.info, cloned=True)
-        target.delete(keys.cloning(name))
     made = {stage: (0, version) for stage, version in plan.source.versions.items()}
     detail = f"{folder.export.ref}, exported by {folder.export.by}"
     record_once(target, name, "import", detail, by, made, since_ms=plan.info.created_ms, same=lambda _had: True)
@@ -179,8 +176,7 @@ def _begun(target: ObjectStore, planned: AppInfo) -> AppInfo | Cloning | None:
     Raises `Refused` where something else has the name.
     """
     name = planned.name
-    note = apps.find_cloning(target, name)
-    found = note.info if note is not None else apps.find_app(target, name)
+    found, note = apps.find_begun(target, name)
     if found is None:
         check_nothing_there(target, name)
         return None
@@ -199,13 +195,8 @@ def _begin(target: ObjectStore, plan: ClonePlan) -> Cloning:
     """Write the app's note: from here on the name is its own."""
     topics = sorted({channel_topic(plan.info.name, edge.name) for edge in channels(plan.source)})
     wanted = Cloning(plan.info, "", "", deep=True, topics=tuple(topics))
-    note = apps.begin_clone(target, wanted)
-    if note != wanted:
-        raise Refused(
-            f"app {plan.info.name!r} was begun by somebody else at the same moment",
-            hint="say it again: it goes on with that one, if it is the same",
-        )
-    return note
+    apps.begin_clone(target, wanted)
+    return wanted
 
 
 @dataclass(slots=True)

@@ -18,11 +18,11 @@ from ...fold.fits import check_default
 from ...fold.kinds.due import window_of
 from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
 from ...fold.multi_input import name_of
-from ...own_folder import temporary_folder
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.versions import keys
 from ...store.versions.manifest import Column, Table, is_internal
+from ...whole_file import temporary_folder
 from ..api.app import App
 from ..api.sink import Sink
 from ..api.stage import Stage

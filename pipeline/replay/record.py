@@ -4,6 +4,10 @@ The order is BigSift's (Gulzar et al., 2017): first what provenance leaves, then
 Prefixes of the records in the order of their time are replayed, until one is found that is bad and is not without its
 last record. A row of a repartition topic leads to the version that sent it, and there the search goes on: with the same
 predicate, over what the stages in between make of the rows that remain.
+
+From a change of a key to the input record behind it: what is bad is that the row is as it was committed.
+
+Which records of a batch are bad each by itself: all at once, where a predicate looks at one row of the table.
 """
 
 from __future__ import annotations
@@ -16,21 +20,65 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from ...errors import Corruption, Gone, NotFound, Refused
+from ...errors import Corruption, Gone, NotFound, Refused, SlackwaterError
 from ...fold.culprit import smallest, turning_point
+from ...fold.failing import RECORD
+from ...fold.kinds.kind import Groups
 from ...moments.cut.graph import Cut
-from ...moments.cut.lineage import Window
+from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import changed_keys
 from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.versions import Ancestry
-from ...moments.query.row_local import differing, places_of
-from ...search.predicate import Context, Predicate
+from ...moments.query.row_local import ROW, differing, numbers_of, places_of, row_local
+from ...search.predicate import Context, OfAllTables, Predicate
 from ...search.verdict import MAX_ROWS, Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
+from ...store.read.multi_get import multi_get
+from ...store.sst.hashing import hash_keys, normalise_keys
 from ...store.versions import history
+from ...store.versions.manifest import Manifest
 from ..batch.rerun import Numbers
 from .program import LoadedProgram
-from .single_records import bad_alone
 from .stage_replay import StageReplay, of_keys
+
+
+def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
+    """The records that make the predicate true by themselves, ascending; None where that is not known.
+
+    It is known where each of the function's rows comes of one record, and the predicate is SQL over single rows of
+    the stage's table.
+    """
+    if not replay.knows_records or not predicate.sql or replay.before.table is None:
+        return None
+    try:
+        stage, sql = row_local(predicate.sql, [replay.after.stage])
+        return numbers_of(sql, stage, _each_alone(replay))
+    except SlackwaterError:
+        # The predicate is another one, or the state's function does not take a key several times.
+        return None
+
+
+def _each_alone(replay: StageReplay) -> pa.Table:
+    """The table's rows as each record by itself would leave those of its keys, with the record's number as `ROW`."""
+    step, table = replay.step, replay.table
+    bound = step.state_now
+    key = [column.name for column in table.key]
+    rows = normalise_keys(step.split_late(replay.rows())[0], key)
+    order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))
+    rows = rows.take(pa.array(order)).combine_chunks()
+    records, hashes = rows[RECORD].to_numpy(), rows["_hash"].to_numpy()
+    begins = np.append(True, (records[1:] != records[:-1]) | (hashes[1:] != hashes[:-1]))
+    starts = np.flatnonzero(begins)
+    keys = rows.select(key).take(pa.array(starts))
+    each, first, place = np.unique(hashes[starts], return_index=True, return_inverse=True)
+    old, _, _ = replay.stored.of_keys(each, keys.take(pa.array(first)))
+    groups = Groups((np.cumsum(begins) - 1).astype(np.int32), starts)
+    merged = bound.merge(rows.select([*key, *bound.needs]), groups, keys, old.take(pa.array(place)))
+    made = pa.table(
+        [*keys.columns, *merged.values.columns, pa.array(records[starts])],
+        names=[*key, *merged.values.column_names, ROW],
+    )
+    return made if merged.deleted is None else made.filter(pa.array(~merged.deleted))
+
 
 _MOST = 20
 """Replays, after which nobody asks any more which of the records before a guilty one are needed."""
@@ -268,3 +316,44 @@ def _message(program: LoadedProgram, address: Address) -> SourceMessage:
         headers = tuple((name, value) for name, value in message.headers() or ())
         return SourceMessage(address, message.timestamp()[1], message.key(), message.value(), headers)
     raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")
+
+
+def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guilty:
+    """The record with which a key's row became what a version committed, as far as replays prove it.
+
+    Where several records of the batch reach the key, it is the one after which none changed the row any more;
+    `Hop.candidates` says how many there are. `version` wrote the row, or removed it; `key` is one row of key columns,
+    as `parse_key` gives it. Raises `NotFound` where a version is gone, and as `find_record`.
+    """
+    store, cache, app = program.store, program.cache, program.app.name
+    before, after = (history.read(store, app, stage, number) for number in (version - 1, version))
+    cut = Cut(app, {stage: after})
+    predicate = _IsAsCommitted(
+        "the row is what was committed", stage, key, _row(Context(store, cache, cut), after, key)
+    )
+    keys = changed_keys(store, cache, before, after, key)
+    return behind(program, predicate, cut, stage, keys, direct(before, after, losses(after)))
+
+
+@dataclass(frozen=True, slots=True)
+class _IsAsCommitted(OfAllTables):
+    """A predicate that says of a cut: the key's row, or that it has none, is what one version made of it."""
+
+    stage: str
+    key: pa.Table
+    row: pa.Table
+
+    def rows(self, at: Context, max_rows: int) -> pa.Table:
+        found = _row(at, at.cut.stages[self.stage], self.key)
+        return self.key.slice(0, 0 if differing(self.row, found).num_rows else 1)
+
+
+def _row(at: Context, manifest: Manifest, key: pa.Table) -> pa.Table:
+    """The key's row at a version, as it is stored; no row where it has none."""
+    table = manifest.table
+    if table is None:
+        return key.slice(0, 0)
+    hashes = hash_keys(key, key.column_names)
+    values, present = multi_get(at.store, at.cache, manifest.ssts, table, hashes, key, clock_ms=manifest.clock_ms)
+    names = [*key.column_names, *values.column_names]
+    return pa.table([*key.columns, *values.columns], names).slice(0, int(present[0]))

@@ -12,9 +12,9 @@ from ...errors import Refused
 from ...keep.gc.retention import Retention
 from ...keep.migrate.migrate import check_newest
 from ...moments.cut.stored import notify
-from ...own_folder import own_folder, sweep, temporary_folder
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
+from ...whole_file import own_folder, sweep, temporary_folder
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..batch.committer import spools_beside

@@ -233,15 +233,23 @@ def find_cloning(store: ObjectStore, name: str) -> Cloning | None:
     return notes.find(store, key, Cloning, under=lambda found: keys.cloning(found.info.name))
 
 
-def begin_clone(store: ObjectStore, note: Cloning) -> Cloning:
-    """Write the note of a clone, unless there is one; the one that is there. From here on nobody else has the name.
+def find_begun(store: ObjectStore, name: str) -> tuple[AppInfo | None, Cloning | None]:
+    """The identity of an app, whole or being made, and the note of one that is being made. Raises as `find_app`."""
+    note = find_cloning(store, name)
+    return (note.info if note is not None else find_app(store, name)), note
 
-    Raises `Refused` where there is an app of that name, or the storage does not honour conditional puts.
+
+def begin_clone(store: ObjectStore, note: Cloning) -> None:
+    """Write the note of an app that is made of another one, or of a folder. From here on nobody else has the name.
+
+    Raises `Refused` where there is an app or a note of that name, or the storage does not honour conditional puts.
     """
     name, key = note.info.name, keys.cloning(note.info.name)
-    found = notes.add(store, key, note, under=lambda found: keys.cloning(found.info.name))
-    if found != note:
-        return found
+    if notes.add(store, key, note, under=lambda found: keys.cloning(found.info.name)) != note:
+        raise Refused(
+            f"app {name!r} was begun by somebody else at the same moment",
+            hint="say it again: it goes on with that one, if it is the same",
+        )
     try:
         try_storage(store, key, note)
         if find_app(store, name) is not None:
@@ -249,7 +257,6 @@ def begin_clone(store: ObjectStore, note: Cloning) -> Cloning:
     except Refused:
         store.delete(key)
         raise
-    return note
 
 
 def read_app(store: ObjectStore, name: str) -> AppInfo:

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from slackwater.keep.rejected.retries import RETRIES, ask
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.reject import culprits
+from slackwater.pipeline.reject import rejecter
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.stage_replay import StageReplay
@@ -58,7 +58,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Said at once, and not after five seconds.
-    monkeypatch.setattr(culprits, "_SAID_S", 0.0)
+    monkeypatch.setattr(rejecter, "_SAID_S", 0.0)
     bank = Bank(kafka.bootstrap, tmp_path, program=POISON)
     dead = f"{bank.topic}-dead"
     bank.kafka.create_topics({dead: 1})

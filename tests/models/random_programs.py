@@ -32,8 +32,7 @@ from slackwater.fold.step import Step
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.batch.state_task import MARK, StateTask
 from slackwater.pipeline.check.arrangements import Arrangement, as_read
-from slackwater.pipeline.check.check import Reason
-from slackwater.pipeline.check.function_rows import FunctionRows, came
+from slackwater.pipeline.check.check import FunctionRows, Reason, came
 from slackwater.pipeline.replay.program import LoadedProgram
 from slackwater.pipeline.replay.stage_replay import StageReplay
 from slackwater.store.objects.local import LocalStore

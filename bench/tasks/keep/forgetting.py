@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from slackwater.keep.forget.asked import KeysAsked
+from slackwater.keep.forget.family import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.store.archive import index, objects
 from slackwater.store.archive.extents import Extent

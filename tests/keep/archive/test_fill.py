@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater import instants
 from slackwater.errors import NotFound
-from slackwater.keep.archive.fill import TopicFilled, fill
-from slackwater.keep.archive.merging import merge_archives
+from slackwater.keep.archive.fill import TopicFilled, fill, merge_archives
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.status.archives import archives_of
 from slackwater.moments.take.audit_log import list_operations

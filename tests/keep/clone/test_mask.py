@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.fold.kinds import aggregate, join, update, upsert
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.clone.mask import ColumnMask, Masks
+from slackwater.keep.clone.copies import ColumnMask, Masks
 from slackwater.keep.clone.plan import ClonePlan, Terms
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore

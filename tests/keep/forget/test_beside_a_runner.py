@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from slackwater.keep.forget.asked import KeysAsked
+from slackwater.keep.forget.family import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.keep.rejected.schema import REJECTED_RECORDS
 from slackwater.moments.query.columns import parse_key

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slackwater.errors import Corruption, NotFound, Refused, Usage
 from slackwater.instants import now_ms
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.forget.asked import KeysAsked
+from slackwater.keep.forget.family import KeysAsked
 from slackwater.keep.forget.forget import Forgot, forget, give_up, look
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.verify.verify import verify

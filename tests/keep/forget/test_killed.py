@@ -5,7 +5,7 @@ from typing import Any
 
 from slackwater.errors import Refused
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.forget.asked import KeysAsked
+from slackwater.keep.forget.family import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound, Refused, Usage
 from slackwater.keep.clone.clone import clone
-from slackwater.keep.forget.asked import KeysAsked
+from slackwater.keep.forget.family import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.maintain.stages import rescale

@@ -10,8 +10,7 @@ from slackwater.errors import NotFound, Refused
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.migrate.migrate import check_newest, find_plan, migrate
 from slackwater.keep.migrate.migration import finish_newest
-from slackwater.keep.rewind.deploys import before_deploy
-from slackwater.keep.rewind.rewind import Rewound, rewind
+from slackwater.keep.rewind.rewind import Rewound, before_deploy, rewind
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.lineage import trace
 from slackwater.moments.cut.refs import parse

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.check.near import in_order, unlike
+from slackwater.pipeline.check.differences import in_order, unlike
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", "b", None])), max_size=8)
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])

@@ -9,8 +9,8 @@ import pytest
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.query.columns import parse_key
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.replay.key_change import why
 from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.record import why
 from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
