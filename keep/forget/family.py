@@ -19,7 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Table
-from ...store.versions.side_tables import all_ssts, may_be_side_table
+from ...store.versions.side_tables import all_ssts, owner
 from .words import Words
 
 _SHAPE = "TABLE=KEY, with a JSON array for a key of several columns"
@@ -218,9 +218,10 @@ def check_tables(me: Member, asked: KeysAsked) -> None:
     has = {head.stage for head in me.heads.values() if head.table is not None}
     was = {each.stage for head in me.heads.values() for each in head.formerly if head.table is not None}
     for table in asked.tables:
-        if may_be_side_table(table) and table not in has:
+        if (stage := owner(table, me.heads)) != table:
             raise Refused(
-                f"{table} has rejected records, which are no rows of a person: they are found by the keys themselves",
+                f"{table} is a table beside that of {stage}, as of rejected records, which are no rows of a person: "
+                "they are found by the keys themselves",
                 hint="give the key of the stage's own table",
             )
         if table not in has | was:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
-from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import Corruption, Refused, Unavailable
@@ -18,14 +17,15 @@ from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import record
 from ...store.compaction.merge import Stopped, run
 from ...store.compaction.picker import pick_for
-from ...store.compaction.plan import Compaction, Done, apply
+from ...store.compaction.plan import Compaction, Done, apply_to
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest, Table
+from ...store.versions.side_tables import all_ssts, tables_of
 from ..gc.inventory import many
 
 _LAND_S = 10.0
@@ -37,6 +37,7 @@ class Merge:
     """One compaction that is due: how many SSTs, their bytes and levels, ascending, and that of what they become."""
 
     stage: str
+    """The table: it bears the name of its stage, or is one beside that."""
     partition: int
     inputs: int
     bytes: int
@@ -57,10 +58,11 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
     """
     found = []
     for head in _tables_of(store, app, wanted):
-        for one in () if head.retired else pick_for(head, full=full):
+        tables = {} if head.retired else tables_of(head)
+        for name, one in ((name, one) for name, at in tables.items() for one in pick_for(at, full=full)):
             size, levels = sum(sst.bytes for sst in one.inputs), tuple(sorted({sst.level for sst in one.inputs}))
             count, drops = len(one.inputs), one.drops_tombstones
-            found.append(Merge(head.stage, one.partition, count, size, levels, one.output_level, one.moves, drops))
+            found.append(Merge(name, one.partition, count, size, levels, one.output_level, one.moves, drops))
     return tuple(found)
 
 
@@ -105,7 +107,7 @@ class Compacted:
 
 @dataclass(slots=True)
 class StageCompactor:
-    """Compacts the table of one stage, of which `head` is the head, or was it lately."""
+    """Compacts the tables of one stage, of which `head` is the head, or was it lately."""
 
     store: InitVar[ObjectStore]
     cache: SstCache
@@ -134,22 +136,26 @@ class StageCompactor:
         others kept winning the race for the next version, `Corruption` where an SST is missing or damaged, and
         `Unavailable`: the version may have been committed then.
         """
-        todo: set[int] | None = None
+        todo: dict[str, set[int]] | None = None
         while not self.stop.is_set():
             head = self._newest()
             if head.table is None or head.retired:
                 return
+            tables = tables_of(head)
             if full and todo is None:
-                todo = set(range(head.table.partitions))
-            due = pick_for(head) if todo is None else pick_for(head, full=True, only=todo.__contains__)
+                todo = {name: set(range(at.table.partitions)) for name, at in tables.items() if at.table is not None}
+            due: list[tuple[Table, Compaction]] = []
+            for name, at in tables.items():
+                left = todo.get(name, set()) if todo is not None else None
+                picked = pick_for(at) if left is None else pick_for(at, full=True, only=left.__contains__)
+                due += [(at.table, one) for one in picked if at.table is not None]
+                if left is not None:
+                    left.difference_update(one.partition for one in picked)
             if not due:
                 return
             yield from self._merge(head, due)
-            if todo is not None:
-                todo.difference_update(one.partition for one in due)
 
-    def _merge(self, head: Manifest, due: tuple[Compaction, ...]) -> Iterator[Compacted]:
-        assert head.table is not None  # noqa: S101  as the caller has seen
+    def _merge(self, head: Manifest, due: list[tuple[Table, Compaction]]) -> Iterator[Compacted]:
         given_up = threading.Event()
 
         def stop() -> bool:
@@ -158,8 +164,8 @@ class StageCompactor:
         with ThreadPoolExecutor(self.threads, thread_name_prefix=f"compact-{self.head.stage}") as pool:
             try:
                 running = {
-                    pool.submit(run, self._store, self.cache, head.app, self.head.stage, head.table, one, stop=stop)
-                    for one in due
+                    pool.submit(run, self._store, self.cache, head.app, self.head.stage, table, one, stop=stop)
+                    for table, one in due
                 }
                 failures: list[BaseException] = []
                 while running:
@@ -173,7 +179,7 @@ class StageCompactor:
                     # was collected since.
                     if not isinstance(failed, Stopped) and not (
                         isinstance(failed, Corruption)
-                        and all(sst.object != failed.object_key for sst in self._newest().ssts)
+                        and all(sst.object != failed.object_key for sst in all_ssts(self._newest()))
                     ):
                         raise failed
             finally:
@@ -192,8 +198,7 @@ class StageCompactor:
         landed: list[Done] = []
 
         def fits(head: Manifest) -> bool:
-            ssts = apply(head.ssts, there)
-            before, after = set(head.ssts), set(ssts)
+            before, after = set(all_ssts(head)), set(all_ssts(apply_to(head, there)))
             # Unlike one that does not fit, whose inputs stay, or went before.
             landed[:] = [
                 one
@@ -202,7 +207,7 @@ class StageCompactor:
             ]
             return bool(landed) and not head.retired
 
-        change = Amendment("compaction", lambda draft: replace(draft, ssts=apply(draft.ssts, there)), fits)
+        change = Amendment("compaction", lambda draft: apply_to(draft, there), fits)
         store, writer = self._store, self._writer
         made = amend(store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, taken=store.take)
         self.head = made.manifest

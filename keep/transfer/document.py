@@ -21,7 +21,7 @@ from ...store.versions.side_tables import all_ssts, columns_of, without_ssts
 DOCUMENT = "export.json"
 """Its name in the folder."""
 
-_TABLE = rf"{keys.NAME}(?:_rejected)?"
+_TABLE = rf"{keys.NAME}(?:_{keys.NAME})?"
 _PART = r"part-[0-9]{5}\.parquet"
 FilePath = Annotated[
     str,

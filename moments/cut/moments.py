@@ -15,7 +15,7 @@ from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import KeptCut
 from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import MIGRATIONS
-from ...store.versions.side_tables import owner
+from ...store.versions.side_tables import may_have, owner
 from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
 
@@ -225,12 +225,18 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
     if not missing:
         return cut
     stages = history.list_stages(store, cut.app)
-    owners = {owner(table, stages) for table in missing}
-    named = cut.under_names_of(heads_of(store, cut.app, owners.intersection(stages)))
+    heads = heads_of(store, cut.app, sorted({stage for table in missing for stage in may_have(table, stages)}))
+    owners = {owner(table, heads) for table in missing}
+    named = cut.under_names_of({stage: head for stage, head in heads.items() if stage in owners})
     for table in missing:
         if table not in named.tables:
             raise NotFound(f"table at {cut.ref}", table, cut.tables, hint=hint_of_missing(store, cut.app, table))
     return named
+
+
+def having_table(store: ObjectStore, app: str, table: str) -> str:
+    """The stage that has a table of this name now; the name itself where none has. A listing, and a head or two."""
+    return owner(table, heads_of(store, app, may_have(table, history.list_stages(store, app))))
 
 
 def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:

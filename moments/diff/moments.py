@@ -14,6 +14,7 @@ from ...store.sst.arrow_types import to_arrow
 from ...store.sst.key_share import SHARES, KeyShare
 from ...store.sst.types import arrow_schema, shape
 from ...store.versions.manifest import Column, Manifest, Table, is_internal
+from ...store.versions.side_tables import stage_of
 from ..cut.graph import Cut
 from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..query.columns import visible_schema
@@ -159,7 +160,7 @@ def _diff(
 
 def new_tables(one: Cut, other: Cut) -> dict[str, Manifest]:
     """The tables of stages that only `other` has, but for those that have another name in `one`."""
-    return {name: each for name, each in other.tables.items() if each.stage not in one.stages and not each.formerly}
+    return {name: each for name, each in other.tables.items() if stage_of(each) not in one.stages and not each.formerly}
 
 
 def _renamed(one: Cut, other: Cut) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.range_reads import at_once
 from ...store.versions import apps, history, horizon
 from ...store.versions.manifest import Manifest, Table
-from ...store.versions.side_tables import table_of
+from ...store.versions.side_tables import SideManifest, stage_of, table_name, table_of
 from ..cut.stored import find_snapshot
 
 _AHEAD = 64
@@ -59,18 +59,24 @@ class VersionList:
 
 @dataclass(frozen=True, slots=True)
 class StageVersions:
-    """Versions `after` + 1 to `up_to` of a stage."""
+    """Versions `after` + 1 to `up_to` of a stage; with `beside`, of the table that is beside its own by that name."""
 
     store: ObjectStore
     app: str
     stage: str
     after: int
     up_to: int
+    beside: str = ""
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """Where the versions are: store, app and stage."""
-        return self.store.url, self.app, self.stage
+    def place(self) -> tuple[str, str, str, str]:
+        """Where the versions are: store, app and stage, and what they are versions of."""
+        return self.store.url, self.app, self.stage, self.beside
+
+    def find(self, number: int) -> Manifest | None:
+        """One version, None when it was collected."""
+        found = history.find(self.store, self.app, self.stage, number)
+        return table_of(found, table_name(self.stage, self.beside)) if found is not None and self.beside else found
 
     def manifests(self) -> Iterable[Manifest | None]:
         """These versions, None for each that was collected."""
@@ -79,7 +85,7 @@ class StageVersions:
         def read(number: int) -> Manifest | None:
             # A manifest that is collectable may still be there when its SSTs are gone.
             is_there = limit.allows(self.stage, number)
-            return history.find(self.store, self.app, self.stage, number) if is_there else None
+            return self.find(number) if is_there else None
 
         return at_once().map(read, range(self.after + 1, self.up_to + 1))
 
@@ -108,7 +114,7 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
     Three requests for each clone on the way; none for two versions of one app. Raises `Corruption` (what is stored of
     an app on the way is damaged) and `Unavailable`.
     """
-    names = [each.formerly[0].stage if each.formerly else each.stage for _, each in (one, other)]
+    names = [(each.formerly[0].stage if each.formerly else stage_of(each), _beside(each)) for _, each in (one, other)]
     if names[0] != names[1] or one[1].backfills != other[1].backfills:
         # A backfill gives rows of the same `_seq` other values.
         return Ancestry()
@@ -144,7 +150,7 @@ def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Itera
 
     `over_clones` also those of the app that its own was cloned from, and so on.
     """
-    part = StageVersions(store, manifest.app, manifest.stage, 0, manifest.version)
+    part = StageVersions(store, manifest.app, stage_of(manifest), 0, manifest.version, _beside(manifest))
     names = list(manifest.formerly)
     while True:
         info = apps.find_app(part.store, part.app) if over_clones else None
@@ -153,7 +159,7 @@ def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Itera
         if names and names[-1].version > born:
             former = names.pop()
             yield replace(part, after=former.version)
-            part = StageVersions(part.store, part.app, former.stage, 0, former.version)
+            part = replace(part, stage=former.stage, after=0, up_to=former.version)
             continue
         yield replace(part, after=born)
         if origin is None or not born or not origin.shares_rows:
@@ -163,7 +169,12 @@ def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Itera
         # Without it, an app of that name may be another one since.
         if pinned is None or pinned.stages.get(part.stage) != born:
             return
-        part = StageVersions(source, origin.app, part.stage, 0, born)
+        part = StageVersions(source, origin.app, part.stage, 0, born, part.beside)
+
+
+def _beside(manifest: Manifest) -> str:
+    """What a table beside a stage's own is called behind the stage's name; empty for that itself."""
+    return manifest.name if isinstance(manifest, SideManifest) else ""
 
 
 def _branch(line: tuple[StageVersions, ...], number: int, fork: int) -> tuple[StageVersions, ...]:
@@ -182,9 +193,9 @@ def _read(
     part = line[number]
     if number == 0 and part.up_to == version:
         return end[1]
-    if (found := history.find(part.store, part.app, part.stage, version)) is not None:
+    if (found := part.find(version)) is not None:
         return found
     born = line[number - 1] if number else None
     if born is None or born.after != version:
         return None
-    return history.find(born.store, born.app, born.stage, version)
+    return born.find(version)

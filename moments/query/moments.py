@@ -11,9 +11,9 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.range_reads import at_once
 from ...store.versions import apps, history, horizon
 from ...store.versions.manifest import Former, Manifest, Table
-from ...store.versions.side_tables import may_be_side_table, owner
+from ...store.versions.side_tables import owner
 from ..cut.graph import Cut
-from ..cut.moments import called_since, later_stages, name_at
+from ..cut.moments import called_since, having_table, later_stages, name_at
 from ..cut.refs import AtTime, Named, Ref, parse
 from ..cut.resolve import resolve
 from ..cut.stored import find_snapshot
@@ -109,8 +109,8 @@ class Moments:
         return known[ref.text]
 
     def _ref(self, words: str, table: str) -> Ref:
-        # Only a table beside a stage's own has another name than its stage.
-        stage = owner(table, history.list_stages(self.store, self.app)) if may_be_side_table(table) else table
+        # A table beside a stage's own has another name than the stage whose versions these are.
+        stage = having_table(self.store, self.app, table) if _VERSION.fullmatch(words) else ""
         text = ref_of_words(self.store, self.app, words, now_ms=self.now_ms, stage=stage)
         return parse(text, now_ms=self.now_ms)
 

@@ -111,6 +111,12 @@ def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
     return current
 
 
+def apply_to(manifest: Manifest, done: Sequence[Done]) -> Manifest:
+    """The manifest with each result in the place of its inputs (`apply`), in whichever of its tables these are."""
+    sides = {name: replace(each, ssts=apply(each.ssts, done)) for name, each in manifest.side_tables.items()}
+    return replace(manifest, ssts=apply(manifest.ssts, done), side_tables=sides)
+
+
 def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Done] = ()) -> Manifest:
     """The version after `onto` that changes it as `manifest` changed `before`.
 

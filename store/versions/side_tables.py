@@ -2,12 +2,13 @@
 
 They are in the stage's manifest, so they change with its table in one commit, and are as old, as new and as lasting.
 Whoever reads tables gets each as a manifest of its own that has it as its table: what reads one reads the others.
+Which stage has a table, its manifests say, and no name: a stage may be called as another one's side table would be.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from .manifest import Manifest, Sst, Table
 
@@ -20,15 +21,31 @@ def table_name(stage: str, name: str) -> str:
     return f"{stage}_{name}"
 
 
-def may_be_side_table(table: str) -> bool:
-    """Whether a table of this name may be beside a stage's own."""
-    return table.endswith(f"_{REJECTED}")
+class SideManifest(Manifest, frozen=True):
+    """A version of a stage that has a table beside the stage's own as its table, and is called as that is."""
+
+    beside: str = ""
+    """The stage; `stage` is the name of the table."""
+    name: str = ""
+    """What the table is called behind the stage's name."""
 
 
-def owner(table: str, stages: Collection[str]) -> str:
-    """The stage in whose manifests a table is: it bears its name, or the table is beside it; else the name itself."""
-    stage = table.removesuffix(f"_{REJECTED}")
-    return stage if table not in stages and stage in stages else table
+def stage_of(manifest: Manifest) -> str:
+    """The stage of a version, which may be one of `tables_of`."""
+    return manifest.beside if isinstance(manifest, SideManifest) else manifest.stage
+
+
+def owner(table: str, stages: Mapping[str, Manifest]) -> str:
+    """The stage of these in whose manifest a table is: its own, or one beside that; else the name itself."""
+    if table in stages:
+        return table
+    having = (stage for stage, each in stages.items() for name in each.side_tables if table_name(stage, name) == table)
+    return next(having, table)
+
+
+def may_have(table: str, stages: Iterable[str]) -> tuple[str, ...]:
+    """Of these stages those that may have a table of this name, as far as names say; `owner` knows of their heads."""
+    return tuple(stage for stage in stages if table == stage or table.startswith(f"{stage}_"))
 
 
 def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
@@ -46,9 +63,13 @@ def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
 
 def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
     """The tables beside the stage's own, each as a version that has it as its table."""
-    only = replace(manifest, clock_ms=0, side_tables={}, backfills=())
+    if not manifest.side_tables:
+        return ()
+    only = asdict(manifest) | {"clock_ms": 0, "side_tables": {}, "backfills": (), "beside": stage_of(manifest)}
     return tuple(
-        replace(only, stage=table_name(manifest.stage, name), table=each.table, ssts=each.ssts)
+        SideManifest(
+            **only | {"stage": table_name(manifest.stage, name), "name": name, "table": each.table, "ssts": each.ssts}
+        )
         for name, each in manifest.side_tables.items()
     )
 
@@ -57,7 +78,7 @@ def table_of(manifest: Manifest, table: str) -> Manifest:
     """A version as `tables_of` gives it of one table; without a table where the stage has none of this name."""
     if table == manifest.stage:
         return manifest
-    found = tables_of(manifest).get(table)
+    found = next((each for each in side_manifests(manifest) if each.stage == table), None)
     return replace(manifest, stage=table, table=None, ssts=(), side_tables={}) if found is None else found
 
 
