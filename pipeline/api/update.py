@@ -67,10 +67,11 @@ def schema_of(columns: Columns) -> pa.Schema:
         return columns
     # Importing the package must not wait for Spark.
     from pyspark.errors import ParseException
-    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from ..source.spark_types import arrow_of
 
     try:
-        return to_arrow_schema(parse_ddl(columns), timezone="UTC")
+        return arrow_of(parse_ddl(columns))
     except ParseException as error:
         raise Usage(f"columns {columns!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
 

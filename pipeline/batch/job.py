@@ -27,6 +27,7 @@ from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
 from ..source.checkpoint import Checkpoint
 from ..source.wake import PlannerFiles
+from ..spark.exchange import to_partitions
 from ..spark.places import Places
 from ..spark.session import with_settings
 from ..spark.task_placement import Homes
@@ -218,7 +219,7 @@ def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: b
     if alone:
         return hashed.coalesce(1)
     partition = _partition(F.col("_hash"), count)
-    return homes.place(hashed, partition, count) if homes else hashed.repartitionById(count, partition)
+    return homes.place(hashed, partition, count) if homes else to_partitions(hashed, partition, count)
 
 
 def _partition(hashed: Column, partitions: int) -> Column:

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField
 
 from ...fold.event_time import Times
 from ...fold.failing import RECORD
 from ..api.stage import Stage
+from ..source.spark_types import spark_schema_of
 from ..spark.plans import frame_of, hidden, plan_of, rebuilt, with_records
 from .schemas import Shape
 from .transform import for_state, over, tag
@@ -114,7 +114,7 @@ def records_of(
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
     tasks = max(1, min(spark.sparkContext.defaultParallelism, -(-rows.num_rows // batch_rows)))
-    schema = from_arrow_schema(rows.schema)
+    schema = spark_schema_of(rows.schema)
     schema.fields[-1] = StructField(RECORD, LongType(), nullable=False)
     shown = str(path)
 

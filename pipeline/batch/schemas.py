@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from msgspec import structs
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
@@ -32,6 +31,7 @@ from ..api.update import parse_ddl
 from ..messages import outgoing
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
+from ..source.spark_types import arrow_of, spark_schema_of
 from .transform import Applied, apply, each_output
 
 _SESSION = "spark.sessionWindow"
@@ -125,7 +125,7 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
         return shape
     if shape.bound is not None and shape.late_by and (late := shape.bound.late_rows) is not None:
         _check_output(stage.late, late[0])
-        return replace(shape, emits=shape.emits | {stage.late.name: from_arrow_schema(late[0])}, late=late[1])
+        return replace(shape, emits=shape.emits | {stage.late.name: spark_schema_of(late[0])}, late=late[1])
     if not shape.late_by:
         lacks = "a window (F.window) in the key of a table" if shape.timed else "a watermark (withWatermark)"
         raise Refused(
@@ -138,7 +138,7 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
             hint="return their union, or leave late= out of its event_time(...)",
         )
     rows = applied.frames[0].schema
-    _check_output(stage.late, to_arrow_schema(rows, timezone="UTC"))
+    _check_output(stage.late, arrow_of(rows))
     columns = StructType()
     for one in rows:
         # With sessions as windows of their own: what is late makes no session any more.
@@ -170,7 +170,7 @@ def ddl_of(rows: StructType) -> str:
 
 def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], applied: Applied) -> Shape:
     rows = [frame.schema for frame in applied.frames]
-    arrow = [to_arrow_schema(schema, timezone="UTC") for schema in rows]
+    arrow = [arrow_of(schema) for schema in rows]
     apart = tuple(arrow) if len(rows) > 1 else ()
     if stage.state is None:
         if apart and not each_output(stage, rows):
@@ -184,7 +184,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         return Shape(inputs, {output.name: schema for output, schema in sent}, (), None, None, apart)
     for schema in arrow:
         _check_columns(f"stage {stage.name!r}", key, schema)
-    read = {name: to_arrow_schema(inputs[name], timezone="UTC") for name in stage.channels}
+    read = {name: arrow_of(inputs[name]) for name in stage.channels}
     _check_same_types(stage, key, read if not stage.key else {})
     _check_same_types(stage, key, dict(zip(stage.inputs, apart, strict=True)) if apart else {})
     state = _state(stage, stage.state, key, rows)
@@ -258,7 +258,7 @@ def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
     emitted = list(zip(stage.emits_to, each, strict=True))
     for output, rows in emitted:
         _check_output(output, rows)
-    return {output.name: from_arrow_schema(rows) for output, rows in emitted}
+    return {output.name: spark_schema_of(rows) for output, rows in emitted}
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:

@@ -76,7 +76,8 @@ def decode(
         Usage: An argument is none that can be meant.
     """
     from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import from_arrow_type
+
+    from ..source.spark_types import spark_type_of
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise Refused(f"decode needs {', '.join(missing)}", hint="pip install 'slackwater[registry]'")
@@ -84,7 +85,7 @@ def decode(
         raise Usage(f"mode={mode!r} of decode is neither FAILFAST nor PERMISSIVE")
     known = Registry.of(registry, patience_s)
     schema = known.latest(subject or _subject(column), version)
-    kind = from_arrow_type(open_reader(schema, message).type)
+    kind = spark_type_of(open_reader(schema, message).type)
     addressed = isinstance(column, str) and column in _SIDES
     parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _ADDRESS if addressed else ())]
     # What runs in workers takes these with it; the reader is made there.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused
@@ -18,6 +17,7 @@ from ..api.stage import Stage
 from ..kafka.open import end_offsets
 from ..kafka.protocol import FOR_EVER, Kafka
 from ..messages import outgoing
+from ..source.spark_types import arrow_of
 
 _PATIENCE_S = 30.0
 
@@ -91,7 +91,7 @@ def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[st
     """Register schemas of what the sinks will publish. Raises `Refused` or `Unavailable`."""
     for one in written(stage, publishes):
         if one.encoding is not None:
-            outgoing.prepare(one.encoding, to_arrow_schema(emits[one.name], timezone="UTC"), _PATIENCE_S)
+            outgoing.prepare(one.encoding, arrow_of(emits[one.name]), _PATIENCE_S)
 
 
 def claimed(

@@ -132,15 +132,21 @@ class _OfFrames(_Tried):
             pass
 
 
+_BY_KIND = {
+    "BATCHED": _OfARow,
+    "ARROW_BATCHED": _OfARow,
+    "SCALAR_PANDAS": _OfColumns,
+    "SCALAR_ARROW": _OfColumns,
+    "SCALAR_PANDAS_ITER": _OfBatches,
+    "SCALAR_ARROW_ITER": _OfBatches,
+    "MAP_PANDAS_ITER": _OfFrames,
+    "MAP_ARROW_ITER": _OfFrames,
+}
 STANDS_IN: Mapping[int, type[_Tried]] = {
-    PythonEvalType.SQL_BATCHED_UDF: _OfARow,
-    PythonEvalType.SQL_ARROW_BATCHED_UDF: _OfARow,
-    PythonEvalType.SQL_SCALAR_PANDAS_UDF: _OfColumns,
-    PythonEvalType.SQL_SCALAR_ARROW_UDF: _OfColumns,
-    PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF: _OfBatches,
-    PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF: _OfBatches,
-    PythonEvalType.SQL_MAP_PANDAS_ITER_UDF: _OfFrames,
-    PythonEvalType.SQL_MAP_ARROW_ITER_UDF: _OfFrames,
+    number: tries
+    for kind, tries in _BY_KIND.items()
+    # Spark 4.0 has no scalar functions of Arrow.
+    if (number := getattr(PythonEvalType, f"SQL_{kind}_UDF", None)) is not None
 }
 """By Spark's kinds of functions, what tries one."""
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 from pyspark import inheritable_thread_target
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from ... import instants
@@ -33,6 +32,7 @@ from ..api.stage import Stage
 from ..batch.job import Batch
 from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
+from ..source.spark_types import arrow_of
 from ..source.worker import ERROR_MARK
 from ..spark.places import Places
 from .blame import blamed
@@ -213,7 +213,7 @@ class BatchRejecter:
         """
         rows = self._table_of(batch).rows(batch.base)
         left = rows.filter(pc.is_null(rows["retried"]))
-        schemas = {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
+        schemas = {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
         inputs, ordered = inputs_of(self.stage, left, schemas)
         frames = [
             self.spark.createDataFrame(table, schema=_numbered(self.shape.inputs[name]))
@@ -274,7 +274,7 @@ class BatchRejecter:
         for name in self.stage.inputs:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
             mine = tuple((start, part) for start, of, part in messages.numbering.numbered if of == name)
-            columns = to_arrow_schema(schema, timezone="UTC")
+            columns = arrow_of(schema)
             feed = KafkaFeed(self.where, source.topic, columns, mine, source.attempts, messages.patience_s)
             frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))
         return frames

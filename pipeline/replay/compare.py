@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import Gone, Refused
 from ...fold.failing import RECORD
@@ -18,6 +17,7 @@ from ...moments.query.row_local import only_in
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Output
+from ..source.spark_types import arrow_of
 from ..spark.user_errors import as_user_error
 from .inputs import read_input
 from .stage_replay import StageReplay, of_keys
@@ -141,7 +141,7 @@ def _sent(replay: StageReplay, name: str) -> SentRows:
     nothing = (0,) * len(output.ends)
     start = behind(before.outputs.get(name) or Output(output.topic, nothing, nothing), after.stage, before.version)
     end = behind(output, after.stage, after.version)
-    schema = to_arrow_schema(replay.shape.emits[name], timezone="UTC")
+    schema = arrow_of(replay.shape.emits[name])
     try:
         return SentRows(read_input(replay.program, after.app, name, schema, start, end).rows)
     except Gone as error:

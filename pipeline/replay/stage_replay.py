@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import NotFound, Refused
 from ...fold.event_time import Due, Lateness, due_after
@@ -32,6 +31,7 @@ from ...store.versions.manifest import Manifest, Table
 from ..api.stage import Stage
 from ..batch.rerun import Numbers, Rerun, records_of
 from ..batch.schemas import Shape
+from ..source.spark_types import arrow_of
 from .inputs import Records, as_taken, read_input
 from .program import LoadedProgram
 
@@ -101,7 +101,7 @@ class StageReplay:
     @property
     def schemas(self) -> dict[str, pa.Schema]:
         """The columns that the stage's function gets, by the input's declared name."""
-        return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
+        return {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
 
     def of_output(self, name: str) -> StageReplay:
         """The same, asked about a channel; empty for the table. It has what was read already."""

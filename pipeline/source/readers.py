@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ... import instants
@@ -37,6 +36,7 @@ from ..kafka.patience import patience_with
 from ..kafka.protocol import Kafka, Message
 from .options import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
+from .spark_types import arrow_of
 from .spool import InputSpool
 from .wake import PlannerFiles
 from .worker import configure_worker
@@ -72,25 +72,30 @@ class _SourceReader(DataSourceStreamReader):
         self._options = options
         self._schema = schema
         self._private = private
+        self._reached: dict[str, Any] = {}
         # Spark makes its readers when the query has been started: what is needed is known by then.
         self._share = self._told.chosen(options.stage, options.input) if self._told is not None else None
 
-    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Spark's hook."""
-        at = Position.of(start)
+    def latestOffset(  # noqa: N802  Spark's name
+        self, start: dict[str, Any] | None = None, limit: object = None
+    ) -> dict[str, Any]:
+        """Spark's hook; before 4.2 it does not say where the batch starts, which is where the one before ended."""
+        at = Position.of(start or self._reached)
         if at.input != self._options.input:
             raise AssertionError(f"Spark hands {self._options.input!r} an offset of {at.input!r}")
-        return self._planner.latest(at).json()
+        self._reached = self._planner.latest(at).json()
+        return self._reached
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Spark's hook."""
         with self._private.error_mark.own():
             assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
             configure_worker()
-            yield from self._read(partition, to_arrow_schema(self._schema, timezone="UTC"))
+            yield from self._read(partition, arrow_of(self._schema))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Spark's hook."""
+        """Spark's hook; before 4.2 it also says by this, with an empty range, where a checkpoint goes on."""
+        self._reached = end
         first, last = Position.of(start), Position.of(end)
         return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))
 

@@ -8,7 +8,9 @@ streams that Spark gave the client, and ends as it would: when Spark hangs up.
 """
 
 import gc
+import importlib
 import os
+import runpy
 import selectors
 import signal
 import socket
@@ -23,6 +25,7 @@ RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 DAEMON, ONCE = "pyspark.daemon", "pyspark.sql.worker."
 """The module that forks those that are asked once, and how the word begins that names what is asked."""
 CLIENT = Path(__file__).with_name("planner_client.py")
+_ASKED = ("create_data_source", "lookup_data_sources", "plan_data_source_read")
 _CHUNK = 1 << 16
 _SAYS_THE_REST = b"\0\0"
 
@@ -67,11 +70,8 @@ def _serve(listener: socket.socket) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Nobody asks how a planner ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    import pyspark.daemon
-    import pyspark.sql.streaming.python_streaming_source_runner
-    import pyspark.sql.worker.create_data_source
-    import pyspark.sql.worker.lookup_data_sources
-    import pyspark.sql.worker.plan_data_source_read  # noqa: F401
+    for module in (DAEMON, RUNNER, *(f"{ONCE}{what}" for what in _ASKED)):
+        importlib.import_module(module)
 
     from ..source import data_source, readers  # noqa: F401
 
@@ -124,16 +124,9 @@ def _pair(entry: bytes) -> tuple[bytes, bytes]:
 
 
 def _run(module: str) -> None:
-    """What a module of pyspark does when Python runs it."""
-    from pyspark import daemon
-    from pyspark.sql.streaming import python_streaming_source_runner as runner
-    from pyspark.worker_util import get_sock_file_to_executor
-
-    if module == DAEMON:
-        daemon.manager()
-        return
-    with get_sock_file_to_executor(timeout=None) as spark:
-        runner.main(spark, spark)
+    """Run a module as Python does: what it imports is there, and it is small itself."""
+    del sys.modules[module]  # runpy warns of what is imported already
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

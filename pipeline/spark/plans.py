@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ...fold.failing import RECORD
+from .exchange import to_partitions
 
 
 def plan_of(frame: DataFrame) -> Any:
@@ -167,7 +168,7 @@ def _exchanged(frame: DataFrame, number: int) -> DataFrame:
     # Spark hashes whatever holds no map.
     hashable = [column.cast("string") if "map<" in ddl else column for column, ddl in columns]
     named = F.max(F.hash(*hashable)).alias("_")
-    return frame.repartitionById(tasks, F.spark_partition_id()).observe(f"_once_{number}", named)
+    return to_partitions(frame, F.spark_partition_id() % tasks, tasks).observe(f"_once_{number}", named)
 
 
 _ROW_BY_ROW = frozenset(

@@ -9,7 +9,7 @@ from importlib import resources
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkContext, __version__
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -18,12 +18,15 @@ from ...errors import Refused
 from ..source.data_source import InputSource
 from . import jvm
 from .conf import SECRETS, ship_slackwater
+from .exchange import to_partitions
 from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
 
 _STOP_S = 10.0
 _POLL_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DAEMON, _OUR_DAEMON = "spark.python.daemon.module", "slackwater.pipeline.run.worker_daemon"
+_STREAMING = f"org.apache.spark.sql.execution.streaming{'' if __version__.startswith('4.0.') else '.checkpointing'}"
+"""Where Spark has what writes checkpoints."""
 _START_SOONER = (
     # Spark fills the metaspace that a JVM begins with some ten times while it starts, and collects each time.
     "-XX:MetaspaceSize=256m "
@@ -60,9 +63,7 @@ def spark_session(
         # Sources answer from memory; ten milliseconds, Spark's own, keep a core busy when nothing happens.
         "spark.sql.streaming.pollingDelay": "40ms",
         # Each batch logs two files of a checkpoint that is scratch. Spark's own choice forks five commands for a file.
-        "spark.sql.streaming.checkpointFileManagerClass": (
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-        ),
+        "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         # A worker that a library crashes says where; else nobody knows it from one that the kernel killed.
@@ -189,7 +190,7 @@ def warm_up(spark: SparkSession) -> None:
 
     def job() -> None:
         rows = spark.range(0, 1, 1, 1).select("id", F.xxhash64("id").alias("_hash"))
-        rows.repartitionById(1, F.col("id").cast("int")).select("id").mapInArrow(_same, "id long").collect()
+        to_partitions(rows, F.lit(0), 1).select("id").mapInArrow(_same, "id long").collect()
 
     _quietly(lambda: spark.readStream.format(InputSource.name()).load())
     _quietly(job)

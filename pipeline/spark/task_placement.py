@@ -14,7 +14,12 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-_PARTITION = "_home"
+from .exchange import addressed, exchanged
+
+_HOME = "_home"
+"""By which rows meet their home: what `exchange.addressed` gives of their partition."""
+_PARTITION = "_partition"
+"""The number of a home's partition."""
 _firsts = count_from(0, 1 << 20)
 _TRIES = 5
 """The first tasks of all go where there is room first. These are small, so another try costs little."""
@@ -39,7 +44,8 @@ class Homes:
 
         `partition` is the number of a row's partition, an int that is never null.
         """
-        numbered = rows.withColumn(_PARTITION, partition).repartitionById(count, F.col(_PARTITION))
+        home = addressed(rows.sparkSession, partition, count)
+        at_home = exchanged(rows.withColumn(_HOME, home), F.col(_HOME), count)
         context: Any = rows.sparkSession.sparkContext._jsc.sc()
         executors = len(context.statusTracker().getExecutorInfos()) - 1  # the driver is among them
         # An executor that has come has no homes: they are spread anew.
@@ -49,7 +55,7 @@ class Homes:
             self._homes = _spread(rows.sparkSession, count, executors)
         self._partitions, self._executors = count, executors
         # Both sides are partitioned alike, so nothing moves; the hint keeps Spark from broadcasting the smaller one.
-        return numbered.join(self._homes.hint("shuffle_hash"), _PARTITION).drop(_PARTITION)
+        return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
     def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
         """Run something at each partition's home, beside the batches and from any thread; nothing before the first.
@@ -64,7 +70,7 @@ class Homes:
         # A thread's jobs have its tags.
         context.addJobTag(self._tag)
         try:
-            homes.mapInArrow(work, homes.schema).collect()
+            homes.select(_PARTITION).mapInArrow(work, f"{_PARTITION} int").collect()
         finally:
             context.removeJobTag(self._tag)
 
@@ -95,8 +101,11 @@ def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, i
     """One row a partition, each cached by a task that takes so long, and how many the executor has that has most."""
     # Spark takes equal plans for one: these homes would go with those of another stage.
     first = next(_firsts)
-    number = (F.col("id") - first).cast("int").alias(_PARTITION)
-    homes = spark.range(first, first + count).select(number).repartitionById(count, F.col(_PARTITION))
+    number = (F.col("id") - first).cast("int")
+    homes = spark.range(first, first + count).select(
+        number.alias(_PARTITION), addressed(spark, number, count).alias(_HOME)
+    )
+    homes = exchanged(homes, F.col(_HOME), count)
     if wait_ms:
         # True whatever it gives, which Spark cannot know.
         homes = homes.where(f"coalesce(reflect('java.lang.Thread', 'sleep', {wait_ms}L), '') != 'slept'")
