@@ -17,10 +17,9 @@ from ...moments.cut.graph import Cut
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import record
 from ...store.archive import index, merge
-from ...store.archive.appending import append
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import ArchiveIndex
-from ...store.archive.merge import TARGET_BYTES
+from ...store.archive.merge import TARGET_BYTES, append
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history

@@ -162,10 +162,7 @@ def _plan(target: ObjectStore, folder: Folder, info: AppInfo, kafka: Channels) -
         check_channels_free(cut, name, kafka)
         check_published(cut, read, info.origin.sinks, kafka)
     in_flight = tuple(state for edge in channels(cut) if (state := folder.records(edge, None)[0]).attempts)
-    sizes = {
-        each: sum(part.file.bytes + part.internal.bytes for part in table.parts)
-        for each, table in folder.export.tables.items()
-    }
+    sizes = {each: table.bytes for each, table in folder.export.tables.items()}
     found = begun.info if isinstance(begun, Cloning) else begun
     return ClonePlan(cut, found or info, target.url, read, in_flight, sizes, begun is not None, done, note)
 

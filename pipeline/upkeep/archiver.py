@@ -19,9 +19,9 @@ from ...durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
 from ...fold.records import ranges
 from ...store.archive import index, merge
-from ...store.archive.appending import append
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import INDEXES, ArchiveIndex
+from ...store.archive.merge import append
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import read_app

@@ -3,6 +3,8 @@
 Objects of similar size are merged, as universal compaction does it: each record is written again as often as the
 logarithm of how many small objects there were. One day's and the next day's are never merged, and what is as large as
 an object shall be is left alone: retention lets go of whole objects.
+
+Appending to an archive: an object is put, and then an index names it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +15,50 @@ from itertools import groupby
 import pyarrow as pa
 
 from ...durations import DAY_MS
-from ..objects.protocol import ObjectStore
+from ..objects.protocol import ObjectStore, exists
+from ..versions import horizon
 from . import index
-from .extents import union
+from .extents import Extents, union
 from .index import ArchiveIndex, ArchiveObject
 from .objects import ArchivedRecords, ArchiveWriter
+
+_QUICK_S = 600.0
+"""Nothing is swept that was put so recently and that no index names."""
+
+
+def append(
+    store: ObjectStore,
+    archive: ArchiveIndex,
+    writer: ArchiveWriter,
+    read: Extents,
+    read_ms: int,
+    *,
+    by: str,
+    now_ms: int,
+) -> ArchiveIndex:
+    """Append what a writer has to the archive, of which `archive` was the newest index; the newest after that.
+
+    `read` is all that was read for it, with or without records, and `read_ms` when the newest version that read of it
+    was committed. Where the archive has some of it by then, nothing is appended: see what it lacks, and do it again.
+
+    Raises as `index.change`.
+    """
+    clock = horizon.freshness(store)
+    began = clock.now()
+    one, data = writer.finish(index.new_object(archive), read, read_ms) if writer.num_rows else (None, b"")
+    objects = () if one is None else (one,)
+    for each in objects:
+        store.put(each.object, data)
+    update = index.appended(objects, read)
+    made = index.change_of(store, archive, update, by=by, now_ms=now_ms)
+    for each in objects:
+        if each not in made.objects:
+            with suppress(OSError):  # nobody names it: a collection takes it otherwise
+                store.delete(each.object)
+        elif clock.now() - began > _QUICK_S and not exists(store, each.object):
+            store.put(each.object, data)
+    return made
+
 
 TARGET_BYTES = 64 << 20
 """An object is not merged any more from half of this on."""
