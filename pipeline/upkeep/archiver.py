@@ -219,16 +219,9 @@ class Archiver:
             )
             life, head = life + 1, None
         begins = tuple(map(min, zip(*stands, strict=False))) if stands else ()
-        topic.head = head or index.change(
-            self._store,
-            self._app,
-            topic.name,
-            index.begun(begins),
-            life=life,
-            by=self._by,
-            now_ms=instants.now_ms(),
-            topic_id=topic_id,
-        )
+        empty = index.empty(self._app, topic.name, life, topic_id)
+        begun = index.begun(begins)
+        topic.head = head or index.change(self._store, empty, begun, by=self._by, now_ms=instants.now_ms())
         # What was read by whoever ran before, and did not get here.
         owed = [topic.head.owes(each) for each in stands]
         with self._lock:
