@@ -248,7 +248,7 @@ class AppReleases(AppClones):
             cache=client.cache,
             timeout_s=timeout_s,
             dry_run=dry_run,
-            allowed=lambda: self._check_protected(what, yes_really, dry_run=dry_run),
+            allowed=lambda: self._check_allowed(what, yes_really, dry_run=dry_run),
             on_wait=on_wait,
         )
         if done.idle:

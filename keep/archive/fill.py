@@ -75,8 +75,7 @@ def fill(
 ) -> tuple[TopicFilled, ...]:
     """Add to the archives of an app what it has read since a moment, None for the beginning of its history.
 
-    Of topics of which there is no archive, one is begun. Raises `NotFound` where there is no such app, `Corruption`,
-    `Unavailable`, and `Refused` where Kafka does not let us read, or loses meanwhile what is to be read.
+    Of topics of which there is no archive, one is begun. Raises as `StoredApp.archive`, and `Corruption`.
     """
     heads = heads_of(store, app, stages_of(store, app))
     wanted: dict[str, _Wanted] = {}

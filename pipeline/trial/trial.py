@@ -280,12 +280,7 @@ def plan_of(release: Release, options: Options) -> TrialPlan:
 def trial(release: Release, options: Options, cache: SstCache, *, by: str, news: News | None = None) -> Trial:
     """Try a release. A call that was interrupted begins anew with the same call.
 
-    Raises:
-        Usage: the second moment is not after the first, or a query of `allow` is wrong.
-        NotFound: there is no such app, moment or stage, or a topic is gone.
-        Refused: the program does not fit the app's history, Kafka has not the records any more, rows are on the way at
-            the second moment and the program of before is not here, or the same trial is under way.
-        KeyboardInterrupt: somebody asked to stop, by SIGINT or SIGTERM: nothing is compared then.
+    Raises as `StoredApp.trial`, and `Refused` where the same trial is under way.
     """
     with stop_signals() as stop, stop.at_once():
         return _tried(plan_of(release, options), options, cache, by, news or News(), stop)
