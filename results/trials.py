@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 
 from ..moments.diff.moments import TableDiff
-from ..pipeline.trial.sent import SinkDiff
-from ..pipeline.trial.trial import Trial
+from ..pipeline.trial.trial import SinkDiff, Trial
 from . import values
 from .document import Block, Cell, Facts, Name, Page, Section, TableBlock, Time, Title, closing
 from .formats import MOST_SHOWN, duration, plural

@@ -17,13 +17,13 @@ from ...fold.kinds.kind import key_of_table, kind_of
 from ...keep.clone.first_versions import channel_topic
 from ...keep.maintain.stages import bring_back
 from ...keep.migrate.migrate import of_column
-from ...keep.promote.switch import settled
+from ...keep.promote.switch import newest_of, settled
 from ...keep.rejected.schema import REJECTED_RECORDS
 from ...moments.cut.in_flight import left_at
 from ...moments.cut.moments import heads_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.versions import history
+from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Column, Input, Manifest, Output, Program, SideTable, Table
@@ -332,3 +332,28 @@ def program_of(app: App) -> Program | None:
     if app.file is None:
         return None
     return Program(str(app.file), xxhash.xxh3_128_hexdigest(app.file.read_bytes()))
+
+
+def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
+    """Refuse the program of the app that had the name of this one, whose newest versions these are, before it.
+
+    Started again by what keeps it up, it would take the new one over; migrated to it, that would be what was before. No
+    request for an app that took part in no promotion. Raises `Refused`.
+    """
+    found, mine = tuple(heads), program_of(app)
+    promotion = newest_of(found)
+    if mine is None or promotion is None:
+        return
+    name = promotion.name
+    now, *earlier = apps.promoted(store, name)
+    if now != app.name or not earlier:
+        return
+    for head in found:
+        had = history.head(store, earlier[0], head.stage)
+        before = had.program.checksum if had is not None and had.program is not None else ""
+        if before == mine.checksum and head.program is not None and head.program.checksum != before:
+            raise Refused(
+                f"{mine.path} is the program that {name} had before {app.name} was promoted over it; now it has "
+                f"{head.program.path}",
+                hint=f"run that one; or this one beside it, silent: slackwater run {mine.path} --app {name}~1",
+            )

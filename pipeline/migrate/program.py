@@ -22,8 +22,7 @@ from ...store.versions import apps
 from ...store.versions.manifest import Input
 from ..api.app import App
 from ..batch.schemas import Shape, ddl_of, shapes
-from ..claim.claim import Claimer
-from ..claim.former import check_program
+from ..claim.claim import Claimer, check_program
 from ..kafka.channels import KafkaChannels
 from ..kafka.open import open_kafka, wait_for
 from ..run.news import News

@@ -13,6 +13,8 @@ The clone in which a program is tried: what an earlier call has left of it goes 
 
 Killed anywhere, the same call begins anew. Until then the clone is an app like any other, or none; what is left of one
 that was being removed is none. Spark and Kafka are not asked for here.
+
+What two clones gave each sink since they were made, and in which rows they differ.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
+import pyarrow as pa
 from xxhash import xxh3_64_hexdigest
 
 from ... import instants
@@ -34,22 +37,26 @@ from ...keep.clone.plan import Terms
 from ...keep.maintain.removal import discard
 from ...keep.migrate.migrate import lines
 from ...moments.cut.graph import Cut
+from ...moments.cut.in_flight import InFlight
 from ...moments.cut.resolve import resolve
 from ...moments.diff.allowed import without_all
 from ...moments.diff.moments import StoredCut, TableDiff, diff, new_tables
+from ...moments.diff.row_sets import only_in
 from ...moments.status.lag import lapsed
 from ...moments.take.remove import remove_pins_without_clone
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.key_share import KeyShare
-from ...store.versions import apps
+from ...store.versions import apps, history
+from ...store.versions.manifest import Manifest
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..batch.schemas import shapes
 from ..kafka.archived import archived
 from ..kafka.channels import KafkaChannels, group_of
 from ..kafka.open import open_kafka
+from ..kafka.protocol import Kafka
 from ..migrate.program import migrate_app, spark_of
 from ..run.news import News
 from ..run.options import Options
@@ -59,7 +66,58 @@ from ..spark.conf import on_path
 from ..spark.session import running_session
 from .plan import Ends, Release, TrialPlan, check_reached, in_all_to_read, make_plan
 from .sample import sampled
-from .sent import SinkDiff, sink_diffs
+
+_PLACES = ("_partition", "_offset", "_row")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkDiff:
+    """Rows of one sink that only one of two programs gave it. Of records: key, value and headers, as bytes."""
+
+    sink: str
+    removed: pa.Table
+    """That only the first gave."""
+    added: pa.Table
+    """That only the second gave."""
+    rows: tuple[int, int]
+    """How many each gave."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether both gave the same rows, in whatever order."""
+        return not self.removed.num_rows and not self.added.num_rows
+
+
+def sink_diffs(store: ObjectStore, kafka: Kafka, one: Cut, other: Cut) -> tuple[SinkDiff, ...]:
+    """How what two apps wrote for their sinks differs, by the sinks' names. Raises `Unavailable`."""
+    mine, theirs = (dict(_rows(store, kafka, cut)) for cut in (one, other))
+    found = []
+    for name in sorted({*mine, *theirs}):
+        known = mine.get(name, theirs.get(name))
+        assert known is not None  # noqa: S101  it is one of both
+        before, after = (rows.get(name, known.slice(0, 0)) for rows in (mine, theirs))
+        found.append(SinkDiff(name, only_in(before, after), only_in(after, before), (before.num_rows, after.num_rows)))
+    return tuple(found)
+
+
+def _rows(store: ObjectStore, kafka: Kafka, cut: Cut) -> Iterator[tuple[str, pa.Table]]:
+    channels = KafkaChannels(kafka)
+    for head in cut.stages.values():
+        for name in head.sinks:
+            tables = [
+                rows.drop_columns([p for p in _PLACES if p in rows.column_names])
+                for rows in channels.read(_all(store, head, name))
+            ]
+            yield name, pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+
+
+def _all(store: ObjectStore, head: Manifest, name: str) -> InFlight:
+    """All that was written for a sink since it began, as records on the way that nobody has read."""
+    sink = head.sinks[name]
+    versions = history.after(store, head.app, head.stage, sink.since - 1)
+    attempts = tuple(attempt for each in versions if name in each.sinks for attempt in each.sinks[name].attempts)
+    ends = (sink.end,)
+    return InFlight(name, sink.topic, head.stage, "", (0,), ends, attempts, sink.sent, (), sink.since, head.version, "")
 
 
 @dataclass(frozen=True, slots=True)
