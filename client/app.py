@@ -83,8 +83,7 @@ class StoredApp(AppFailover):
                 "a rewind goes to a moment, or to before the newest deploy; expected one of the two",
                 hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
             )
-        self._check_runs_here("a rewind", dry_run=dry_run)
-        self._check_protected("to rewind it", yes_really, dry_run=dry_run)
+        self._check_allowed("to rewind it", yes_really, dry_run=dry_run, here="a rewind")
         client, now_ms = self._client, instants.now_ms()
         channels = (
             None if keep_offsets else client.known_channels("which holds what is to be read once more", self.name)
@@ -141,8 +140,7 @@ class StoredApp(AppFailover):
             NotFound: there is no such app, topic or partition.
             Refused: a runner has the app, the topic is one between its stages, or Kafka does not hold the offsets.
         """
-        self._check_runs_here("a reset", dry_run=dry_run)
-        self._check_protected("to reset its offsets", yes_really, dry_run=dry_run)
+        self._check_allowed("to reset its offsets", yes_really, dry_run=dry_run, here="a reset")
         client, now_ms = self._client, instants.now_ms()
         text = to_datetime.isoformat() if isinstance(to_datetime, datetime) else to_datetime
         scenario = Scenario.of(
@@ -202,8 +200,7 @@ class StoredApp(AppFailover):
             Refused: the table cannot be edited, the rows do not fit it, or the runner did not come to it; nothing was
                 changed then.
         """
-        self._check_runs_here("an edit", dry_run=dry_run)
-        self._check_protected(f"to edit {table}", yes_really, dry_run=dry_run)
+        self._check_allowed(f"to edit {table}", yes_really, dry_run=dry_run, here="an edit")
         client, on_wait = self._client, "{} has it, and does it between two batches …"
         before = newest(client.store, self.name, table).stages[table]
         done = edit(
@@ -246,8 +243,7 @@ class StoredApp(AppFailover):
             Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
                 being forgotten; a snapshot, a clone, an edit or a backfill is under way; a clone cannot be reached.
         """
-        self._check_runs_here("forgetting", dry_run=dry_run)
-        self._check_protected("to forget keys of it", yes_really, dry_run=dry_run)
+        self._check_allowed("to forget keys of it", yes_really, dry_run=dry_run, here="forgetting")
         client = self._client
         done = forget(
             client.store,
@@ -312,8 +308,7 @@ class StoredApp(AppFailover):
         Raises `NotFound` where there is none, and `Refused` where another stage reads what it sends.
         """
         client, group = self._client, group_of(self.name, stage)
-        self._check_runs_here("retiring a stage", dry_run=dry_run)
-        self._check_protected(f"to retire {stage}", yes_really, dry_run=dry_run)
+        self._check_allowed(f"to retire {stage}", yes_really, dry_run=dry_run, here="retiring a stage")
         done = retire(client.store, self.name, stage, by=client.by, now_ms=instants.now_ms(), dry_run=dry_run)
         try:
             if client.settings.brokers and not dry_run:

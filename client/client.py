@@ -14,8 +14,7 @@ from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
 from .backends import Backends, names_of_stage
 
 if TYPE_CHECKING:
-    from ..keep.init.initialise import Initialised
-    from ..keep.init.load import Loaded
+    from ..keep.init.initialise import Initialised, Loaded
     from ..pipeline.migrate.first_version import FirstVersion
     from ..results.shown import Result
     from .app import StoredApp

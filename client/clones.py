@@ -10,7 +10,7 @@ from ..errors import Refused, SlackwaterError
 from ..keep.clone.clone import clone as make_clone
 from ..keep.clone.first_versions import has_run
 from ..keep.clone.listing import KnownClone, clones
-from ..keep.clone.plan import ClonePlan, Terms
+from ..keep.clone.plan import Terms
 from ..keep.maintain import protection
 from ..keep.maintain.refresh import refresh
 from ..keep.maintain.removal import Removal, Removed, remove_app
@@ -77,23 +77,10 @@ class AppClones(AppHistory):
         """
         ttl_ms = parse_ms("ttl", ttl) if ttl else 0
         said = {"topics": topics, "sinks": sinks, "masks": masks, "deep": deep, "reason": reason, "ttl_ms": ttl_ms}
-        self._clone(self._ref(at), to, store, said, owner=owner)
+        self.cloned(self._ref(at), to, store, said, owner=owner)
         return type(self)(self._client.beside(store), to)
 
     def cloned(
-        self, source: str, to: str, store: str | None, said: Mapping[str, Any], *, dry_run: bool = False, **more: Any
-    ) -> Result:
-        """What `clone` does, from a whole ref; `said` are fields of `Terms`. Tells what was done, or would be.
-
-        `more` are `owner` and `on_progress`, which is told how many SSTs are written, and of how many.
-        """
-        client = self._client
-        made = self._clone(source, to, store, said, dry_run=dry_run, **more)
-        client.note_thinned(source, made.source.thinned)
-        runs = made.done and has_run(client.beside(store).store, made.info)
-        return shown.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
-
-    def _clone(
         self,
         source: str,
         to: str,
@@ -103,20 +90,24 @@ class AppClones(AppHistory):
         dry_run: bool = False,
         on_progress: Progress = lambda _done, _all: None,
         owner: str = "",
-    ) -> ClonePlan:
-        client = self._client
-        return make_clone(
+    ) -> Result:
+        """What `clone` does, from a whole ref; `said` are fields of `Terms`. Tells what was done, or would be."""
+        client, target = self._client, self._client.beside(store).store
+        made = make_clone(
             client.store,
             in_folder(client.store, source),
             to,
             terms=Terms(owner=owner or client.by, **{name: value for name, value in said.items() if value}),
             channels=client.known_channels("in which a clone has topics of its own", self.name),
-            target_store=client.beside(store).store,
+            target_store=target,
             cache=client.cache,
             by=client.by,
             dry_run=dry_run,
             on_progress=on_progress,
         )
+        client.note_thinned(source, made.source.thinned)
+        runs = made.done and has_run(target, made.info)
+        return shown.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
 
     def refresh(
         self,
@@ -136,8 +127,7 @@ class AppClones(AppHistory):
                 promotion, or it could not be made anew.
         """
         client = self._client
-        self._check_runs_here("making it anew", dry_run=dry_run)
-        self._check_protected("to make it anew", yes_really, dry_run=dry_run)
+        self._check_allowed("to make it anew", yes_really, dry_run=dry_run, here="making it anew")
         channels = client.known_channels("in which a clone has topics of its own")
         done = refresh(
             client.store,
@@ -178,7 +168,7 @@ class AppClones(AppHistory):
             Refused: a clone lives from it, a runner holds it, or it has the name of another app by a promotion; or
                 Kafka does not let topics be removed.
         """
-        self._check_protected("to remove it", yes_really, dry_run=dry_run)
+        self._check_allowed("to remove it", yes_really, dry_run=dry_run)
         done = _removed(self._client, self.name, topics=topics, fence=fence, force=force, dry_run=dry_run)
         return maintenance.removed(done, self.called, _groups(done.removal), topics=topics, dry_run=dry_run)
 
@@ -195,7 +185,10 @@ class AppClones(AppHistory):
             )
         return self.remove(topics=topics, fence=fence, yes_really=yes_really, dry_run=dry_run)
 
-    def _check_protected(self, what: str, typed: str, *, dry_run: bool) -> None:
+    def _check_allowed(self, what: str, typed: str, *, dry_run: bool, here: str = "") -> None:
+        """Raise `Protected`; and where it is done `here`, such as "a rewind", `Refused` as `_check_runs_here`."""
+        if here:
+            self._check_runs_here(here, dry_run=dry_run)
         if not dry_run:
             protection.check(self._client.store, self.name, what, typed, self.called)
 

@@ -9,8 +9,7 @@ from ..keep.recover.recover import recover
 from ..keep.replicate.copier import WORKERS
 from ..keep.replicate.replicate import Replicator, Round
 from ..moments.cut.replicas import forget
-from ..results.failover import drills, recoveries
-from ..results.failover import replicas as copies_shown
+from ..results import failover as shown
 from ..results.shown import Result
 from ..store.objects.protocol import ObjectStore
 from .backends import Backends
@@ -51,10 +50,10 @@ class AppFailover(AppReleases):
         """
         copies = self.replicator(to, snapshots=snapshots, workers=workers, on_progress=on_progress)
         if dry_run:
-            return copies_shown.to_copy(self.called, copies.target.url, copies.plan())
+            return shown.to_copy(self.called, copies.target.url, copies.plan())
         if copies.reader is None:
             self._client.note("note: nothing says where Kafka is, so records on the way are not kept (--kafka)")
-        return copies_shown.copied(self.called, copies.target.url, copies.round())
+        return shown.copied(self.called, copies.target.url, copies.round())
 
     def replicator(
         self,
@@ -73,7 +72,7 @@ class AppFailover(AppReleases):
     def end_replica(self, to: str) -> Result:
         """Count a replica no more, as it is not kept up to date; what was copied stays. One request."""
         root = self._client.store.at(to).url
-        return copies_shown.ended(self.called, root, was_known=forget(self._client.store, self.name, root))
+        return shown.ended(self.called, root, was_known=forget(self._client.store, self.name, root))
 
     def recover(
         self,
@@ -122,7 +121,7 @@ class AppFailover(AppReleases):
             dry_run=dry_run,
             doing=doing,
         )
-        return recoveries.recovered(done, dry_run=dry_run)
+        return shown.recovered(done, dry_run=dry_run)
 
     def drill(
         self,
@@ -155,8 +154,8 @@ class AppFailover(AppReleases):
             doing=doing,
         )
         if reports is not None:
-            reports.put(client, drills.page(found))
-        return drills.drilled(found)
+            reports.put(client, shown.page(found))
+        return shown.drilled(found)
 
     def _open_primary(self, root: str) -> ObjectStore:
         from ..store.objects.open import open_store

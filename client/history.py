@@ -29,9 +29,8 @@ from ..results.document import Block, Title
 from ..results.shown import Result, Shown
 from ..search.flips import Flips, scan
 from ..search.predicate import Predicate
-from ..search.programs import Function, Python
 from ..search.search import Edge, bisect
-from ..search.session import Asked
+from ..search.session import Asked, Function, Python
 from ..search.verdict import Evaluation, Verdict
 from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten

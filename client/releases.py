@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Usage
 from ..keep.promote.promote import promote
-from ..results import promotion
+from ..results import snapshots
 from ..results.shown import Result
 from .clones import AppClones
 
@@ -248,13 +248,13 @@ class AppReleases(AppClones):
             cache=client.cache,
             timeout_s=timeout_s,
             dry_run=dry_run,
-            allowed=lambda: self._check_protected(what, yes_really, dry_run=dry_run),
+            allowed=lambda: self._check_allowed(what, yes_really, dry_run=dry_run),
             on_wait=on_wait,
         )
         if done.idle:
             called = staging or f"{name}~1"
             client.note(f"note: nobody runs {name} or {called}: nothing is published until one of them is started")
-        return promotion.promoted(done, client.flags, with_values=show_values, dry_run=dry_run)
+        return snapshots.promoted(done, client.flags, with_values=show_values, dry_run=dry_run)
 
     def _run_options(
         self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]

@@ -6,8 +6,7 @@ from pathlib import Path
 from .. import instants
 from ..durations import format_ms
 from ..moments.cut.stored import Request, open_requests
-from ..moments.status.cost import cost_of
-from ..moments.status.overview import overviews
+from ..moments.status.overview import cost_of, overviews
 from ..results import status as shown
 from ..results.shown import Result
 from ..store.versions.apps import folder_of, list_apps

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.read.due_rows import DueRows
-from ..store.read.multi_get import LookUps
+from ..store.read.multi_get import DueRows, LookUps
 from ..store.sst import expiry
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.sorted_runs import bounds

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..instants import iso
+from ..instants import iso, now_ms
 from . import formats
 from .picture import Timeline
 
@@ -148,3 +148,10 @@ def words(span: Span) -> str:
 def text_of(cell: Cell) -> str:
     """A cell or line as text."""
     return "".join(map(words, spans(cell)))
+
+
+def closing(more: str = "") -> Remark:
+    """The last line of a page: who made it, when, and what else is to be said."""
+    from .. import __version__
+
+    return Remark((f"slackwater {__version__}, ", Time(now_ms()), f".{more}"))

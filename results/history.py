@@ -5,7 +5,6 @@ from pathlib import Path
 
 from .. import instants
 from ..moments.cut.graph import Cut
-from ..moments.diff.key_changes import KeyChange
 from ..moments.diff.key_history import RowHistory
 from ..moments.diff.moments import TableDiff
 from ..moments.query.log import LogEntry
@@ -14,7 +13,7 @@ from ..search.verdict import Guilty
 from . import formats, values
 from .document import Block, Cell, Name, TableBlock, Title
 from .shown import Result, fields
-from .values import value_lines, word
+from .values import changed_rows, value_lines, word
 from .verdict import record_data
 
 _IDLE = (
@@ -177,11 +176,6 @@ def diff(
     out: Path | None = None,
 ) -> Result:
     """The rows that differ between two moments, named by `refs`; `out` is the file that has all of them."""
-
-    def row(change: KeyChange) -> dict[str, object]:
-        sides = fields(change, "before", "after") if with_values else {}
-        return {"key": change.key, "change": change.kind, **sides}
-
     names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike")
     equal = all(each.equal for each in found)
     sides = zip("ab", refs, cuts, strict=True)
@@ -189,7 +183,7 @@ def diff(
         **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in sides},
         "equal": equal,
         "tables": [
-            fields(each, *names) | {"rows": values.stream(map(row, each.changes)) if with_rows else None}
+            fields(each, *names, rows=changed_rows(each.changes, with_values=with_values) if with_rows else None)
             for each in found
         ],
         "file": out,

@@ -225,20 +225,9 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
         reads_on = "where it was" if plan.table_only else "from there"
         yield f"the next `slackwater run` reads on {reads_on}"
     changes = [fields(each, "table", "added", "removed", "changed") for each in done.changes]
-    return {
-        "app": app,
-        "to": plan.to.versions,
-        "rewind": done.number or None,
-        "snapshot": done.snapshot or None,
-        "versions": versions,
-        "stages": plan.stages,
-        "keep_offsets": plan.table_only,
-        "changes": changes,
-        "sinks": plan.sinks,
-        "others": plan.others,
-        "dry_run": dry_run,
-        "done_already": not plan.steps,
-    }
+    told = {"rewind": done.number or None, "snapshot": done.snapshot or None, "versions": versions, "changes": changes}
+    how = {"keep_offsets": plan.table_only, "dry_run": dry_run, "done_already": not plan.steps}
+    return fields(plan, "app", "stages", "sinks", "others", to=plan.to.versions) | told | how
 
 
 @result
@@ -265,19 +254,11 @@ def reset(done: ResetDone, flags: str, *, dry_run: bool) -> Words:
     elif done.snapshot:
         yield f"as it was: {app}@{done.snapshot}; back to it: slackwater rewind {app}@{done.snapshot}{flags}"
         yield "the next `slackwater run` reads on from there"
-    stages = [
-        fields(each, "stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks")
-        for each in done.stages
-    ]
-    return {
-        "app": app,
-        "reset": done.number or None,
-        "snapshot": done.snapshot or None,
-        "versions": done.versions,
-        "stages": stages,
-        "dry_run": dry_run,
-        "done_already": not done.stages,
-    }
+    names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks")
+    told = {"reset": done.number or None, "snapshot": done.snapshot or None, "done_already": not done.stages}
+    return (
+        fields(done, "app", "versions", stages=[fields(each, *names) for each in done.stages], dry_run=dry_run) | told
+    )
 
 
 @result
@@ -305,18 +286,9 @@ def edited(done: EditDone, before: Manifest, flags: str, *, with_values: bool, d
         yield f"as it was: slackwater query {stage}@v{done.version - 1}{flags}"
     kinds = changes.kinds().tolist() if changes is not None else []
     counts = {kind: kinds.count(kind) for kind in ("added", "removed", "changed")}
-    rows = ({"key": c.key, "change": c.kind, "before": c.before, "after": c.after} for c in changes or ())
-    return {
-        "app": done.app,
-        "stage": done.stage,
-        "version": done.version or None,
-        "before": before.version,
-        **counts,
-        "rows": values.stream(rows) if with_values else None,
-        "runner": done.runner or None,
-        "done_already": done.already,
-        "dry_run": dry_run,
-    }
+    told = {"version": done.version or None, "before": before.version, "runner": done.runner or None}
+    rows = values.changed_rows(changes or ()) if with_values else None
+    return fields(done, "app", "stage", done_already=done.already, dry_run=dry_run, rows=rows) | counts | told
 
 
 @result

@@ -25,15 +25,8 @@ from .shown import Result, Words, fields, result
 def migrated(done: Migrated, past: Backfilled | None, file: str, flags: str, *, dry_run: bool) -> Words:
     """What a changed program changes, and what was computed over the past; None where that was not asked for."""
     yield from _migrated(done, file, dry_run, flags)
-    data = {
-        "app": done.plan.app,
-        "migration": done.number or None,
-        "snapshot": done.snapshot or None,
-        "versions": done.versions,
-        "finished": done.finished or None,
-        "changes": done.plan.changes,
-        "dry_run": dry_run,
-    }
+    data = fields(done.plan, "app", "changes", versions=done.versions, dry_run=dry_run)
+    data |= {"migration": done.number or None, "snapshot": done.snapshot or None, "finished": done.finished or None}
     if past is None:
         return data
     yield from past_words(past, dry_run)
@@ -231,9 +224,7 @@ def checked(file: str, app: str, done: Sequence[CheckedVersion | PassedOver], *,
         "app": app,
         "program": file,
         "same": not found and bool(ran),
-        "versions": [
-            fields(each, "stage", "version", "records", "runs") | {"different": bool(each.found)} for each in ran
-        ],
+        "versions": [fields(each, "stage", "version", "records", "runs", different=bool(each.found)) for each in ran],
         "passed_over": [fields(each, "ref", "why") for each in passed],
         "found": [_dependence(one, mask) for one in found],
     }

@@ -63,8 +63,8 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is")
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
     yield TableBlock.of(("table", ">version", ">rows"), lines)
-    about = fields(cut, "app", "versions") | {"tables": written.rows, "thinned_out": cut.thinned}
-    return {"file": file, "bytes": written.bytes, **about}
+    about = {"file": file, "bytes": written.bytes, "tables": written.rows, "thinned_out": cut.thinned}
+    return fields(cut, "app", "versions", **about)
 
 
 @result
@@ -72,18 +72,9 @@ def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
     """An app at a moment, in a folder."""
     export, folder = written.export, written.path
     yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} says what it is")
-    sizes = {
-        name: sum(part.file.bytes + part.internal.bytes for part in table.parts)
-        for name, table in export.tables.items()
-    }
+    versions = {name: f"v{export.stages[table.stage].version}" for name, table in export.tables.items()}
     lines = (
-        (
-            name,
-            f"v{export.stages[table.stage].version}",
-            table.rows,
-            formats.size(sizes[name]),
-            f"{folder}/tables/{name}",
-        )
+        (name, versions[name], table.rows, formats.size(table.bytes), f"{folder}/tables/{name}")
         for name, table in export.tables.items()
     )
     yield TableBlock.of(("table", ">version", ">rows", ">size", "files in"), lines)
@@ -94,13 +85,7 @@ def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
         yield f"{formats.plural(rows, 'row')} on the way between stages in {folder}/in-flight"
     yield f"an app of it: slackwater import {folder} NEWAPP{flags}"
     about = {"tables": {name: each.rows for name, each in export.tables.items()}, "in_flight": in_flight}
-    return {
-        "folder": folder,
-        "bytes": written.bytes,
-        **fields(cut, "app", "versions"),
-        **about,
-        "thinned_out": cut.thinned,
-    }
+    return fields(cut, "app", "versions", folder=folder, bytes=written.bytes, thinned_out=cut.thinned) | about
 
 
 @result
@@ -108,16 +93,9 @@ def iceberg_tables(done: "Sequence[WrittenTable]", cut: Cut, ref: str, root: str
     """What each table is now, and what was written for it."""
     written = sum(each.written_bytes for each in done)
     yield Title(f"{ref} as Iceberg tables in {root}, {formats.size(written)} written")
+    moved = {True: "new snapshot", False: "as it was"}
     lines = (
-        (
-            each.name,
-            f"v{each.version}",
-            each.rows,
-            each.files,
-            formats.size(each.bytes),
-            each.hidden,
-            "new snapshot" if each.moved else "as it was",
-        )
+        (each.name, f"v{each.version}", each.rows, each.files, formats.size(each.bytes), each.hidden, moved[each.moved])
         for each in done
     )
     yield TableBlock.of(("table", ">version", ">rows", ">files", ">bytes", ">hidden", ""), lines)
@@ -125,12 +103,7 @@ def iceberg_tables(done: "Sequence[WrittenTable]", cut: Cut, ref: str, root: str
         yield f"{formats.plural(copied, 'file')} from before a migration had to be written anew"
     if not done:
         yield f"{cut.ref} has no table: none of its stages keeps state"
-    return {
-        "root": root,
-        **fields(cut, "app", "versions"),
-        "thinned_out": cut.thinned,
-        "tables": [asdict(each) for each in done],
-    }
+    return fields(cut, "app", "versions", root=root, thinned_out=cut.thinned, tables=[asdict(each) for each in done])
 
 
 def row(

@@ -74,9 +74,9 @@ def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
     return made
 
 
-def fields(value: object, *names: str) -> dict[str, Any]:
-    """These attributes of a value, for machines."""
-    return {name: getattr(value, name) for name in names}
+def fields(value: object, *names: str, **others: object) -> dict[str, Any]:
+    """These attributes of a value, and `others` besides, for machines."""
+    return {name: getattr(value, name) for name in names} | others
 
 
 def plain(block: Block) -> str:

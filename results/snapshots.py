@@ -10,14 +10,17 @@ from ..errors import SlackwaterError
 from ..keep.clone.listing import KnownClone
 from ..keep.clone.plan import ClonePlan
 from ..keep.maintain.removal import Removed
+from ..keep.promote.promote import Promoted
 from ..moments.cut.graph import Cut
 from ..moments.cut.in_flight import InFlight
 from ..moments.cut.stored import Request, Snapshot
 from ..moments.take.audit_log import Operation
+from ..store.versions.apps import taken_back
 from ..store.versions.manifest import AppInfo
-from . import formats
+from . import formats, values
 from .document import Block, Cell, TableBlock, Title
 from .formats import plural, size
+from .history import table_diff
 from .shown import Result, Words, fields, result
 
 
@@ -145,18 +148,12 @@ def refreshed(plan: ClonePlan, called: str, flags: str, *, dry_run: bool) -> Wor
 
 def _data(plan: ClonePlan, dry_run: bool) -> dict[str, object]:
     origin = plan.info.origin
-    return {
-        "app": plan.info,
-        "store": plan.target_root,
-        "source": fields(plan.source, "app", "versions", "time_ms") | {"thinned_out": plan.source.thinned},
-        "topics": plan.topics,
-        "sinks": origin.sinks if origin else {},
-        "bytes_copied": sum(plan.copies.values()),
-        "expires_ms": plan.info.expires_ms or None,
-        **fields(plan, "copies", "in_flight", "resumed"),
-        "done_already": plan.done,
-        "dry_run": dry_run,
-    }
+    source = fields(plan.source, "app", "versions", "time_ms", thinned_out=plan.source.thinned)
+    what = {"app": plan.info, "store": plan.target_root, "source": source, "sinks": origin.sinks if origin else {}}
+    told = {"bytes_copied": sum(plan.copies.values()), "expires_ms": plan.info.expires_ms or None}
+    return (
+        what | told | fields(plan, "topics", "copies", "in_flight", "resumed", done_already=plan.done, dry_run=dry_run)
+    )
 
 
 def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
@@ -249,10 +246,51 @@ def expired(
     ]
     lines += [f"{name} stays: {error.message}" for name, error in left.items()]
     lines += [f"{name} stays: it is {called} since a promotion" for name, called in promoted.items()]
-    data = {
-        "removed": [each.removal.app for each in gone],
-        "left": {name: error.message for name, error in left.items()},
-        "promoted": promoted,
-        "dry_run": dry_run,
-    }
+    why = {name: error.message for name, error in left.items()}
+    data = {"removed": [each.removal.app for each in gone], "left": why, "promoted": promoted, "dry_run": dry_run}
     return Result(data, *(lines or ["no clone's time is over"]), failed=bool(left))
+
+
+@result
+def promoted(done: Promoted, flags: str, *, with_values: bool, dry_run: bool) -> Words:
+    """An app that was promoted over another one, or would be."""
+    plan = done.plan
+    if plan.done:
+        yield f"done already: the app in folder {plan.to} is {plan.name}, and {plan.name}~1 the one that was before"
+    else:
+        yield Title(f"{'would promote' if dry_run else 'promoted'} {plan.staging} over {plan.name}")
+        if dry_run:
+            lag = f"is {plural(done.behind, 'record')} behind it" if done.behind else "has read as much"
+            yield f"{plan.name} stands at {formats.offsets(done.at.items())}; {plan.staging} {lag}"
+        else:
+            yield f"both stood at {formats.offsets(done.at.items())}; {plan.name} was held for {done.held_s:.1f} s"
+        rows = (
+            (each.stage, each.sink, each.topic or "a function", "begins" if each.new else "goes over")
+            for each in plan.sinks
+        )
+        if plan.sinks:
+            yield TableBlock.of(("stage", "sink", "publishes to", ""), rows)
+        else:
+            yield f"{plan.name} has no sinks"
+        for table in done.changes:
+            yield ""
+            yield from table_diff(table, with_rows=with_values, with_values=with_values)
+        yield ""
+        if dry_run:
+            yield "nothing was changed (--dry-run)"
+        else:
+            old = f"{plan.name}~1 the one in folder {plan.over}, whose runner stops"
+            yield f"{plan.name} is the app in folder {plan.to} from here on, and {old}"
+            yield f"start it from now on as: slackwater run FILE --app {plan.name}{flags}"
+            back = taken_back(plan.name, plan.over)
+            yield f"back: {back}{flags}, once {plan.name}~1 runs again, silent"
+    names = ("table", "added", "removed", "changed")
+    changes = [
+        fields(each, *names, rows=values.changed_rows(each.changes) if with_values else None) for each in done.changes
+    ]
+    held_s = None if dry_run or plan.done else round(done.held_s, 3)
+    told = {"behind": done.behind if dry_run else None, "held_s": held_s, "done_already": plan.done, "dry_run": dry_run}
+    return (
+        fields(plan, "name", "over", "number", "sinks", app=plan.to, changes=changes, **fields(done, "at", "versions"))
+        | told
+    )

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from .. import instants
 from ..moments.diff.moments import TableDiff
-from ..pipeline.trial.sent import SinkDiff
-from ..pipeline.trial.trial import Trial
+from ..pipeline.trial.trial import SinkDiff, Trial
 from . import values
-from .document import Block, Cell, Facts, Name, Page, Remark, Section, TableBlock, Time, Title
+from .document import Block, Cell, Facts, Name, Page, Section, TableBlock, Time, Title, closing
 from .formats import MOST_SHOWN, duration, plural
 from .report import Mask
 from .shown import Result, fields
@@ -20,22 +18,15 @@ def trial(found: Trial, code: str, *, show_values: bool) -> Result:
     blocks: list[Block] = [Title(sentence(found)), *_about(found)]
     for each in _all(found):
         blocks += ["", *_differing(each, Mask(show_values), with_values=show_values)]
-    data = {
-        "app": found.app,
+    data = fields(found, "app", "same", "records", "beside", "migrated", "new_tables", "not_allowed") | {
         "code": code,
         "from": found.start.versions,
         "to": found.end.versions,
-        "same": found.same,
-        "records": found.records,
         "seconds": round(found.seconds, 3),
-        "beside": found.beside,
-        "migrated": found.migrated,
-        "new_tables": found.new_tables,
         "tables": [_table_data(each, with_values=show_values) for each in found.tables],
         "sinks": [_sink_data(each, with_values=show_values) for each in found.sinks],
         "unknown_sinks": found.unknown,
         "kept": found.kept or None,
-        "not_allowed": found.not_allowed,
     }
     return Result(data, *blocks, notes=tuple(_notes(found)), failed=not found.same or bool(found.not_allowed))
 
@@ -50,8 +41,6 @@ def sentence(found: Trial) -> str:
 
 def page(found: Trial, code: str, mask: Mask) -> Page:
     """The same to hand on."""
-    from .. import __version__
-
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     facts = (
         ("program", Name(code)),
@@ -82,7 +71,7 @@ def page(found: Trial, code: str, mask: Mask) -> Page:
         sentence=(sentence(found), "."),
         facts=Facts(facts),
         sections=tuple(sections),
-        closing=Remark((f"slackwater {__version__}, ", Time(instants.now_ms()), f". {shown}")),
+        closing=closing(f" {shown}"),
     )
 
 
@@ -162,9 +151,8 @@ def _cell(value: object, mask: Mask) -> Cell:
 
 
 def _table_data(each: TableDiff, *, with_values: bool) -> Mapping[str, object]:
-    rows = ({"key": c.key, "change": c.kind, "before": c.before, "after": c.after} for c in each.changes)
-    data = fields(each, "table", "added", "removed", "changed", "columns", "unlike")
-    return data | {"rows": values.stream(rows) if with_values else None}
+    rows = values.changed_rows(each.changes) if with_values else None
+    return fields(each, "table", "added", "removed", "changed", "columns", "unlike", rows=rows)
 
 
 def _sink_data(each: SinkDiff, *, with_values: bool) -> Mapping[str, object]:

@@ -15,9 +15,10 @@ from ..store.sst.arrow_types import python_rows, python_values
 from ..whole_file import check_folder, whole_file
 from . import formats
 from .document import Cell, Name, TableBlock
+from .shown import fields
 
 if TYPE_CHECKING:
-    from ..moments.diff.key_changes import KeyChanges
+    from ..moments.diff.key_changes import KeyChange, KeyChanges
     from ..moments.diff.moments import TableDiff
 
 _ENDINGS = (".parquet", ".csv", ".json")
@@ -105,6 +106,12 @@ def changes(
         for line in value_lines(key.before, key.after, show, none)
     )
     return TableBlock.of((*names, "column", f">{before}", f">{after}"), rows)
+
+
+def changed_rows(changes: "Iterable[KeyChange]", *, with_values: bool = True) -> msgspec.Raw:
+    """Keys whose rows changed, and how, as one array of JSON; without values the keys alone."""
+    sides = ("before", "after") if with_values else ()
+    return stream({"key": each.key, "change": each.kind, **fields(each, *sides)} for each in changes)
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, dict[str, int]]:
     import slackwater as sw
-    from slackwater.moments.status.cost import hourly, recent
+    from slackwater.moments.status.overview import hourly, recent
     from slackwater.pipeline.batch.batch_report import BatchReport
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run

@@ -19,11 +19,8 @@ VERBS = {
     "clone": "clone",
     **dict.fromkeys(("replicate", "recover"), "failover"),
     "import": "transfer",
-    **dict.fromkeys(("promote", "rewind", "reset", "edit"), "keep"),
-    "forget": "forget",
+    **dict.fromkeys(("promote", "rewind", "reset", "edit", "forget"), "keep"),
     "migrate": "programs",
-    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc"), "keep"),
-    "archive": "archive",
-    "app": "keep",
+    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "archive", "app"), "keep"),
 }
 """In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""

@@ -47,7 +47,7 @@ def replicate(
     verified, compared and cloned as the app can. With --kafka, what was on the way between stages is kept with it. What
     gc takes from the app goes there, too. Killed anywhere, or started twice, it goes on where it was.
     """
-    from ...results.failover.replicas import round_data, round_line
+    from ...results.failover import round_data, round_line
 
     app = session.app(app_name)
     if end:

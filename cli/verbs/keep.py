@@ -1,4 +1,4 @@
-"""Verbs that change what is stored: rewind, reset, rescale, retire, compact, gc, app."""
+"""Verbs that change what is stored: rewind, promote, edit, forget, rescale, retire, protect, compact, gc, app rm."""
 
 import os
 from contextlib import suppress
@@ -8,8 +8,8 @@ from typing import Any
 from ...durations import HOUR_MS
 from ...errors import Usage
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, STAGE, YES_REALLY, Many, argument, flag, option, span
-from ..session import Session, group, verb
+from ..options import APP, DRY_RUN, FORGOTTEN_KEY, FORGOTTEN_KEYS, STAGE, YES_REALLY, Many, argument, flag, option, span
+from ..session import Session, group, now_and_then, verb
 
 
 @verb(
@@ -313,3 +313,68 @@ def protect(
     """
     app = session.app(app_name)
     session.show(session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect())
+
+
+@verb(
+    "slackwater archive flights",
+    "slackwater archive flights --from flights@-7d --dry-run",
+    "slackwater archive flights --from beginning        # with all that Kafka still has of what it read",
+    kafka=True,
+    changes=True,
+)
+def archive(
+    session: Session,
+    app_name: str = APP,
+    start: str = option(
+        "REF", "Fill it with what was read since this moment, and Kafka still has; or: beginning.", "", name="--from"
+    ),
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Show an app's input archives; fill them with what Kafka still has.
+
+    With input = "30d" under [retention] in slackwater.toml, a run keeps what it reads, as Parquet beside the app's
+    versions: replays, bisects and trials read there what Kafka has lost, and a query has it as input('TOPIC'). That
+    begins where the app stands; --from adds what it read before. Killed anywhere, the same command goes on.
+    """
+    with session.progress() as progress:
+        found = session.app(app_name).archive(start or None, dry_run=dry_run, on_progress=progress)
+    session.show(found)
+
+
+@verb(
+    "slackwater forget shop --key customers=4711 --dry-run",
+    "slackwater forget shop --key customers=4711 --key orders_by_customer=4711 --message 'request 2026-118'",
+    "slackwater forget shop --keys gone.txt",
+    """slackwater forget shop --key 'baskets=["DE", 17]'""",
+    kafka=True,
+    changes=True,
+)
+def forget(
+    session: Session,
+    app_name: str = APP,
+    key: Many = FORGOTTEN_KEY,
+    keys: list[Path] | None = FORGOTTEN_KEYS,
+    give_up: bool = flag("--give-up", "Instead, end a forget that broke off and whose keys nobody has any more."),
+    yes_really: str = YES_REALLY,
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Take keys out of all that an app has stored, such as a person's who wants to be forgotten.
+
+    Out of the newest version and of every kept one, of snapshots, records in flight, rejected records and the input
+    archive, and of clones: SSTs are written anew without them, and versions are read with these. No tombstone stays,
+    and nothing says which keys they were. The app may run meanwhile. --dry-run lists the objects that hold one; what
+    is out of reach is listed, too. An interrupted forget is finished by the same command.
+    """
+    app = session.app(app_name)
+    if give_up:
+        if key or keys:
+            raise Usage("--give-up takes no keys: who has them types the forget again, and it is finished")
+        session.show(app.give_up_forgetting())
+        return
+
+    def act(typed: str) -> Result:
+        with session.progress() as progress:
+            how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": now_and_then(progress)}
+            return app.forget_keys(key or (), yes_really=typed, **how)
+
+    session.show(session.confirmed(act, yes_really))

@@ -12,7 +12,7 @@ from ..reporter import reporting
 from ..session import Session, verb
 
 if TYPE_CHECKING:
-    from ...keep.init.load import Loaded
+    from ...keep.init.initialise import Loaded
     from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.options import Options
 

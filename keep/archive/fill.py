@@ -17,10 +17,9 @@ from ...moments.cut.graph import Cut
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import record
 from ...store.archive import index, merge
-from ...store.archive.appending import append
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import ArchiveIndex
-from ...store.archive.merge import TARGET_BYTES
+from ...store.archive.merge import TARGET_BYTES, append
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
@@ -76,8 +75,7 @@ def fill(
 ) -> tuple[TopicFilled, ...]:
     """Add to the archives of an app what it has read since a moment, None for the beginning of its history.
 
-    Of topics of which there is no archive, one is begun. Raises `NotFound` where there is no such app, `Corruption`,
-    `Unavailable`, and `Refused` where Kafka does not let us read, or loses meanwhile what is to be read.
+    Of topics of which there is no archive, one is begun. Raises as `StoredApp.archive`, and `Corruption`.
     """
     heads = heads_of(store, app, stages_of(store, app))
     wanted: dict[str, _Wanted] = {}

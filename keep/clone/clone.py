@@ -63,10 +63,7 @@ def clone(
     something is hidden; `on_progress` is told how many SSTs are copied, and of how many. The source's log of operations
     tells of it if it is `noted`: not of a clone that goes again with the call that wanted it.
 
-    Raises `Usage` where the ref, the name or a mask is malformed, `NotFound` where there is no such app, moment, topic,
-    sink or column, `Refused` where the name or one of its topics is taken, a topic lacks the offsets, or records in
-    flight are gone, `Forbidden` where the source cannot be pinned, and `Unavailable`: the clone may have been begun
-    then, and the same call finishes it.
+    Raises as `StoredApp.clone`. What it began, the same call finishes.
     """
     target = target_store or store
     moment_ms = instants.now_ms() if now_ms is None else now_ms

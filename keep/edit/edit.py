@@ -71,14 +71,8 @@ def edit(
 
     `what` says in a line what is done. Where a runner has the stage, `on_wait` is told of it, and it does the edit
     between two batches, within `patience_s`. A call that was interrupted is finished by the same call: the same
-    statement of the same person within ten minutes is done once, unless it is to be done `again`.
-
-    Raises:
-        Usage: The SQL is wrong, or no single statement that changes rows.
-        NotFound: There is no such app, stage, table or column.
-        Refused: The stage keeps no table, or one that cannot be edited; the rows do not fit it, or two would have one
-            key; or the runner did not come to it. Nothing was changed.
-        Unavailable: Storage did not answer; the same call again finishes it.
+    statement of the same person within ten minutes is done once, unless it is to be done `again`. Raises as
+    `StoredApp.edit`.
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit is a statement, or rows; expected one of the two", hint="give --sql TEXT or --rows FILE")

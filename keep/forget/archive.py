@@ -44,21 +44,23 @@ def take_out(search: Search, *, by: str, now_ms: Callable[[], int]) -> Iterator[
 
     Raises `CommitConflict` where others kept changing an archive, `Corruption` and `Unavailable`.
     """
-    store, app = search.member.store, search.member.app
+    store = search.member.store
     for _ in range(_ROUNDS):
-        by_archive: dict[tuple[str, int], dict[str, ArchiveObject | None]] = {}
+        by_archive: dict[str, tuple[ArchiveIndex, dict[str, ArchiveObject | None]]] = {}
         taken: list[tuple[ArchiveObject, int, int]] = []
         for archive, one in holders(search):
             made, rows = _rewritten(search, archive, one)
-            by_archive.setdefault((archive.topic, archive.life), {})[one.object] = made
+            by_archive.setdefault(archive.prefix, (archive, {}))[1][one.object] = made
             taken.append((one, rows, made.bytes if made is not None else 0))
         if not taken:
             return
-        for (topic, life), changes in by_archive.items():
+        for archive, changes in by_archive.values():
             # It changes nothing where one of them was merged meanwhile: then all are looked at again.
-            index.change(store, app, topic, index.exchanged(changes), life=life, by=by, now_ms=now_ms())
+            index.change(store, archive, index.exchanged(changes), by=by, now_ms=now_ms())
         yield from taken
-    raise CommitConflict(f"the input archive of {app} kept changing while keys were to be forgotten", version=0)
+    raise CommitConflict(
+        f"the input archive of {search.member.app} kept changing while keys were to be forgotten", version=0
+    )
 
 
 def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:

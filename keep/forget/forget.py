@@ -95,13 +95,8 @@ def forget(
     records, if there is one.
     `pause` is called while a runner is yet to archive what it has read.
 
-    Raises:
-        NotFound: there is no such app or table.
-        Usage: a key is not of its columns' types, or is in the message that is to be kept.
-        Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
-            being forgotten; a snapshot, a clone, an edit, or a backfill is under way; a clone cannot be reached.
-        Corruption: an object is missing or damaged: what was done stays done, and the same call goes on.
-        Unavailable: storage did not answer; the same call goes on.
+    Raises as `StoredApp.forget_keys`, also `Usage` where a key is in the message that is to be kept, and `Corruption`
+    where an object is missing or damaged: what was done stays done, and the same call goes on.
     """
     members = family_of(store, app)
     me = members[0]

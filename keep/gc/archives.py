@@ -66,7 +66,7 @@ def collect_archive(
     """Collect what is planned; what was appended or merged meanwhile stays. Raises as `index.change`."""
     then = plan.then
     if plan.goes and not dry_run:
-        then = index.change_of(store, plan.head, index.thinned(plan.before_ms), by=by, now_ms=instants.now_ms())
+        then = index.change(store, plan.head, index.thinned(plan.before_ms), by=by, now_ms=instants.now_ms())
     indexes, objects = _listed(store, plan.head)
     old = [info for info in index.replaced(indexes, margin_ms) if info.modified_ms <= now_ms - margin_ms]
     kept = [info for info in indexes if info not in old]

@@ -33,8 +33,7 @@ from ...store.read.fetch import corrupt, file_name
 from ...store.sst.evolution import Reading
 from ...store.versions import apps, keys
 from ...store.versions.manifest import Manifest, Sst, Table
-from .columns import data_schema, iceberg_schema, is_read_alike
-from .files import address, data_file
+from .files import address, data_file, data_schema, iceberg_schema, is_read_alike
 from .hidden import Positions, hidden_positions, plan_deletes
 from .table import OWN, SWEEP_MS, Head, IcebergTable, Snapshotted
 

@@ -3,24 +3,250 @@
 Until that commit nobody sees anything: SSTs that no version names are nothing to readers. Killed before it, the same
 call begins again, and what was put lies there until garbage collection takes it, some time after the first claim.
 Killed after it, the same call finds that the version has the rows that it would load.
+
+Rows as the SSTs of a table's first version: sorted, one of each key, encoded on several cores.
+
+However many there are, DuckDB sorts them by their hashes, on disk where they do not fit into memory.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil, log2
 
+import duckdb
+import numpy as np
+import pyarrow as pa
 from msgspec.structs import replace
 
 from ... import instants
-from ...errors import Refused
+from ...errors import Refused, SlackwaterError
+from ...moments.query.sql import empty_database
 from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
+from ...store.sst.expiry import latest_event_ms, with_expiry
+from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
+from ...store.sst.types import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
+from ...store.sst.writer import SstWriter
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
-from ...store.versions.manifest import AppInfo, Manifest, Output
-from .load import Loading, OnProgress, discard
-from .source import RowSource
+from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
+from .source import EXAMPLES, RowSource, check, examples, fit, reading
+
+MEMORY = "512 MiB"
+"""What sorting may take; beyond that, DuckDB goes to disk."""
+
+_BATCH_ROWS = 1 << 17
+
+
+def by_hash(
+    rows: Iterable[pa.RecordBatch], schema: pa.Schema, key: tuple[str, ...], on_read: Callable[[int, int], None]
+) -> Iterator[pa.RecordBatch]:
+    """The rows with the `_hash` of their key before their columns, ascending by it; rows of one hash in any order.
+
+    Takes all rows before it gives the first, and tells `on_read` of each batch, as rows and bytes. What does not fit
+    into `MEMORY` goes to Python's folder of temporary files. Raises `SlackwaterError` when there is no room on the
+    disk, and whatever `rows` raises.
+    """
+    hashed = pa.schema([pa.field(HASH, pa.int64()), *schema])
+    failure: BaseException | None = None
+
+    def with_hash() -> Iterator[pa.RecordBatch]:
+        nonlocal failure
+        try:
+            for batch in rows:
+                columns = [pa.array(hash_keys(batch, key)), *batch.columns]
+                made = pa.RecordBatch.from_arrays(columns, schema=hashed)
+                on_read(made.num_rows, made.nbytes)
+                yield made
+        except BaseException as error:
+            # DuckDB would tell of it in words of its own.
+            failure = error
+            raise
+
+    with closing(empty_database()) as con:
+        con.execute(f"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET memory_limit = '{MEMORY}'")
+        con.register("rows", pa.RecordBatchReader.from_batches(hashed, with_hash()))
+        try:
+            for batch in con.sql(f"FROM rows ORDER BY {HASH}").to_arrow_reader(_BATCH_ROWS):
+                yield batch.cast(hashed)
+        except (duckdb.Error, pa.ArrowException) as error:
+            if failure is not None:
+                raise failure from None
+            sentence, _, more = str(error).strip().partition("\n")
+            hint = "it sorts on disk, in the folder that TMPDIR names: let it name one with room"
+            raise SlackwaterError(f"the rows cannot be sorted: {sentence}", quoted=more.strip(), hint=hint) from error
+
+
+_SEQ = 1
+_LEVEL = 1
+"""SSTs side by side are one sorted run; none of them waits to be merged, as those of level 0 do."""
+_MOST_WORKERS = 4
+"""Each has the rows of an SST in memory, twice."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """SSTs that nothing names yet, and how far writing them is."""
+
+    read: int = 0
+    """Rows that were read; all are, before the first SST is written."""
+    rows: int = 0
+    """Rows of the SSTs that are written."""
+    ssts: list[Sst] = field(default_factory=list)
+    """These; once all are there, by their hashes, ascending."""
+    latest_ms: int | None = None
+    """The largest event time, for a table whose rows expire by one."""
+
+
+OnProgress = Callable[[Loaded], None]
+
+
+def discard(store: ObjectStore | None, ssts: list[Sst]) -> None:
+    """Delete SSTs that no version will name. Those that cannot be are left to garbage collection."""
+    if store is not None:
+        for sst in ssts:
+            with suppress(SlackwaterError):
+                store.delete(sst.object)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    rows: int = 0
+    latest_ms: int | None = None
+    num_repeats: int = 0
+    """Rows with the key of another: then none of the slot is written."""
+    repeated: str = ""
+
+
+@dataclass(slots=True)
+class Loading:
+    """Writes rows as SSTs of the first version of a stage, whose app and itself are `names`.
+
+    The same rows give the same SSTs, but for their names. Takes memory for a few SSTs, and as much as sorting may
+    (`MEMORY`). One put for each SST; none where `store` is None. A time to live counts from `clock_ms`; `on_progress`
+    is called after each batch and each SST.
+    """
+
+    store: ObjectStore | None
+    names: tuple[str, str]
+    table: Table
+    clock_ms: int
+    on_progress: OnProgress
+    done: Loaded = field(default_factory=Loaded)
+    bytes: int = 0
+    num_repeats: int = 0
+    repeated: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the table's key columns."""
+        return tuple(column.name for column in self.table.key)
+
+    def load(self, source: RowSource) -> Loaded:
+        """Read, sort and write all rows.
+
+        Raises `Refused` where the source cannot be read or does not fit the table, a key is null, or rows have the same
+        key, `SlackwaterError` where there is no room to sort them, and `Unavailable`. What was put is deleted then.
+        """
+        try:
+            with reading(source) as batches:
+                check(batches.schema, self.table, str(source))
+                self._load(batches, str(source))
+        except BaseException:
+            discard(self.store, self.done.ssts)
+            raise
+        self.done.ssts.sort(key=lambda sst: sst.hash_min)
+        return self.done
+
+    def _load(self, batches: pa.RecordBatchReader, what: str) -> None:
+        schema = arrow_schema((*self.table.key, *self.table.values))
+        in_order = by_hash((fit(batch, self.table, what) for batch in batches), schema, self.key, self._on_read)
+        workers = min(os.cpu_count() or 1, _MOST_WORKERS)
+        under_way: deque[Future[_Written]] = deque()
+        with ThreadPoolExecutor(workers, "init") as pool:
+            for partition, rows in self._by_slot(in_order):
+                under_way.append(pool.submit(self._write, partition, rows))
+                if len(under_way) > workers:
+                    self._count(under_way.popleft().result())
+            for writing in under_way:
+                self._count(writing.result())
+        if self.num_repeats:
+            raise Refused(
+                f"{self.num_repeats:,} rows of {what} have the key of another row: expected one row of each key; there "
+                f"are more of {'; '.join(self.repeated)}",
+                hint="nothing was written; --sql says which to take: SELECT DISTINCT ON (…) … ORDER BY …",
+            )
+
+    def _on_read(self, num_rows: int, num_bytes: int) -> None:
+        self.done.read += num_rows
+        self.bytes += num_bytes
+        self.on_progress(self.done)
+
+    def _slots(self) -> int:
+        """Equal ranges of all hashes: state partitions, each in so many parts that an SST of one is not too large."""
+        partitions, size = self.table.partitions, self.table.compaction.target_file_bytes
+        return partitions << max(0, ceil(log2(max(1, self.bytes / (partitions * size)))))
+
+    def _by_slot(self, rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+        """Rows that come by hash, cut where slots end: of each slot that has rows, its state partition and them."""
+        partitions, slots, current = self.table.partitions, 0, -1
+        waiting: list[pa.RecordBatch] = []
+        for batch in rows:
+            # All rows were read when the first of them come.
+            slots = slots or self._slots()
+            numbers = partition_of(batch.column(HASH).to_numpy(), slots)
+            ends = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+            for start, end in pairwise((0, *ends, batch.num_rows)):
+                if int(numbers[start]) != current:
+                    if waiting:
+                        yield current * partitions // slots, pa.Table.from_batches(waiting)
+                    current, waiting = int(numbers[start]), []
+                waiting.append(batch.slice(start, end - start))
+        if waiting:
+            yield current * partitions // slots, pa.Table.from_batches(waiting)
+
+    def _write(self, partition: int, rows: pa.Table) -> _Written:
+        """One SST with these rows of one slot, unless there is nothing to be written any more. Changes no count."""
+        rows = normalise_keys(rows, self.key)
+        keys = rows.select(self.key)
+        order, repeats = sort_keys(rows.column(HASH).to_numpy(), keys)
+        if repeats.any():
+            some = keys.take(pa.array(order[repeats][:EXAMPLES]))
+            return _Written(num_repeats=int(repeats.sum()), repeated=examples(some))
+        if self.num_repeats:
+            return _Written()
+        rows = rows.take(pa.array(order)).combine_chunks()
+        rows = rows.append_column(SEQ, pa.array(np.full(rows.num_rows, _SEQ, np.int64)))
+        rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, PUT, np.uint8)))
+        rows = rows.append_column(PREV, pa.array(np.zeros(rows.num_rows, np.int64)))
+        schema = sst_schema(self.table)
+        rows = with_expiry(rows, self.table, self.clock_ms).select(schema.names).cast(schema)
+        writer = SstWriter(self.table)
+        writer.append(rows)
+        app, stage = self.names
+        sst, data = writer.finish(app=app, stage=stage, partition=partition, level=_LEVEL)
+        # Before it is there: whoever gives up deletes it.
+        self.done.ssts.append(sst)
+        if self.store is not None:
+            self.store.put(sst.object, data)
+        return _Written(sst.rows, latest_event_ms(rows, self.table.ttl))
+
+    def _count(self, written: _Written) -> None:
+        self.done.rows += written.rows
+        self.num_repeats += written.num_repeats
+        if written.repeated and len(self.repeated) < EXAMPLES:
+            self.repeated.append(written.repeated)
+        if written.latest_ms is not None:
+            self.done.latest_ms = max(written.latest_ms, self.done.latest_ms or written.latest_ms)
+        self.on_progress(self.done)
+
 
 Channels = Callable[[], Mapping[str, Output]]
 """Makes the channels that the stage writes, where there are none, and says where they end."""

@@ -48,11 +48,8 @@ def refresh(
 
     Where the name of its source went over to another app since it was made, it is made from that one, which the plan
     has by its folder. What it has done since is gone. `removing` are `fence`, `outside`, `on_wait` and `pause` of
-    `remove_app`. With `dry_run`, everything is checked and nothing changed; else as `clone`.
-
-    Raises `NotFound` where there is no such app, `Refused` where it is no clone, nothing says where it came from, other
-    clones live from it, a runner holds it, a name means it since a promotion, or it could not be made anew (nothing was
-    changed then), and `Unavailable`: the same call goes on.
+    `remove_app`. With `dry_run`, everything is checked and nothing changed; else as `clone`. Raises as
+    `StoredApp.refresh`, `Refused` also where a runner holds it.
     """
     key = keys.refreshing(keys.check_name("app", name))
 

@@ -89,9 +89,7 @@ def promote(
     are, `pause` is called between two looks, `clock` gives seconds. With a `cache`, tables are compared. A call that
     was interrupted is finished by the same call.
 
-    Raises `Refused` and `NotFound` as `plan`; `Refused` also where the new app never ran, or only the old one runs;
-    where another promotion is under way; or where they did not come to stand at the same offsets in time: nothing has
-    gone over then, and both go on. `Unavailable`: the same call goes on.
+    Raises as `StoredApp.promote`; what is refused has changed nothing, and both go on.
     """
     found, old, new = plan(store, name, staging, kafka)
     if dry_run:

@@ -210,11 +210,7 @@ def recover(
 
     `primary` opens the root where the app ran, None to leave that alone; `reader` reads the Kafka that the app had
     there, for what is copied at the last. With `as_it_is` nothing is: the replica's cut counts. `doing` is told what
-    goes on.
-
-    Raises `NotFound` where there is no replica, or no topic; `Refused` where it is not whole, somebody else recovers
-    it, it cannot be told where topics are read on, or what was on its way is gone: nothing was changed then, but that
-    where it ran may have been fenced; and `Unavailable`: the same call goes on.
+    goes on. Raises as `StoredApp.recover`: what is refused has changed nothing, but where it ran may have been fenced.
     """
     clock = Clock()
     found, _ = find_replica(target, app)

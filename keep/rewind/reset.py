@@ -95,12 +95,9 @@ def reset(
     """Have an app read users' topics on from other offsets, at its next start.
 
     `scope` has the topics, by their names as declared or in Kafka, and the partitions of each, None for all; empty for
-    all topics. With `fence` also while a runner has the app, which stops. The `reader` keeps the records in flight with
-    the snapshot of the moment before. A call that was interrupted is finished by the same call, by a run, a rewind or a
-    migration. So a shift that is said twice is done once, while nobody has read on since.
-
-    Raises `NotFound` where there is no such app, topic or partition, `Refused` where a runner has it, a topic is none
-    of users', or Kafka does not hold the offsets (nothing was changed then), and `Unavailable`.
+    all topics. The `reader` keeps the records in flight with the snapshot of the moment before. A call that was
+    interrupted is finished by the same call, by a run, a rewind or a migration. So a shift that is said twice is done
+    once, while nobody has read on since. Raises as `StoredApp.reset`.
     """
     if not dry_run:
         finish_earlier(store, app, now_ms=now_ms)

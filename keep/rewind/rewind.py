@@ -121,13 +121,8 @@ def rewind(
 ) -> Rewound:
     """Take all stages of an app back to a moment of its own, None for the one before its newest program: all or none.
 
-    Tables, offsets, and what is on the way between stages are what they were then; without `kafka` the tables alone.
-    With `fence` also while a runner has the app, which stops. The `reader` keeps the records in flight with the
-    snapshot of the moment before. A call that was interrupted is finished by the same call, by a run, or a migration.
-
-    Raises `NotFound` where there is no such app or moment, or a topic is gone; `Refused` where a runner has it, a stage
-    has another name since, Kafka has not what is to be read once more, or a sink lacks rows from before (nothing was
-    changed then); and `Unavailable`.
+    Without `kafka` the tables alone. The `reader` keeps the records in flight with the snapshot of the moment before. A
+    call that was interrupted is finished by the same call, by a run, or a migration. Raises as `StoredApp.rewind`.
     """
     if not dry_run:
         finish_earlier(store, app, now_ms=now_ms)

@@ -64,6 +64,11 @@ class ExportedTable(Struct, frozen=True):
     parts: tuple[TablePart, ...]
     """One at least: of a table without rows, one without rows."""
 
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return sum(part.file.bytes + part.internal.bytes for part in self.parts)
+
 
 class ExportedChannel(Struct, frozen=True):
     """Records that were on their way from one stage to another.

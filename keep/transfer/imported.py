@@ -102,14 +102,9 @@ def import_app(
 ) -> ClonePlan:
     """Make app `name` in the store `target` of an exported folder. A call that was interrupted is finished by the same.
 
-    The app reads `topics` instead of those that were read, by their names as declared, from the same offsets of the
-    same partitions. It publishes `sinks`, by their names as declared, each to a topic, which may be the one of before;
-    those that are not named are not written at all. With `dry_run`, everything is checked and nothing changed.
-    `on_progress` is told how many SSTs are written, and of how many.
-
-    Raises `Usage` where the name is malformed, `NotFound` where there is no such folder, topic or sink, `Refused` where
-    the folder is not as it was written, the name or one of its topics is taken, or a topic lacks the offsets, and
-    `Unavailable`: the app may have been begun then, and the same call finishes it.
+    Arguments and errors are those of `Client.import_app`. A sink's topic may be the one of before; sinks that are not
+    named are not written at all. With `dry_run`, everything is checked and nothing changed. `on_progress` is told how
+    many SSTs are written, and of how many.
     """
     folder = Folder.open(path)
     info = _identity(folder, name, topics or {}, sinks or {}, now_ms)
@@ -162,10 +157,7 @@ def _plan(target: ObjectStore, folder: Folder, info: AppInfo, kafka: Channels) -
         check_channels_free(cut, name, kafka)
         check_published(cut, read, info.origin.sinks, kafka)
     in_flight = tuple(state for edge in channels(cut) if (state := folder.records(edge, None)[0]).attempts)
-    sizes = {
-        each: sum(part.file.bytes + part.internal.bytes for part in table.parts)
-        for each, table in folder.export.tables.items()
-    }
+    sizes = {each: table.bytes for each, table in folder.export.tables.items()}
     found = begun.info if isinstance(begun, Cloning) else begun
     return ClonePlan(cut, found or info, target.url, read, in_flight, sizes, begun is not None, done, note)
 

@@ -1,7 +1,10 @@
-"""Taking a stage over: what the stored head must agree with, and what a new stage begins with."""
+"""Taking a stage over: what the stored head must agree with, and what a new stage begins with.
+
+What a run makes of a program that does not fit what is stored: it refuses, and says the way on (`fold/fits.py`).
+"""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -9,18 +12,21 @@ import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
+from ...fold.fits import ANOTHER_STAGE, fit_inputs, fit_table, visible
+from ...fold.kinds.kind import key_of_table, kind_of
 from ...keep.clone.first_versions import channel_topic
 from ...keep.maintain.stages import bring_back
-from ...keep.promote.switch import settled
+from ...keep.migrate.migrate import of_column
+from ...keep.promote.switch import newest_of, settled
 from ...keep.rejected.schema import REJECTED_RECORDS
 from ...moments.cut.in_flight import left_at
 from ...moments.cut.moments import heads_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.versions import history
+from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired
-from ...store.versions.manifest import Input, Manifest, Output, Program, SideTable
+from ...store.versions.manifest import Column, Input, Manifest, Output, Program, SideTable, Table
 from ...store.versions.side_tables import REJECTED
 from ..api.app import App
 from ..api.stage import Stage
@@ -29,8 +35,99 @@ from ..api.topic import Repartition, Topic
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka
 from ..publish import prepare as sinks
-from .fit import agreed, check_declared, check_inputs
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
+
+
+def migrate_command(app: App) -> str:
+    """What to type to have a changed program keep what is stored."""
+    return f"slackwater migrate {app.file.name if app.file is not None else 'FILE'} --app {app.name}"
+
+
+def _keep(app: App, changed: Iterable[str] = ()) -> str:
+    """The way on from a program that does not fit what is stored, and what it would change."""
+    done = "; ".join(changed)
+    return f"keep what is stored: {migrate_command(app)} (--dry-run only looks){f' would do: {done}' if done else ''}"
+
+
+def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
+    """The declared table, with the stored number of state partitions: the code only says how many at first.
+
+    The code may change how it is compacted, and its time to live; what stored rows say of theirs stays true.
+    """
+    if head is None or (stored := head.table) == table:
+        return table
+    check_declared(app, stage, stored)
+    found = fit_table(stage.name, stored, table, {})
+    if found.refused is not None:
+        raise found.refused
+    if stored is None or table is None or found.table is None:
+        return None
+    if not found.same:
+        before, now = (", ".join(f"{column.name} {column.type}" for column in each.values) for each in (stored, table))
+        raise Refused(
+            f"stage {stage.name!r}: its value columns are ({now}), but the stored state has ({before})",
+            hint=_keep(app, map(of_column, found.columns)),
+        )
+    return replace(stored, compaction=table.compaction, ttl=found.table.ttl)
+
+
+def check_declared(app: App, stage: Stage, stored: Table | None) -> None:
+    """Refuse what does not fit, whatever the columns of the stage's rows are: those that are stored stand for them."""
+    if stored is None or stage.state is None:
+        found = fit_table(stage.name, stored, None if stage.state is None else Table((), (), 1), {})
+        if found.refused is not None:
+            raise found.refused
+        return
+    declared, known = app.key_of(stage), {column.name: column for column in stored.key}
+    names, key = tuple(known), key_of_table(declared, [column.name for column in stored.values])
+    kept, state = kind_of(stored.state), (stage.state if key == declared else stage.state.by_session("")) or stage.state
+    columns = tuple(known.get(name, Column(name, "")) for name in key)
+    table = replace(stored, key=columns, state=state.stored, ttl=stage.table.ttl)
+    found = fit_table(stage.name, stored, table, {})
+    if found.same:
+        return
+    if names != key:
+        # Of sessions, the one that a stage's key has is among the values.
+        sessions = visible(stored.values) if kept.key_column else ()
+        raise Refused(
+            f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
+            f"({', '.join((*names, *sessions))})",
+            hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
+        )
+    if stored.state != table.state:
+        now = kind_of(table.state)
+        raise Refused(
+            f"stage {stage.name!r}: state is {now}, but was stored as {kept}",
+            hint=_keep(app, kept.differences(now)) if kept.may_become(now) else ANOTHER_STAGE,
+        )
+    if found.refused is not None:
+        raise found.refused
+
+
+def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
+    """Refuse inputs that are not those that are stored."""
+    inputs = fit_inputs(head, app.writers(stage))
+    if inputs.new or inputs.gone:
+        declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
+        raise Refused(
+            f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
+            hint=_keep(app),
+        )
+    for name, (was, writer) in inputs.writers.items():
+        rename = f"{migrate_command(app)} --rename-stage {was}={writer}"
+        if was and writer:
+            raise Refused(
+                f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by {was!r}",
+                hint=f"where that is the same stage under another name: {rename}",
+            )
+        ours = f"written by its stage {was or writer!r}"
+        now, before = ("a topic from outside the app", ours) if was else (ours, "a topic from outside the app")
+        raise Refused(
+            f"stage {stage.name!r}: its input {name!r} is {now} now, and was {before}",
+            hint="give the topic, or the repartition topic, another name: then it is another input, read from its "
+            "beginning",
+        )
+
 
 _log = logging.getLogger("slackwater")
 
@@ -235,3 +332,28 @@ def program_of(app: App) -> Program | None:
     if app.file is None:
         return None
     return Program(str(app.file), xxhash.xxh3_128_hexdigest(app.file.read_bytes()))
+
+
+def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
+    """Refuse the program of the app that had the name of this one, whose newest versions these are, before it.
+
+    Started again by what keeps it up, it would take the new one over; migrated to it, that would be what was before. No
+    request for an app that took part in no promotion. Raises `Refused`.
+    """
+    found, mine = tuple(heads), program_of(app)
+    promotion = newest_of(found)
+    if mine is None or promotion is None:
+        return
+    name = promotion.name
+    now, *earlier = apps.promoted(store, name)
+    if now != app.name or not earlier:
+        return
+    for head in found:
+        had = history.head(store, earlier[0], head.stage)
+        before = had.program.checksum if had is not None and had.program is not None else ""
+        if before == mine.checksum and head.program is not None and head.program.checksum != before:
+            raise Refused(
+                f"{mine.path} is the program that {name} had before {app.name} was promoted over it; now it has "
+                f"{head.program.path}",
+                hint=f"run that one; or this one beside it, silent: slackwater run {mine.path} --app {name}~1",
+            )

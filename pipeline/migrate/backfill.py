@@ -101,10 +101,7 @@ def backfill_file(
 
     The app may run meanwhile, with that program. `since` is a ref of the app, from which on; empty for all that its
     stages have read and Kafka has. For batches under way it waits `settles_s`, before it removes what was computed.
-
-    Raises:
-        Refused: Nothing that was added can be computed; or it was stopped, and the same call goes on. Others as
-            `migrate_file`, `runner.run` and `swap_in`.
+    Raises as `StoredApp.backfill`, `runner.run` and `swap_in`; `Refused` where it was stopped: the same call goes on.
     """
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)

@@ -22,8 +22,7 @@ from ...store.versions import apps
 from ...store.versions.manifest import Input
 from ..api.app import App
 from ..batch.schemas import Shape, ddl_of, shapes
-from ..claim.claim import Claimer
-from ..claim.former import check_program
+from ..claim.claim import Claimer, check_program
 from ..kafka.channels import KafkaChannels
 from ..kafka.open import open_kafka, wait_for
 from ..run.news import News
@@ -56,12 +55,9 @@ def migrate_file(
     """Have an app go on with the program that a file declares: all of its stages, or none. With `dry_run`, only look.
 
     It is the app `app`, or the one that the file names. Columns and stages in `renames` and `stages` have another name
-    in the program, old to new. Without brokers in `options`, nothing can be read that was not read before.
-
-    Raises:
-        NotFound: There is no such app, or a rename names a column or stage that is not there.
-        Refused: What is stored cannot be kept; the program is that of the app that this one was promoted over; or
-            somebody else migrates the app. Others as `load_app` and `shapes`.
+    in the program, old to new. Without brokers in `options`, nothing can be read that was not read before. Raises as
+    `StoredApp.migrate`, `load_app` and `shapes`, and `Refused` where the program is that of the app that this one was
+    promoted over.
     """
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)

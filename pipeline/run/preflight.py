@@ -31,9 +31,7 @@ from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
 from ..batch.job import Limits
-from ..claim.claim import Claimer
-from ..claim.fit import migrate_command
-from ..claim.former import check_program
+from ..claim.claim import Claimer, check_program, migrate_command
 from ..claim.start_positions import StartPosition
 from ..kafka.archived import ArchivedKafka
 from ..kafka.open import open_kafka, wait_for

@@ -32,13 +32,12 @@ from ..spark.places import Places
 from ..spark.session import spark_session, warm_up
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
-from .between_batches import BetweenBatches
 from .housekeeping import Collector, LagReporter, in_background
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
 from .progress import Backpressure, CatchUp
-from .snapshot_completer import Completer, snapshot_names
+from .snapshot_completer import BetweenBatches, Completer, snapshot_names
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
 

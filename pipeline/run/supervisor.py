@@ -16,10 +16,9 @@ from ..publish.publishers import Publishers
 from ..source.wake import RequestWatch
 from ..spark.session import end_all
 from ..spark.user_errors import translate
-from .between_batches import BetweenBatches
 from .news import News
 from .progress import CatchUp
-from .snapshot_completer import Completer
+from .snapshot_completer import BetweenBatches, Completer
 from .stopping import Stop
 
 _POLL_S = 0.1

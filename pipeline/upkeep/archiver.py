@@ -19,9 +19,9 @@ from ...durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
 from ...fold.records import ranges
 from ...store.archive import index, merge
-from ...store.archive.appending import append
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import INDEXES, ArchiveIndex
+from ...store.archive.merge import append
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import read_app
@@ -219,16 +219,9 @@ class Archiver:
             )
             life, head = life + 1, None
         begins = tuple(map(min, zip(*stands, strict=False))) if stands else ()
-        topic.head = head or index.change(
-            self._store,
-            self._app,
-            topic.name,
-            index.begun(begins),
-            life=life,
-            by=self._by,
-            now_ms=instants.now_ms(),
-            topic_id=topic_id,
-        )
+        empty = index.empty(self._app, topic.name, life, topic_id)
+        begun = index.begun(begins)
+        topic.head = head or index.change(self._store, empty, begun, by=self._by, now_ms=instants.now_ms())
         # What was read by whoever ran before, and did not get here.
         owed = [topic.head.owes(each) for each in stands]
         with self._lock:

@@ -197,30 +197,20 @@ def all_of(store: ObjectStore, app: str) -> Iterator[ArchiveIndex]:
                 yield found
 
 
-def change(
-    store: ObjectStore,
-    app: str,
-    topic: str,
-    update: Update,
-    *,
-    life: int = 1,
-    by: str,
-    now_ms: int,
-    topic_id: str = "",
-    known: ArchiveIndex | None = None,
-) -> ArchiveIndex:
+def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str, now_ms: int) -> ArchiveIndex:
     """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest.
 
-    Returns the one that was made, or the newest where `update` changes nothing; without an archive that gets an
-    `empty` one, of `topic_id`. `known` is one that was the newest.
+    `archive` is one that was the newest, or an `empty` one. Returns the one that was made, or the newest where `update`
+    changes nothing.
 
     Raises `CommitConflict` where others kept winning the race, `Corruption`, `Unavailable`, and `Unstorable`.
     """
-    prefix = keys.archive(app, keys.archive_folder(topic, life))
+    app, topic, life = archive.app, archive.topic, archive.life
     for _ in range(_ATTEMPTS):
         clock = horizon.freshness(store)
         began = clock.now()
-        head = newest(store, app, topic, life, known=known) or empty(app, topic, life, topic_id)
+        known = archive if archive.number else None
+        head = newest(store, app, topic, life, known=known) or empty(app, topic, life, archive.topic_id)
         made = update(head)
         if made is None:
             return head
@@ -237,26 +227,11 @@ def change(
             continue
         if clock.now() - began < _QUICK_S or _counts(store, made):
             return made
-        INDEXES.remove(store, made.number, prefix)
+        INDEXES.remove(store, made.number, archive.prefix)
     raise CommitConflict(
         f"the archive of {topic} of app {app!r} was changed by others each time that this one was to be",
         version=0,
         hint="try again",
-    )
-
-
-def change_of(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str, now_ms: int) -> ArchiveIndex:
-    """The same for an archive of which an index is known, that was the newest. Returns and raises as `change`."""
-    return change(
-        store,
-        archive.app,
-        archive.topic,
-        update,
-        life=archive.life,
-        by=by,
-        now_ms=now_ms,
-        topic_id=archive.topic_id,
-        known=archive if archive.number else None,
     )
 
 

@@ -1,8 +1,9 @@
-"""Merging an archive's small objects into large ones, the older before the younger, so that it has few.
+"""Putting objects into an archive: what was read, and small objects merged into large ones, so that it has few.
 
-Objects of similar size are merged, as universal compaction does it: each record is written again as often as the
-logarithm of how many small objects there were. One day's and the next day's are never merged, and what is as large as
-an object shall be is left alone: retention lets go of whole objects.
+An object is put, and then an index names it. Objects of similar size are merged, the older before the younger, as
+universal compaction does it: each record is written again as often as the logarithm of how many small objects there
+were. One day's and the next day's are never merged, and what is as large as an object shall be is left alone: retention
+lets go of whole objects.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,16 @@ from itertools import groupby
 import pyarrow as pa
 
 from ...durations import DAY_MS
-from ..objects.protocol import ObjectStore
+from ..objects.protocol import ObjectStore, exists
+from ..versions import horizon
 from . import index
-from .extents import union
+from .extents import Extents, union
 from .index import ArchiveIndex, ArchiveObject
 from .objects import ArchivedRecords, ArchiveWriter
+
+_QUICK_S = 600.0
+"""Nothing is swept that was put so recently and that no index names."""
+
 
 TARGET_BYTES = 64 << 20
 """An object is not merged any more from half of this on."""
@@ -72,13 +78,55 @@ def merge(
     for rows in _records(store, inputs):
         writer.append(rows)
     extents = union(*(each.extents for each in inputs))
-    output, data = writer.finish(index.new_object(archive), extents, max(each.read_ms for each in inputs))
-    store.put(output.object, data)
-    made = index.change_of(store, archive, index.merged(inputs, output), by=by, now_ms=now_ms)
-    if all(each.object != output.object for each in made.objects):
+    made = writer.finish(index.new_object(archive), extents, max(each.read_ms for each in inputs))
+    return _named(store, archive, made, index.merged(inputs, made[0]), by=by, now_ms=now_ms)
+
+
+def append(
+    store: ObjectStore,
+    archive: ArchiveIndex,
+    writer: ArchiveWriter,
+    read: Extents,
+    read_ms: int,
+    *,
+    by: str,
+    now_ms: int,
+) -> ArchiveIndex:
+    """Append what a writer has to the archive, of which `archive` was the newest index; the newest after that.
+
+    `read` is all that was read for it, with or without records, and `read_ms` when the newest version that read of it
+    was committed. Where the archive has some of it by then, nothing is appended: see what it lacks, and do it again.
+
+    Raises as `index.change`.
+    """
+    made = writer.finish(index.new_object(archive), read, read_ms) if writer.num_rows else None
+    update = index.appended((made[0],) if made is not None else (), read)
+    return _named(store, archive, made, update, by=by, now_ms=now_ms)
+
+
+def _named(
+    store: ObjectStore,
+    archive: ArchiveIndex,
+    made: tuple[ArchiveObject, bytes] | None,
+    update: index.Update,
+    *,
+    by: str,
+    now_ms: int,
+) -> ArchiveIndex:
+    """Put an object, if there is one, and have the index name it; where it does not, the object goes."""
+    clock = horizon.freshness(store)
+    began = clock.now()
+    if made is None:
+        return index.change(store, archive, update, by=by, now_ms=now_ms)
+    (one, data) = made
+    store.put(one.object, data)
+    newest = index.change(store, archive, update, by=by, now_ms=now_ms)
+    if one not in newest.objects:
         with suppress(OSError):  # nobody names it: a collection takes it otherwise
-            store.delete(output.object)
-    return made
+            store.delete(one.object)
+    elif clock.now() - began > _QUICK_S and not exists(store, one.object):
+        store.put(one.object, data)
+    return newest
 
 
 def _records(store: ObjectStore, inputs: Sequence[ArchiveObject]) -> Iterator[pa.Table]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -104,19 +104,6 @@ class ArchiveWriter:
             read_ms=read_ms,
         )
         return made, data
-
-
-def write(store: ObjectStore, key: str, records: Iterable[pa.Table], extents: Extents, read_ms: int) -> ArchiveObject:
-    """Put one object of records of `SCHEMA` in their order; its entry for an index. One request.
-
-    Raises `ValueError` as `ArchiveWriter`, `Unavailable` where the store did not answer.
-    """
-    writer = ArchiveWriter()
-    for each in records:
-        writer.append(each)
-    made, data = writer.finish(key, extents, read_ms)
-    store.put(key, data)
-    return made
 
 
 def _encoding(sample: pa.Table) -> dict[str, object]:

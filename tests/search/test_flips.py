@@ -10,7 +10,7 @@ from slackwater.moments.cut.graph import Cut
 from slackwater.moments.query.sql import connect, run_query
 from slackwater.search.flips import Flips, scan
 from slackwater.search.predicate import Predicate, Where, check
-from slackwater.search.programs import Command
+from slackwater.search.session import Command
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

@@ -7,8 +7,8 @@ import duckdb
 import pytest
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.search.predicate import Predicate, check
-from slackwater.search.programs import Command, Python, load
 from slackwater.search.search import bisect
+from slackwater.search.session import Command, Python, load
 from slackwater.search.verdict import Verdict
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

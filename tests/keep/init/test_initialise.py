@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused, SlackwaterError, Usage
-from slackwater.keep.init import load as loading
+from slackwater.keep.init import initialise as loading
 from slackwater.keep.init.initialise import initialise
 from slackwater.keep.init.source import RowSource
 from slackwater.keep.verify.verify import verify
@@ -288,7 +288,7 @@ def test_moments_and_histories_begin_with_it(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_memory_for_sorting_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.keep.init.load.MEMORY", "48 MiB")
+    monkeypatch.setattr("slackwater.keep.init.initialise.MEMORY", "48 MiB")
     monkeypatch.setattr(loading, "_MOST_WORKERS", 1)
     path = tmp_path / "many.parquet"
     sql = f"COPY (SELECT 'C' || n AS carrier, n AS flights, n / 2 AS delay FROM range(1000000) r(n)) TO '{path}'"
@@ -296,6 +296,6 @@ def test_rows_beyond_the_memory_for_sorting_go_to_disk(tmp_path: Path, monkeypat
         con.execute(sql)
     store = MemoryStore()
     assert initialise(store, FIRST, RowSource(str(path))).rows == 1_000_000
-    monkeypatch.setattr("slackwater.keep.init.load.MEMORY", "1 MiB")
+    monkeypatch.setattr("slackwater.keep.init.initialise.MEMORY", "1 MiB")
     with pytest.raises(SlackwaterError, match="cannot be sorted"):
         initialise(store, replace(FIRST, stage="other"), RowSource(str(path)))

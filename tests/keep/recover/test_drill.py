@@ -2,7 +2,7 @@
 
 from slackwater.keep.maintain.removal import Removal
 from slackwater.keep.recover.drill import Drill, drill
-from slackwater.results.failover.drills import drilled, page
+from slackwater.results.failover import drilled, page
 from slackwater.results.render import html, markdown
 from slackwater.store.versions import apps, history
 

@@ -9,8 +9,7 @@ from slackwater.errors import Refused
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.claim.claim import Claimer
-from slackwater.pipeline.claim.fit import agreed
+from slackwater.pipeline.claim.claim import Claimer, agreed
 from slackwater.pipeline.migrate.first_version import check_takes_rows
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow

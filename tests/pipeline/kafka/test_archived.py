@@ -12,12 +12,14 @@ from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
 from slackwater.pipeline.kafka.columns import ArchivedMessages, Columns, topic_columns
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
-from slackwater.store.archive import index, objects
+from slackwater.store.archive import index
 from slackwater.store.archive.columns import SCHEMA
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Origin
+
+from tests.store.archive.small_archives import write
 
 APP, TOPIC, BY = "shop", "orders", "somebody@here"
 
@@ -54,8 +56,9 @@ def archive(store: MemoryStore, kafka: Kafka, *parts: tuple[int, int, int], app:
             for chunk in kafka.read(TOPIC, partition, first, end, patience_s=1)
         ]
         where = (Extent(partition, first, end),)
-        some = (objects.write(store, index.new_object(index.empty(app, TOPIC)), rows, where, 1),) if rows else ()
-        index.change(store, app, TOPIC, index.appended(some, where), by=BY, now_ms=1, topic_id=kafka.topic_id(TOPIC))
+        archive = index.empty(app, TOPIC, topic_id=kafka.topic_id(TOPIC))
+        some = (write(store, archive, rows, where, 1),) if rows else ()
+        index.change(store, archive, index.appended(some, where), by=BY, now_ms=1)
 
 
 def told(messages: Sequence[Sequence[Message]]) -> list[tuple[object, ...]]:
@@ -145,7 +148,7 @@ def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> No
     assert [row[2] for row in rest] == [*range(5, 10), *range(15, 30)]
     assert len(errors) == 1
     assert behind.offsets(TOPIC)[0] == (15,)
-    index.change(store, APP, TOPIC, index.thinned(2), by=BY, now_ms=2)
+    index.change(store, index.empty(APP, TOPIC), index.thinned(2), by=BY, now_ms=2)
     with pytest.raises(Gone, match="they were let go there by its rule"):
         read(archived(kafka, store, APP), 5, 30)
 

@@ -6,7 +6,7 @@ from slackwater.keep.clone.plan import Terms
 from slackwater.moments.cut.graph import Cut
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import list_snapshots
-from slackwater.pipeline.trial.scratch_clone import ScratchClone
+from slackwater.pipeline.trial.trial import ScratchClone
 from slackwater.store.versions import apps
 
 from tests.keep.clone.test_killed import killed_at, seen, source_app

@@ -11,8 +11,7 @@ from slackwater.moments.cut.graph import Cut
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.diff.moments import new_tables
 from slackwater.moments.take import audit_log
-from slackwater.pipeline.trial.plan import Release, TrialPlan, make_plan
-from slackwater.pipeline.trial.progress import check_reached, in_all_to_read
+from slackwater.pipeline.trial.plan import Release, TrialPlan, check_reached, in_all_to_read, make_plan
 from slackwater.pipeline.trial.trial import Trial
 from slackwater.results import trials
 from slackwater.results.render.markdown import render

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from slackwater.results.picture import Point, Timeline, draw, timeline
 from slackwater.results.report import Case
-from slackwater.search.programs import Command
+from slackwater.search.session import Command
 from slackwater.search.verdict import VersionRange
 from slackwater.store.versions.manifest import Program
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 import pyarrow as pa
-from slackwater.store.archive import columns, index, objects
-from slackwater.store.archive.extents import Extent
+from slackwater.store.archive import columns, index
+from slackwater.store.archive.extents import Extent, Extents
 from slackwater.store.archive.index import ArchiveIndex, ArchiveObject
+from slackwater.store.archive.objects import ArchiveWriter
 from slackwater.store.objects.protocol import ObjectStore
 
 TOPIC = "orders"
@@ -29,6 +30,18 @@ def records(partition: int, offsets: Iterable[int], *, topic: str = TOPIC, size:
     return pa.Table.from_arrays(made, schema=columns.SCHEMA)
 
 
+def write(
+    store: ObjectStore, archive: ArchiveIndex, rows: Iterable[pa.Table], extents: Extents, read_ms: int
+) -> ArchiveObject:
+    """One object of these records."""
+    writer = ArchiveWriter()
+    for each in rows:
+        writer.append(each)
+    made, data = writer.finish(index.new_object(archive), extents, read_ms)
+    store.put(made.object, data)
+    return made
+
+
 def put(
     store: ObjectStore,
     archive: ArchiveIndex,
@@ -42,7 +55,7 @@ def put(
         records(each.partition, (at for at in range(each.first, each.end) if at not in gaps), topic=archive.topic, **of)
         for each in extents
     ]
-    return objects.write(store, index.new_object(archive), rows, extents, read_ms)
+    return write(store, archive, rows, extents, read_ms)
 
 
 def append(
@@ -51,4 +64,4 @@ def append(
     """Append these offsets to an archive, as one object."""
     archive = index.newest(store, app, topic) or index.empty(app, topic)
     one = put(store, archive, *extents, read_ms=read_ms, **of)
-    return index.change(store, app, topic, index.appended((one,), extents), by=BY, now_ms=read_ms)
+    return index.change(store, index.empty(app, topic), index.appended((one,), extents), by=BY, now_ms=read_ms)

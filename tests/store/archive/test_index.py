@@ -17,8 +17,8 @@ APP, TOPIC = "shop", "orders"
 PREFIX = "shop/input/orders/"
 
 
-def change(store: MemoryStore, update: index.Update, **more: int) -> ArchiveIndex:
-    return index.change(store, APP, TOPIC, update, by=BY, now_ms=5, **more)
+def change(store: MemoryStore, update: index.Update) -> ArchiveIndex:
+    return index.change(store, index.empty(APP, TOPIC), update, by=BY, now_ms=5)
 
 
 def test_each_change_is_one_more_index_and_the_newest_counts() -> None:
@@ -69,7 +69,7 @@ def test_whatever_storage_does_an_archive_has_each_offset_once(wanted: list[tupl
         one = put(inner, index.empty(APP, TOPIC), extent)
         for _ in range(20):
             try:
-                head = index.change(faulty, APP, TOPIC, index.appended((one,), (extent,)), by=BY, now_ms=1)
+                head = index.change(faulty, index.empty(APP, TOPIC), index.appended((one,), (extent,)), by=BY, now_ms=1)
             except (OSError, ObjectExists):
                 continue
             told.update(head.covered)
@@ -137,7 +137,7 @@ def test_lives_of_a_topic_are_archives_of_their_own() -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10))
     second = index.change(
-        store, APP, TOPIC, index.appended((), (Extent(0, 0, 3),)), life=2, by=BY, now_ms=1, topic_id="abc"
+        store, index.empty(APP, TOPIC, 2, "abc"), index.appended((), (Extent(0, 0, 3),)), by=BY, now_ms=1
     )
     assert second.folder == "orders@2"
     assert second.topic_id == "abc"

@@ -12,7 +12,7 @@ from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.reading import Archive
 from slackwater.store.objects.memory import MemoryStore
 
-from tests.store.archive.small_archives import BY, append, put, records
+from tests.store.archive.small_archives import BY, append, put, records, write
 
 APP, TOPIC = "shop", "orders"
 EMPTY = index.empty(APP, TOPIC)
@@ -41,7 +41,7 @@ def test_a_range_has_the_records_of_whatever_objects_they_are_in(
             extent = Extent(partition, ends[partition], ends[partition] + size)
             there = set(range(extent.first, extent.end)) - gaps
             some = (put(store, EMPTY, extent, gaps=gaps),) if there else ()
-            head = index.change(store, APP, TOPIC, index.appended(some, (extent,)), by=BY, now_ms=1)
+            head = index.change(store, index.empty(APP, TOPIC), index.appended(some, (extent,)), by=BY, now_ms=1)
             ends[partition] += size
         if is_merged and (inputs := merge.pick(head, whole=True)):
             head = merge.merge(store, head, inputs, by=BY, now_ms=2)
@@ -57,7 +57,7 @@ def test_a_range_has_the_records_of_whatever_objects_they_are_in(
 def test_what_a_range_does_not_need_is_not_read(small_groups: None) -> None:
     store = MemoryStore()
     rows = pa.concat_tables([records(0, range(700), size=100), records(1, range(700), size=100)])
-    one = objects.write(store, index.new_object(EMPTY), [rows], (Extent(0, 0, 700), Extent(1, 0, 700)), 1)
+    one = write(store, EMPTY, [rows], (Extent(0, 0, 700), Extent(1, 0, 700)), 1)
     read = []
 
     class Counted(MemoryStore):
@@ -86,7 +86,7 @@ def test_an_object_takes_no_more_than_plain_parquet() -> None:
     rows = rows.set_column(6, "value", pa.array(values, pa.binary()))
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd")
-    one = objects.write(MemoryStore(), index.new_object(EMPTY), [rows], (Extent(0, 0, len(rows)),), 1)
+    one = write(MemoryStore(), EMPTY, [rows], (Extent(0, 0, len(rows)),), 1)
     assert one.bytes < 1.1 * sink.tell()
 
 
@@ -141,7 +141,7 @@ def test_a_merge_that_comes_too_late_leaves_nothing() -> None:
     for number in range(3):
         head = append(store, APP, Extent(0, number, number + 1))
     inputs = merge.pick(head, whole=True)
-    thin = index.change(store, APP, TOPIC, index.exchanged({inputs[1].object: None}), by=BY, now_ms=1)
+    thin = index.change(store, index.empty(APP, TOPIC), index.exchanged({inputs[1].object: None}), by=BY, now_ms=1)
     before = {each.key for each in store.list("")}
     assert merge.merge(store, head, inputs, by=BY, now_ms=1) == thin
     assert {each.key for each in store.list("")} == before

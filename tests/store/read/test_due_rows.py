@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.due_rows import DueRows
-from slackwater.store.read.multi_get import LookUps
+from slackwater.store.read.multi_get import DueRows, LookUps
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import DUE

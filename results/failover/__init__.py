@@ -1,1 +1,0 @@
-"""Replicas, recoveries and drills, as they are shown."""
