@@ -1,4 +1,4 @@
-"""`spark.read.format("slackwater")`, and what a moment gives to Spark: the rows that `query` gives, by Spark's own way."""
+"""`spark.read.format("slackwater")`, and what a moment gives to Spark: the rows that `query` gives."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_table_is_read_by_spark_as_by_a_query_and_stays_at_its_moment(app: Fli
     assert rows(some) == sorted((row[1],) for row in expected[1])
     counted = moments[1].spark_query(spark, "SELECT tail, sum(flights) AS n FROM aircraft GROUP BY tail")
     assert [(tail, int(n)) for tail, n in rows(counted)] == [row[:2] for row in expected[1]]  # type: ignore[call-overload]
-    with pytest.raises(AnalysisException, match="no table at flights.*named 'airports'"):
+    with pytest.raises(AnalysisException, match=r"no table at flights.*named 'airports'"):
         read.load("flights/airports")
     _check_filters(spark, now, expected[1])
 
