@@ -37,6 +37,7 @@ from .results import Difference, Verification
 
 if TYPE_CHECKING:
     import duckdb
+    from pyspark.sql import DataFrame, SparkSession
 
     from ..pipeline.kafka.channels import KafkaChannels
 
@@ -148,6 +149,21 @@ class Moment(Shown):
         for ref, other in others.items():
             client.note_thinned(ref, other.thinned)
         return rows, others
+
+    def spark_query(self, spark: SparkSession, sql: str) -> DataFrame:
+        """What `query` returns, as a DataFrame of Spark's: DuckDB computes it here, and Spark gets the rows."""
+        return spark.createDataFrame(self.answer(sql)[0])
+
+    def spark_table(self, spark: SparkSession, table: str, columns: Collection[str] = ()) -> DataFrame:
+        """A table as a DataFrame that Spark's tasks read, one for each state partition; `columns` only, default all.
+
+        Raises `NotFound` where there is no such table or column.
+        """
+        # Spark's Python side takes a second or two.
+        from ..spark import read_table
+
+        cut = having(self._client.store, self._now(), (table,))
+        return read_table(spark, self._client.root, cut, table, columns)
 
     def _note_name(self, name: str, then: str) -> None:
         if then != name:

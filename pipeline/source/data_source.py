@@ -24,14 +24,14 @@ TOPIC_SCHEMA = (
 
 
 class InputSource(DataSource):
-    """`spark.readStream.format("slackwater")`."""
+    """`spark.readStream.format("slackwater-input")`: for what users read, `slackwater.spark` has a source."""
 
     private: ClassVar[Private] = Private()
 
     @classmethod
     def name(cls) -> str:
         """Spark's name of the format."""
-        return "slackwater"
+        return "slackwater-input"
 
     def schema(self) -> StructType | str:
         """The columns of Structured Streaming's Kafka source, unless `open_stream` was given others."""

@@ -7,6 +7,7 @@ What it needs is not sent: pyarrow, librdkafka and numpy are compiled for a mach
 
 import hashlib
 import io
+import os
 import re
 import sys
 import zipfile
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import NotFound, Usage
+from ...errors import NotFound, Refused, Usage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -79,6 +80,25 @@ def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
             hint="leave it out; convert in the program, by from_utc_timestamp, where another zone is wanted",
         )
     return settings
+
+
+def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
+    """Raise `Refused` where Spark would be, or is, behind Spark Connect: by its URL, a setting, or a session here."""
+    from pyspark.sql.utils import is_remote
+
+    ways = {
+        f"the master is {master}": (master or "").startswith("sc://"),
+        **{f"{name} is set": name in os.environ for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")},
+        "spark.remote is set": "spark.remote" in settings,
+        "spark.api.mode is connect": settings.get("spark.api.mode", os.environ.get("SPARK_API_MODE")) == "connect",
+        "this pyspark is Connect's client": is_remote(),
+    }
+    if way := next((way for way, holds in ways.items() if holds), None):
+        raise Refused(
+            f"slackwater does not run over Spark Connect ({way}): it reads query plans in Spark's own process, which a "
+            "client of Connect does not reach",
+            hint="run it where Spark's driver is: without a remote, with --master local[*], spark://…, yarn or k8s://…",
+        )
 
 
 def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from ...errors import Refused
 from ..source.data_source import InputSource
 from . import jvm
-from .conf import SECRETS, ship_slackwater
+from .conf import SECRETS, check_not_connect, ship_slackwater
 from .exchange import to_partitions
 from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
 
@@ -50,9 +50,10 @@ def spark_session(
 
     `master` is Spark's master URL; None for what spark-defaults says, else all cores of this machine. `conf` are more
     Spark settings, which win over ours; `py_files` are paths of Python files and zips that its tasks can import. Once
-    `hurry` is set, nobody waits any more for Spark to stop: it ends with this process. Raises `Refused` where Spark
-    does not start, most often for want of Java, or its JVM ended while it was used.
+    `hurry` is set, nobody waits any more for Spark to stop: it ends with this process. Raises `Refused` for Spark
+    Connect, and where Spark does not start, most often for want of Java, or its JVM ended while it was used.
     """
+    check_not_connect(master, conf or {})
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,

@@ -5,7 +5,7 @@ written as several SSTs, side by side in their hashes.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
 from ..sst.sorted_runs import bounds, of_hash, part_within, sorted_runs, touched, touching
 from ..sst.ttl import without_expired_suffix
-from ..sst.types import HASH, OP, TOMBSTONE, completed, sst_schema
+from ..sst.types import EXPIRES, HASH, OP, TOMBSTONE, completed, sst_schema
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
 from .plan import Compaction, Done
@@ -120,46 +120,63 @@ def run(
 
 
 def merged_rows(
-    store: ObjectStore, cache: SstCache, ssts: Iterable[Sst], table: Table, partition: int, clock_ms: int
+    store: ObjectStore,
+    cache: SstCache | None,
+    ssts: Iterable[Sst],
+    table: Table,
+    partition: int,
+    clock_ms: int,
+    columns: Iterable[str] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of a state partition that count, in the order and with the columns of an SST; some at a time.
 
     Those of `ssts` which are the newest of their keys, are no tombstones, and are not expired by `clock_ms`. Nothing is
-    written. Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
+    written. With `columns`, of the table's only these and the key are read. Raises `Corruption` where an SST is missing
+    or damaged, `Unavailable` where the store did not answer.
     """
     window = bounds(partition, table.partitions)
     inputs = [sst for run in sorted_runs(touching(ssts, partition, table.partitions)) for sst in run]
-    slices = _read(store, cache, inputs, table, window, table.partitions, _SLICE_ROWS) if inputs else ()
+    names = None if columns is None else {HASH, OP, EXPIRES, *columns, *(column.name for column in table.key)}
+    slices = _read(store, cache, inputs, table, window, table.partitions, _SLICE_ROWS, names) if inputs else ()
     for _, parts in slices:
-        if parts and (rows := merge_rows(parts, table, drop_tombstones=True, clock_ms=clock_ms)).num_rows:
+        if parts and (rows := merge_rows(parts, table, drop_tombstones=True, clock_ms=clock_ms, names=names)).num_rows:
             yield rows
 
 
 def _read(
     store: ObjectStore,
-    cache: SstCache,
+    cache: SstCache | None,
     inputs: Sequence[Sst],
     table: Table,
     window: tuple[int, int],
     slots: int,
     interval_rows: int,
+    names: Collection[str] | None = None,
 ) -> Iterator[tuple[list["_Interval"], list[pa.Table]]]:
-    """A window of hashes, some intervals at a time, with the rows that each of the inputs has there."""
+    """A window of hashes, some intervals at a time, with what each of the inputs has there: all columns or some."""
     read_bytes = _READ_BYTES // len(sorted_runs(inputs))
-    cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes)) for sst in inputs]
+    cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes, names), names) for sst in inputs]
     for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
         yield intervals, [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
 
 
 def merge_rows(
-    parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool, clock_ms: int | None = None
+    parts: Sequence[pa.Table],
+    table: Table,
+    *,
+    drop_tombstones: bool,
+    clock_ms: int | None = None,
+    names: Collection[str] | None = None,
 ) -> pa.Table:
     """The newest row of each key, in the order and with the columns of an SST of the table.
 
     The parts are rows of some range of hashes, those of the newest SST first; each has a key once. `drop_tombstones`
-    leaves out the keys whose newest row is one, or is expired by `clock_ms` (None when no row expires).
+    leaves out the keys whose newest row is one, or is expired by `clock_ms` (None when no row expires). `names` are the
+    columns that there are, default all of an SST.
     """
     schema = sst_schema(table)
+    if names is not None:
+        schema = pa.schema([field for field in schema if field.name in names])
     # Those from before the table got a ttl lack a column. What becomes of any slice of them has it.
     rows = pa.concat_tables([completed(part, schema) for part in parts]).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
@@ -173,26 +190,33 @@ def merge_rows(
 
 
 def _blocks(
-    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, window: tuple[int, int], read_bytes: int
+    store: ObjectStore,
+    cache: SstCache | None,
+    sst: Sst,
+    table: Table,
+    window: tuple[int, int],
+    read_bytes: int,
+    names: Collection[str] | None,
 ) -> Iterator[Block]:
     """The rows of an SST among which those of a window of hashes are, read when they are asked for.
 
     What this machine has in its cache is memory-mapped. Else some `read_bytes` of row groups at a time come from the
     store, and are not put into the cache: what is merged is about to be replaced.
     """
-    mapped = cache.peek(sst, table)
+    mapped = cache.peek(sst, table) if cache is not None else None
     if mapped is not None:
         yield from mapped.blocks
         return
     ranged = RangedSst(store, sst, table, Reads())
-    yield from ranged.read(ranged.having(HASH, *window), window_bytes=read_bytes)
+    some = None if names is None else [*names]
+    yield from ranged.read(ranged.having(HASH, *window), some, window_bytes=read_bytes)
 
 
 class _Cursor:
     """Reads an SST from its lowest hash to its highest: only the block that is being merged is in memory."""
 
-    def __init__(self, sst: Sst, blocks: Iterator[Block]) -> None:
-        self._sst, self._blocks = sst, blocks
+    def __init__(self, sst: Sst, blocks: Iterator[Block], names: Collection[str] | None) -> None:
+        self._sst, self._blocks, self._names = sst, blocks, names
         self._block: Block | None = None
 
     def read(self, low: int, high: int) -> list[pa.Table]:
@@ -208,6 +232,7 @@ class _Cursor:
             end = int(np.searchsorted(block.hashes, high, side="right"))
             if start < end:
                 names = (block.stored.schema if block.reading is None else block.reading.schema).names
+                names = [name for name in names if self._names is None or name in self._names]
                 found.append(pa.Table.from_batches([block.rows(names, start, end - start)]))
             self._block = block if end < len(block.hashes) else None
             if self._block:

@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
-from slackwater.errors import NotFound, Usage
+from slackwater.errors import NotFound, Refused, Usage
 from slackwater.fold.records import Position
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
@@ -112,6 +112,28 @@ def test_a_secret_among_the_settings_is_warned_of_by_its_name() -> None:
     done = CliRunner().invoke(cli, ["run", "absent.py", *words])
     assert "spark.hadoop.fs.s3a.secret.key: a secret on the command line" in done.stderr
     assert PASSWORD not in done.output + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "variables", "way"),
+    [
+        ({"master": "sc://spark:15002"}, {}, "the master is sc://spark:15002"),
+        ({}, {"SPARK_REMOTE": "sc://spark:15002"}, "SPARK_REMOTE is set"),
+        ({"conf": {"spark.remote": "local"}}, {}, "spark.remote is set"),
+        ({"conf": {"spark.api.mode": "connect"}}, {}, "spark.api.mode is connect"),
+        # What pyspark sets when a notebook has such a session: pyspark.sql.connect.session.SparkSession.
+        ({}, {"SPARK_CONNECT_MODE_ENABLED": "1"}, "SPARK_CONNECT_MODE_ENABLED is set"),
+    ],
+)
+def test_spark_connect_is_refused_in_a_sentence(
+    said: dict[str, Any], variables: dict[str, str], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Refused, match=r"does not run over Spark Connect") as refused, spark_session("app", **said):
+        pass
+    assert f"({way})" in refused.value.message
+    assert "--master local[*]" in refused.value.hint
 
 
 @pytest.fixture

@@ -1,0 +1,98 @@
+"""`spark.read.format("slackwater")`: a table of an app at a moment, as a batch data source of Spark's, in Python.
+
+Spark finds it by itself where slackwater is installed (`pyspark_slackwater`); else `register` says it to a session.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, MutableMapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from .moments.cut.graph import Cut
+    from .pipeline.reading.reader import TableReader
+
+_OPTIONS = ("at", "path", "store", "version", "clock_ms")
+
+
+class SparkSource(DataSource):
+    """`spark.read.format("slackwater").option("at", "-5m").load("shop/countries")`.
+
+    The moment is found when the source is loaded: every action of the DataFrame reads the same one. Options: `at`, what
+    stands behind the `@` of a ref; `store`, the store root, default as for the command line. `.schema(…)` chooses
+    columns.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Spark's name of the format."""
+        return "slackwater"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """Raises `Usage` for what is no option, path or moment, and `NotFound` for what there is not."""
+        super().__init__(options)
+        from . import instants
+        from .errors import Usage
+        from .pipeline.reading.table_at import StorePlace, TableAt
+        from .settings import load
+        from .validation import nearest
+
+        for name in options:
+            if name.lower() not in _OPTIONS:
+                raise Usage(
+                    f"{name!r} is no option of format 'slackwater'{nearest(name, _OPTIONS)}",
+                    hint="the options are at and store; .schema(…) chooses columns",
+                )
+        settings = load(store=options.get("store"))
+        place, path = StorePlace(settings.store_root(), settings.s3), options.get("path", "")
+        if version := options.get("version"):
+            self._at = TableAt.of_version(place, path, int(version), int(options.get("clock_ms", "0")))
+        else:
+            self._at = TableAt.find(place, path, options.get("at", ""), instants.now_ms())
+
+    def schema(self) -> StructType:
+        """Spark's hook: the columns that users see."""
+        from .pipeline.reading.reader import columns_of
+
+        return columns_of(self._at)
+
+    def reader(self, schema: StructType) -> TableReader:
+        """Spark's hook."""
+        from .pipeline.reading.reader import reader_for
+
+        return reader_for(self._at, schema)
+
+
+def read_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Collection[str] = ()) -> DataFrame:
+    """A table that a cut of the store `root` has, or some of its columns. Raises `NotFound` for one that it has not."""
+    from .errors import NotFound
+    from .pipeline.reading.reader import columns_of
+    from .pipeline.reading.table_at import StorePlace, TableAt
+    from .settings import load
+
+    register(spark)
+    at = TableAt.of_cut(StorePlace(root, load(store=root).s3), cut, table)
+    there, rows = columns_of(at), spark.read.format(SparkSource.name())
+    for name in columns:
+        if name not in there.names:
+            raise NotFound(f"column of table {table!r}", name, there.names)
+    if columns:
+        rows = rows.schema(type(there)([there[name] for name in columns]))
+    return rows.options(store=root, version=at.version, clock_ms=at.clock_ms).load(f"{at.app}/{at.table}")
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session know the format, unless Spark has found it by itself."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(SparkSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
