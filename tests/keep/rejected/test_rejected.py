@@ -154,6 +154,8 @@ def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsAp
 
 
 def test_a_stage_that_bears_the_name_owns_it() -> None:
-    assert owner("legs_rejected", {"legs"}) == "legs"
-    assert owner("legs_rejected", {"legs", "legs_rejected"}) == "legs_rejected"
-    assert owner("legs_rejected", {"routes"}) == "legs_rejected"
+    plain = Manifest("shop", "legs", 1, 1, "w", 1, "claim")
+    with_rejects = replace(plain, side_tables={REJECTED: SideTable(REJECTED_RECORDS)})
+    assert owner("legs_rejected", {"legs": with_rejects}) == "legs"
+    assert owner("legs_rejected", {"legs": with_rejects, "legs_rejected": plain}) == "legs_rejected"
+    assert owner("legs_rejected", {"legs": plain}) == "legs_rejected"
