@@ -56,7 +56,7 @@ def _plan(found: "Plan", where: str, query: str) -> Iterator[Block]:
     elif found.next_batch:
         yield f"{there}; batches {found.next_batch} to {first} become one version, as those before {first} are gone"
     else:
-        yield f"{there}: the history will begin {instants.iso(found.first_ms)}, with all rows at the end of batch {first}"
+        yield f"{there}: history begins {instants.iso(found.first_ms)}, with all rows at the end of batch {first}"
 
 
 def _columns(columns: object) -> str:

@@ -37,7 +37,8 @@ class Replaced(Bound):
 def replaced(table: Table, name: str) -> Bound:
     """What an edit makes of the rows of a table: they fall due as those that its program writes.
 
-    Raises `Refused` where no program makes them, rows hold what waits for other rows, or only the program knows when they fall due.
+    Raises `Refused` where no program makes them, rows hold what waits for other rows, or only the program knows when
+    they fall due.
     """
     kind, values = kind_of(table.state), arrow_schema(table.values)
     if kind.elsewhere:

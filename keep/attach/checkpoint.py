@@ -80,7 +80,7 @@ class Checkpoint(Protocol):
     def rows(self, table: StateTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         """The rows of a table at the end of a batch, with the columns of its key and values. Raises `Gone`."""
 
-    def changes(self, table: StateTable, after: int, up_to: int, /) -> Sequence[pa.Table]:
+    def changes(self, table: StateTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
         """What the batches `after` + 1 to `up_to` changed of a table, one after the other.
 
         Each has the columns of key and values and `DELETED`, with one row of each key. Raises `Gone`, also where the

@@ -78,41 +78,39 @@ class MemoryCheckpoint:
         return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
 
     def committed(self) -> range:
+        """As `Checkpoint`."""
         return range(self.first, len(self.batches))
 
     def available(self) -> range:
+        """As `Checkpoint`."""
         return self.committed() if self.keeps_changes else self.committed()[-1:]
 
     def batch(self, batch: int, /) -> MemoryBatch:
+        """As `Checkpoint`."""
         self._check_there(batch)
         return self.batches[batch]
 
     def rows(self, table: StateTable, batch: int, /) -> Iterator[pa.RecordBatch]:
+        """As `Checkpoint`."""
         self._check_there(batch)
         rows = [key + values for key, values in self._states[batch].get(table.name, {}).items()]
-        yield (
-            _table(pa.schema([*table.key, *table.values]), rows).combine_chunks().to_batches()[0]
-            if rows
-            else (pa.RecordBatch.from_pylist([], pa.schema([*table.key, *table.values])))
-        )
-        self._check_there(batch)
+        found = _table(pa.schema([*table.key, *table.values]), rows)
+        for each in found.to_batches(max_chunksize=1_000):
+            self._check_there(batch)
+            yield each
 
-    def changes(self, table: StateTable, after: int, up_to: int, /) -> Sequence[pa.Table]:
+    def changes(self, table: StateTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
+        """As `Checkpoint`."""
         self._check_there(after + 1)
         if not self.keeps_changes:
             raise Gone("the query keeps no changes of its state", hint="it keeps them with its changelog on")
         schema = pa.schema([*table.key, *table.values, pa.field(DELETED, pa.bool_())])
         nothing = (None,) * len(table.values)
-        return [
-            _table(
-                schema,
-                [
-                    (*key, *(nothing if values is None else values), values is None)
-                    for key, values in self._changes[batch].get(table.name, {}).items()
-                ],
-            )
-            for batch in range(after + 1, up_to + 1)
-        ]
+        for batch in range(after + 1, up_to + 1):
+            self._check_there(batch)
+            changed = self._changes[batch].get(table.name, {})
+            rows = [(*key, *(nothing if new is None else new), new is None) for key, new in changed.items()]
+            yield _table(schema, rows)
 
     def _check_there(self, batch: int) -> None:
         if not self.first <= batch < len(self.batches):

@@ -1,5 +1,6 @@
 """What is read of a checkpoint next: the changes of some batches, or a whole state where those are gone. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import Refused
@@ -26,31 +27,32 @@ Step = Changes | Whole
 
 
 def next_step(
-    next_batch: int, committed: range, available: range, *, misses: int = 0, whole: bool = False
+    next_batch: int, committed: range, available: Callable[[], range], *, misses: int = 0, whole: bool = False
 ) -> Step | None:
     """What is read next; None where there is nothing new.
 
-    `next_batch` is the first batch that no version has, `committed` and `available` what the checkpoint says. `misses`
-    is how often what was to be read since the last version was gone before it was read: then later and later states
-    are tried, up to the newest. `whole` asks for a whole state: the first one, or one with a table that is new.
+    `next_batch` is the first batch that no version has; `committed` and `available` are what the checkpoint says, the
+    latter asked for only where changes cannot be read, as it costs a look at all files. `misses` is how often what was
+    to be read since the last version was gone before it was read: then later and later states are tried, up to the
+    newest. `whole` asks for a whole state: the first one, or one with a table that is new.
 
     Raises `Refused` where the checkpoint lacks batches that versions have: the query was taken back.
     """
-    if not available:
-        if committed or not next_batch:
-            return None
-        raise _taken_back(next_batch, -1)
-    newest = available[-1]
+    if not committed and not next_batch:
+        return None
+    newest = committed[-1] if committed else -1
     if next_batch > newest + 1:
         raise _taken_back(next_batch, newest)
     if next_batch > newest and not whole:
         return None
-    first = max(next_batch, available[0]) if next_batch <= newest else newest
-    if not (whole or misses) and next_batch >= available[0]:
+    has_changes = next_batch in committed and not whole
+    if has_changes and not misses:
         return Changes(range(next_batch, min(newest + 1, next_batch + MOST_BATCHES)))
+    if not (there := available()):
+        return None
+    newest, first = there[-1], min(max(next_batch, there[0]), there[-1])
     # Half of what is left each time: the oldest brings most of the history, and goes first.
-    tries = misses if next_batch < available[0] or whole else misses - 1
-    return Whole(newest - ((newest - first) >> tries))
+    return Whole(newest - ((newest - first) >> (misses - has_changes)))
 
 
 def _taken_back(next_batch: int, newest: int) -> Refused:

@@ -1,5 +1,6 @@
 """Following a query: a claim of the stage, and then a version for each of its batches, as long as they can be read."""
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -23,6 +24,7 @@ from .rows import RowWriter
 from .steps import Changes, next_step
 from .tables import agreed, declared, tables_in, with_tables
 
+_NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
 _MISSES = 8
 """So often in a row what was to be read may be gone before it was, until that is told as an error."""
 _KNOWN_S = 60.0
@@ -163,7 +165,7 @@ class Tail:
         """
         head = self.head
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
-        committed, available = self.checkpoint.committed(), self.checkpoint.available()
+        committed, available = self.checkpoint.committed(), self.checkpoint.available
         self.newest_batch = committed[-1] if committed else -1
         step = next_step(
             head.attached.next_batch, committed, available, misses=self._misses, whole=self._whole or not head.inputs
@@ -185,14 +187,13 @@ class Tail:
             return self.round()
 
     def _changes(self, batches: range) -> tuple[Landed, ...]:
-        found = {
-            name: self.checkpoint.changes(table, batches[0] - 1, batches[-1]) for name, table in self._tables.items()
-        }
+        each_table = (self.checkpoint.changes(table, batches[0] - 1, batches[-1]) for table in self._tables.values())
         made = []
-        for place, number in enumerate(batches):
+        # Read bit by bit: what was read is committed, whatever is gone then.
+        for number, *changed in zip(batches, *each_table, strict=True):
             batch, head = self.checkpoint.batch(number), self._head
-            tables, seq = tables_in(head), head.version + 1
-            new = {name: self._rows.changed(tables[name], each[place], seq) for name, each in found.items()}
+            tables, seq, named = tables_in(head), head.version + 1, zip(self._tables, changed, strict=True)
+            new = {name: self._rows.changed(tables[name], rows, seq) for name, rows in named}
             made.append(self._commit(batch, new, seq))
         return tuple(made)
 
@@ -273,7 +274,7 @@ def _inputs(draft: Manifest, batch: CheckpointBatch) -> dict[str, Input]:
     """How far the query has read its sources."""
     found = {}
     for name, offsets in batch.offsets.items():
-        topic = name_from_topic(name)
+        topic = _topic(name)
         before = draft.inputs.get(topic) or Input(topic, ())
         # Fewer than before where the query goes on with a topic that was made anew.
         rows = max(0, sum(offsets) - sum(before.offsets))
@@ -281,12 +282,9 @@ def _inputs(draft: Manifest, batch: CheckpointBatch) -> dict[str, Input]:
     return found
 
 
-def name_from_topic(text: str) -> str:
+def _topic(text: str) -> str:
     """What an input is called: a Kafka topic by its name, another source by what can be said of it."""
-    return (
-        "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "-" for each in text)[:249]
-        or "source"
-    )
+    return _NOT_IN_TOPICS.sub("-", text)[:249] or "source"
 
 
 def _event_time(draft: Manifest, batch: CheckpointBatch) -> EventTime | None:
