@@ -187,28 +187,29 @@ class Tail:
 
     def _changes(self, batches: range) -> tuple[Landed, ...]:
         each_table = (self.checkpoint.changes(table, batches[0] - 1, batches[-1]) for table in self._tables.values())
-        made = []
+        made, began_s = list[Landed](), time.monotonic()
         # Read bit by bit: what was read is committed, whatever is gone then.
         for number, *changed in zip(batches, *each_table, strict=True):
             batch, head = self.checkpoint.batch(number), self._head
             tables, seq, named = tables_in(head), head.version + 1, zip(self._tables, changed, strict=True)
             new = {name: self._rows.changed(tables[name], rows, seq) for name, rows in named}
-            made.append(self._commit(batch, new, seq))
+            made.append(self._commit(batch, new, seq, began_s))
+            began_s = time.monotonic()
         return tuple(made)
 
     def _whole_state(self, number: int) -> Landed:
-        batch, head = self.checkpoint.batch(number), self._head
+        began_s, batch, head = time.monotonic(), self.checkpoint.batch(number), self._head
         seq, new = head.version + 1, {}
         for name, table in self._tables.items():
             at = table_of(head, table_name(self.stage, name)) if name else head
             new[name] = self._rows.differing(at, self.checkpoint.rows(table, number), seq)
-        made = self._commit(batch, new, seq)
+        made = self._commit(batch, new, seq, began_s)
         self._whole = False
         return made
 
-    def _commit(self, batch: CheckpointBatch, new: Mapping[str, tuple[Sst, ...]], seq: int) -> Landed:
-        """The version that this batch is, with rows written under `_seq` `seq`."""
-        expected, began = self._head, time.monotonic()
+    def _commit(self, batch: CheckpointBatch, new: Mapping[str, tuple[Sst, ...]], seq: int, began_s: float) -> Landed:
+        """The version that this batch is, with rows written under `_seq` `seq`; it was looked at from `began_s` on."""
+        expected = self._head
         assert expected.attached is not None  # noqa: S101
         following = expected.attached.next_batch
 
@@ -228,7 +229,7 @@ class Tail:
                 inputs=draft.inputs | _inputs(draft, batch),
                 event_time=_event_time(draft, batch),
                 attached=replace(attached, next_batch=batch.id + 1, batches=batch.id + 1 - following),
-                duration_ms=round((time.monotonic() - began) * 1_000),
+                duration_ms=round((time.monotonic() - began_s) * 1_000),
             )
 
         change = Amendment("batch", update, epoch=expected.epoch)
