@@ -35,6 +35,9 @@ class PythonRows(Protocol):
     def groups(self, rows: pa.Table, ids: npt.NDArray[np.int32], num: int) -> Callable[[int], Iterator[Any] | None]:
         """The rows of a key by its position, None where it has none; `ids` says whose each is, and ascends."""
 
+    def nothing(self, rows: pa.Schema) -> Iterator[Any]:
+        """What a key is called with that has no such rows."""
+
     def table(self, given: Sequence[Any], schema: pa.Schema) -> pa.Table:
         """What the user's code gave. Raises `Refused` where that is something else."""
 
@@ -247,10 +250,14 @@ class BoundProcessor(Bound):
     def _parts(self, rows: pa.Table, groups: Groups) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32]]]:
         """The rows of each DataFrame, with its own columns, and the positions of their keys."""
         for schema, table in zip(self.inputs, multi_input.untag(rows, self.inputs, self.key, groups.ids), strict=True):
-            if self.order_by:
-                order = [(name, "ascending") for name in ("_key", *self.order_by)]
-                table = table.take(pc.sort_indices(table, order))  # noqa: PLW2901
-            yield table.select(schema.names), table["_key"].to_numpy()
+            yield in_order(table, self.order_by).select(schema.names), table["_key"].to_numpy()
+
+
+def in_order(table: pa.Table, order_by: Sequence[str]) -> pa.Table:
+    """Rows with the position of their key (`_key`), sorted by it and by these columns; as they are where there are none."""
+    if not order_by:
+        return table
+    return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("_key", *order_by)]))
 
 
 class Handle:
@@ -259,37 +266,37 @@ class Handle:
     def __init__(self, variables: Mapping[str, StateVariable], timers: Timers | None) -> None:
         self._variables, self._timers = variables, timers
 
-    def getValueState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:  # noqa: N802, N803
+    def getValueState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
         """The variable of this name."""
         return self._variable(stateName)
 
-    def getListState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:  # noqa: N802, N803
+    def getListState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
         """The variable of this name."""
         return self._variable(stateName)
 
-    def getMapState(  # noqa: N802
+    def getMapState(
         self,
-        stateName: str,  # noqa: N803
-        userKeySchema: object,  # noqa: N803
-        valueSchema: object,  # noqa: N803
-        ttlDurationMs: int | None = None,  # noqa: N803
+        stateName: str,
+        userKeySchema: object,
+        valueSchema: object,
+        ttlDurationMs: int | None = None,
     ) -> StateVariable:
         """The variable of this name."""
         return self._variable(stateName)
 
-    def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803
+    def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have the key at hand called at this time."""
         self._timed.registerTimer(expiryTimestampMs)
 
-    def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Do not have it called then."""
         self._timed.deleteTimer(expiryTimestampMs)
 
-    def listTimers(self) -> Iterator[int]:  # noqa: N802
+    def listTimers(self) -> Iterator[int]:
         """The times at which it will be called."""
         return self._timed.listTimers()
 
-    def deleteIfExists(self, stateName: str) -> None:  # noqa: N802, N803
+    def deleteIfExists(self, stateName: str) -> None:
         """Nothing: a variable that the class does not ask for leaves the table when the program is migrated."""
 
     def _variable(self, name: str) -> StateVariable:

@@ -116,19 +116,19 @@ class Timers(_PerKey):
     def __init__(self, keys: Keys, old: pa.Table) -> None:
         super().__init__(keys, old[TIMERS].combine_chunks())
 
-    def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803  Spark's names
+    def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have one more, unless it is there."""
         if expiryTimestampMs not in (mine := list(self._row or ())):
             insort(mine, int(expiryTimestampMs))
             self._put(mine)
 
-    def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803  Spark's names
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Have one less, if it is there."""
         if expiryTimestampMs in (mine := list(self._row or ())):
             mine.remove(expiryTimestampMs)
             self._put(mine or None)
 
-    def listTimers(self) -> Iterator[int]:  # noqa: N802  Spark's name
+    def listTimers(self) -> Iterator[int]:
         """Those of the key at hand, ascending."""
         return iter(list(self._row or ()))
 
@@ -158,7 +158,7 @@ class StateVariable(_PerKey):
     def __init__(self, column: StateColumn, keys: Keys, old: pa.Table) -> None:
         stored, *times = (old[each.name].combine_chunks() for each in column.columns)
         super().__init__(keys, stored)
-        self._fields, self._times = _Structs(column.name, column.fields), times[0] if times else None
+        self._fields, self._times = Structs(column.name, column.fields), times[0] if times else None
         self._until = (keys.wall_ms + column.variable.ttl_ms,) if times else ()
         if (soon := self.first_ms) is not None and (over := soon <= keys.wall_ms).any():
             for at in np.flatnonzero(over).tolist():
@@ -216,7 +216,7 @@ class ValueState(StateVariable):
         """The value; None where there is none."""
         return self._given(self._row) if self._row is not None else None
 
-    def update(self, newValue: Sequence[Any]) -> None:  # noqa: N803  Spark's name
+    def update(self, newValue: Sequence[Any]) -> None:
         """Have this value."""
         self._put(self._taken(newValue))
 
@@ -237,15 +237,15 @@ class ListState(StateVariable):
         """The values."""
         return iter([self._given(each) for each in self._row or ()])
 
-    def put(self, newState: Iterable[Sequence[Any]]) -> None:  # noqa: N803  Spark's name
+    def put(self, newState: Iterable[Sequence[Any]]) -> None:
         """Have these values, and no others."""
         self._put(list(map(self._taken, newState)) or None)
 
-    def appendValue(self, newState: Sequence[Any]) -> None:  # noqa: N802, N803  Spark's names
+    def appendValue(self, newState: Sequence[Any]) -> None:
         """Have this value, too."""
         self.appendList([newState])
 
-    def appendList(self, newState: Iterable[Sequence[Any]]) -> None:  # noqa: N802, N803  Spark's names
+    def appendList(self, newState: Iterable[Sequence[Any]]) -> None:
         """Have these values, too."""
         mine = self._row or []
         mine += list(map(self._taken, newState))
@@ -268,25 +268,25 @@ class MapState(StateVariable):
 
     def __init__(self, column: StateColumn, keys: Keys, old: pa.Table) -> None:
         assert column.key is not None  # noqa: S101  a map has one
-        self._user_keys = _Structs(column.name, column.key)
+        self._user_keys = Structs(column.name, column.key)
         super().__init__(column, keys, old)
 
-    def getValue(self, key: Sequence[Any]) -> Fields | None:  # noqa: N802  Spark's name
+    def getValue(self, key: Sequence[Any]) -> Fields | None:
         """The value of a key; None where there is none."""
         entry = (self._row or {}).get(self._user_keys.taken(key))
         return self._given(entry) if entry is not None else None
 
-    def containsKey(self, key: Sequence[Any]) -> bool:  # noqa: N802  Spark's name
+    def containsKey(self, key: Sequence[Any]) -> bool:
         """Whether a key has a value."""
         return self._user_keys.taken(key) in (self._row or {})
 
-    def updateValue(self, key: Sequence[Any], value: Sequence[Any]) -> None:  # noqa: N802  Spark's name
+    def updateValue(self, key: Sequence[Any], value: Sequence[Any]) -> None:
         """Have this value of a key."""
         mine = self._row or {}
         mine[self._user_keys.taken(key)] = self._taken(value)
         self._put(mine)
 
-    def removeKey(self, key: Sequence[Any]) -> None:  # noqa: N802  Spark's name
+    def removeKey(self, key: Sequence[Any]) -> None:
         """Have no value of a key."""
         mine = self._row or {}
         if mine.pop(self._user_keys.taken(key), None) is not None:
@@ -325,7 +325,7 @@ class MapState(StateVariable):
         ]
 
 
-class _Structs:
+class Structs:
     """Structs of one type as tuples, and back."""
 
     def __init__(self, column: str, kind: pa.StructType) -> None:

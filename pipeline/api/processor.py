@@ -91,22 +91,22 @@ class _Asked:
 
     columns: dict[str, StateColumn] = field(default_factory=dict)
 
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> object:  # noqa: N802, N803
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> object:
         return self._note("value", stateName, schema, ttlDurationMs)
 
-    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> object:  # noqa: N802, N803
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> object:
         return self._note("list", stateName, schema, ttlDurationMs)
 
-    def getMapState(  # noqa: N802
+    def getMapState(
         self,
         stateName: str,
         userKeySchema: Any,
         valueSchema: Any,
-        ttlDurationMs: int | None = None,  # noqa: N803
+        ttlDurationMs: int | None = None,
     ) -> object:
         return self._note("map", stateName, valueSchema, ttlDurationMs, userKeySchema)
 
-    def deleteIfExists(self, stateName: str) -> None:  # noqa: N802, N803
+    def deleteIfExists(self, stateName: str) -> None:
         self.columns.pop(stateName, None)
 
     def __getattr__(self, name: str) -> Any:

@@ -27,10 +27,14 @@ class AsRows:
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
         return lambda at: iter(made[ends[at] : ends[at + 1]]) if ends[at] < ends[at + 1] else None
 
+    def nothing(self, _rows: pa.Schema) -> Iterator[Any]:
+        """No row."""
+        return iter(())
+
     def table(self, given: Sequence[Any], schema: pa.Schema) -> pa.Table:
         """Rows by the names of their fields; a field that is not there is null."""
         names, nested = schema.names, any(pa.types.is_nested(kind) for kind in schema.types)
-        taken = []
+        taken: list[tuple[Any, ...]] = []
         for row in given:
             if not isinstance(row, Row):
                 raise Refused(f"the class gave {type(row).__name__}; expected Row", hint="in_pandas=True for frames")
@@ -64,6 +68,10 @@ class AsFrames:
 
         return group
 
+    def nothing(self, rows: pa.Schema) -> Iterator[Any]:
+        """One frame without rows."""
+        return iter([pd.DataFrame(columns=rows.names)])
+
     def table(self, given: Sequence[Any], schema: pa.Schema) -> pa.Table:
         """Frames by the names of their columns, or, where these are no strings, by their positions."""
         columns: list[list[Any]] = [[] for _ in schema]
@@ -91,11 +99,11 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         kind = column.type
         if pa.types.is_timestamp(kind):
-            column = column.cast(pa.timestamp("us"))  # noqa: PLW2901
+            column = column.cast(pa.timestamp("us"))
         elif pa.types.is_integer(kind):
-            column = column.cast(pa.int64())  # noqa: PLW2901
+            column = column.cast(pa.int64())
         elif pa.types.is_floating(kind):
-            column = column.cast(pa.float64())  # noqa: PLW2901
+            column = column.cast(pa.float64())
         columns[name] = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True)
     return pd.DataFrame(columns)
 

@@ -30,11 +30,11 @@ class Accounts(StatefulProcessor):
         branch = StructType([StructField("branch", IntegerType())])
         self._branches = handle.getMapState("branches", branch, "n long")
 
-    def handleInputRows(  # noqa: N802  Spark's name
+    def handleInputRows(
         self,
         key: Any,
         rows: Iterator[Row],
-        timerValues: TimerValues,  # noqa: N803  Spark's name
+        timerValues: TimerValues,
     ) -> Iterator[Row]:
         n, balance = self._booked.get() or (0, 0)
         for row in rows:
@@ -49,11 +49,11 @@ class Accounts(StatefulProcessor):
         self._handle.registerTimer(last + REST_MS)
         yield Row(account=key[0], what="booked", n=n, balance=balance)
 
-    def handleExpiredTimer(  # noqa: N802  Spark's name
+    def handleExpiredTimer(
         self,
         key: Any,
-        timerValues: TimerValues,  # noqa: N803  Spark's name
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803  Spark's name
+        timerValues: TimerValues,
+        expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
         booked = self._booked.get()
         assert booked is not None
