@@ -7,7 +7,7 @@ prints both and exits 1. Anything else that escapes is a bug.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadRecord", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "NotFound", "ObjectExists"]
+__all__ = ["BadRecord", "Collected", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "NotFound", "ObjectExists"]
 __all__ += ["ObjectNotFound", "Protected", "Refused", "SlackwaterError", "Unavailable", "Unstorable", "Usage"]
 
 
@@ -60,6 +60,10 @@ class NotFound(SlackwaterError, LookupError):
         else:
             found = "; there is none yet"
         super().__init__(f"no {what} named {name!r}{found}", hint=hint)
+
+
+class Collected(NotFound):
+    """A moment that there was: garbage collection has taken it. The message says what is left."""
 
 
 class Refused(SlackwaterError):

@@ -24,7 +24,7 @@ import typer
 from ..errors import SlackwaterError
 from ..printable import escaped_in_json, printable
 from ..results.document import Block, TableBlock
-from ..results.shown import Result, drawn, plain
+from ..results.shown import Result, drawn, encoded, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,11 +62,12 @@ class Printer:
             for line in result.notes:
                 self.note(line)
             return
-        import msgspec
+        data = encoded(result.data)
+        if is_terminal():
+            import msgspec
 
-        # Sums of integers come as decimals from DuckDB: numbers all the same.
-        encoded = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode(result.data)
-        _print_json((msgspec.json.format(encoded, indent=2) if is_terminal() else encoded).decode())
+            data = msgspec.json.format(data, indent=2)
+        _print_json(data.decode())
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Result], None]]:

@@ -12,6 +12,7 @@ from ..keep.maintain.removal import removal_of
 from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.in_flight import in_flight
+from ..moments.cut.lineage import Lineage, trace
 from ..moments.cut.refs import AtTime, parse
 from ..moments.cut.replicas import PREFIX as REPLICA_CUT
 from ..moments.cut.replicas import check_runs_here
@@ -32,6 +33,7 @@ from ..search.predicate import Predicate
 from ..search.search import Edge, bisect
 from ..search.session import Asked, Function, Python
 from ..search.verdict import Evaluation, Verdict
+from ..store.versions import history as history_of
 from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from .backends import Backends
@@ -87,6 +89,15 @@ class AppHistory(Shown):
         """
         now_ms, ref = instants.now_ms(), self._ref(moment, stage)
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
+
+    def newer(self, moment: Moment) -> Moment | None:
+        """The newest moment, where a stage has committed since this one, which was the newest; None where none has.
+
+        A request for each stage, and those of `at` where there is a newer one. A stage that has begun since is not seen.
+        """
+        heads = moment.cut.stages.values()
+        committed = (history_of.find(self._client.store, each.app, each.stage, each.version + 1) for each in heads)
+        return self.at() if any(each is not None for each in committed) else None
 
     def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
         """Take a snapshot of the app while it runs, and give its moment. Records in flight are kept with it.
@@ -226,6 +237,16 @@ class AppHistory(Shown):
             return key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms)
 
         return KeyHistory(again_if_forgotten(client.store, self.name, found))
+
+    def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
+        """The input behind versions of a stage: on its own inputs, and on the users' topics.
+
+        Of one version, default the newest; or of those that follow `after`, up to it. Raises `NotFound`.
+        """
+        store = self._client.store
+        high = history_of.read(store, self.name, stage, version or self.at(stage=stage).versions[stage])
+        low = history_of.read(store, self.name, stage, after) if after else history_of.before(store, high)
+        return trace(store, low, high)
 
     def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
         """The newest `limit` records (0 for all) that stages, or one, rejected and that wait to be retried.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from .. import instants
@@ -19,10 +21,11 @@ from ..keep.verify.verify import verify
 from ..moments.cut.graph import Cut, Thinned, channels
 from ..moments.cut.lineage import Window
 from ..moments.cut.moments import having, later_stages
+from ..moments.cut.read_up_to import read_up_to
 from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
 from ..moments.diff.moments import StoredCut, diff
 from ..moments.query.answers import answer, as_relation, channel_tables, names_channels
-from ..moments.query.columns import TableColumn, columns, get
+from ..moments.query.columns import TableColumn, columns, get, look_up, parse_keys, select
 from ..moments.query.export import ENDINGS, Exported, export
 from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
@@ -32,6 +35,7 @@ from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.sst.arrow_types import python_rows
 from ..store.versions.forgotten import index as forgotten
+from ..store.versions.side_tables import owner
 from .backends import Backends
 from .results import Difference, Verification
 
@@ -249,6 +253,49 @@ class Moment(Shown):
         """
         rows = python_rows(self.look_up(table, key)[0])
         return rows[0] if rows else None
+
+    def get_many(self, table: str, keys: Sequence[object], columns: Sequence[str] = ()) -> list[dict[str, object] | None]:
+        """The rows of many keys, each as `get` gives it, in their order; of some columns, or all. Errors as of `get`.
+
+        What is read for them stays on this machine: the next ones are found there.
+        """
+        parsed = self.keys_of(table, [key if isinstance(key, tuple) else (key,) for key in keys])
+        rows, present = self.rows_of(table, parsed)
+        found = python_rows(select(table, rows, columns))
+        return [row if there else None for row, there in zip(found, present.tolist(), strict=True)]
+
+    def having(self, table: str) -> Moment:
+        """The moment with a table that it has, or that had another name then. Raises `NotFound`, which tells the nearest."""
+        cut = having(self._client.store, self.cut, (table,))
+        return self if cut is self._cut else Moment(self._client, self.ref, cut, is_whole=self._is_whole)
+
+    def keys_of(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
+        """Keys, the values of each in the order of its columns, as `rows_of` takes them. Errors as of `get`."""
+        declared = self.having(table).cut.tables[table].table
+        assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
+        return parse_keys(table, declared, keys)
+
+    def rows_of(self, table: str, keys: pa.Table, *, seen_ms: int = 0) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+        """The visible columns of the rows of keys, in their order, and which are there; nulls where one is not.
+
+        Rows that expire by write time are seen as of `seen_ms`, or of the moment where it is 0.
+        """
+        client = self._client
+
+        def read() -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+            cut = replace(self.cut, seen_ms=seen_ms) if seen_ms else self.cut
+            with telling_if_collected(client.store, cut):
+                return look_up(client.store, client.cache, having(client.store, cut, (table,)), table, keys)
+
+        return again_if_forgotten(client.store, self._cut.app, read)
+
+    def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
+        """How far users' topics have been read by all of these tables, or by all that there are.
+
+        By topic the next offset of each partition: the effect of what is before it is in the tables.
+        """
+        cut = self.cut
+        return read_up_to(self._client.store, cut, {owner(table, cut.stages) for table in tables or cut.tables})
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
         """What `get` does: the row, or none, as a table; the cut that has the table; requests and bytes read for it."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -34,15 +34,18 @@ def rows(found: pa.Table, others: Mapping[str, Cut], cut: Cut, limit: int) -> Re
     return Result(about | values.for_json(found), values.grid(found, limit or None), notes=notes)
 
 
+def tables_data(cut: Cut) -> list[dict[str, Any]]:
+    """The tables of a moment and their columns, for machines."""
+    return [
+        {"table": name, "version": each.version, "columns": [*map(asdict, columns(each))], "thinned_out": cut.thinned}
+        for name, each in cut.tables.items()
+    ]
+
+
 def tables(cut: Cut) -> Result:
     """The tables of a moment and their columns."""
     found = {name: columns(manifest) for name, manifest in cut.tables.items()}
-    versions = {name: manifest.version for name, manifest in cut.tables.items()}
-    data = [
-        {"table": name, "version": versions[name], "columns": list(map(asdict, each)), "thinned_out": cut.thinned}
-        for name, each in found.items()
-    ]
-    return Result(data, columns_table(found) if found else f"{cut.ref} has no table: none of its stages keeps state")
+    return Result(tables_data(cut), columns_table(found) if found else f"{cut.ref} has no table: none of its stages keeps state")
 
 
 def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> TableBlock:

@@ -79,6 +79,14 @@ def fields(value: object, *names: str, **others: object) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names} | others
 
 
+def encoded(data: object) -> bytes:
+    """What machines get of a result, as JSON."""
+    import msgspec
+
+    # Sums of integers come as decimals from DuckDB: numbers all the same.
+    return msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode(data)
+
+
 def plain(block: Block) -> str:
     """Columns two spaces apart, nothing shortened, no blanks at the ends of lines."""
     if not isinstance(block, TableBlock):

@@ -1,6 +1,5 @@
 """The apps that have the same SSTs: one, its clones, and theirs, under whatever roots."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,7 +12,7 @@ import pyarrow as pa
 from ...errors import NotFound, Refused, Usage
 from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import list_snapshots
-from ...moments.query.columns import parse_key
+from ...moments.query.columns import key_of, parse_keys
 from ...moments.take.remove import clone_lives, shared
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
@@ -72,25 +71,7 @@ class KeysAsked:
 
     def values(self, name: str, table: Table) -> list[Sequence[object]]:
         """The values of each key of a table. Raises `Usage` where a text is not as many."""
-        return [_values(name, table, each) for each in self.tables[name]]
-
-
-def _values(name: str, table: Table, key: tuple[object, ...] | str) -> Sequence[object]:
-    if isinstance(key, tuple):
-        return key
-    if len(table.key) == 1:
-        return (key,)
-    expected = ", ".join(f"{column.name} ({column.type})" for column in table.key)
-    try:
-        found = json.loads(key, parse_float=str, parse_int=str)
-    except ValueError:
-        found = None
-    if not isinstance(found, list):
-        raise Usage(
-            f"the key of table {name!r} is {expected}: a key of several columns is a JSON array",
-            hint=f"""for example --key '{name}=["{table.key[0].name}", 7]'""",
-        )
-    return [json.dumps(each) if isinstance(each, bool | dict) else each for each in found]
+        return [each if isinstance(each, tuple) else key_of(name, table, each) for each in self.tables[name]]
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -115,7 +96,7 @@ class Keys:
     @classmethod
     def of(cls, name: str, table: Table, asked: KeysAsked) -> "Keys":
         """Raises `Usage` where a value is not of its column's type."""
-        rows = pa.concat_tables([parse_key(name, table, values) for values in asked.values(name, table)])
+        rows = parse_keys(name, table, asked.values(name, table))
         hashes = hash_keys(rows, rows.schema.names)
         order = np.argsort(hashes, kind="stable")
         return cls(tuple(rows.schema.names), hashes[order], rows.take(pa.array(order)).combine_chunks())

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import Usage
+from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema
@@ -21,6 +24,7 @@ from ..cut.graph import Cut
 from ..cut.moments import having
 
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
+_UNPARSABLE = (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError)
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
 
 
@@ -59,27 +63,65 @@ def _visible(table: Table) -> list[Column]:
     return [*table.key, *(column for column in table.values if not is_internal(column.name))]
 
 
+def key_of(name: str, table: Table, text: str) -> Sequence[object]:
+    """The values of a key that is one text: of several columns a JSON array. Raises `Usage` where it is none."""
+    if len(table.key) == 1:
+        return (text,)
+    try:
+        found = json.loads(text, parse_float=str, parse_int=str)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        expected = ", ".join(f"{column.name} ({column.type})" for column in table.key)
+        raise Usage(
+            f"the key of table {name!r} is {expected}: a key of several columns is a JSON array",
+            hint=f"""for example '["{table.key[0].name}", 7]'""",
+        )
+    return [json.dumps(each) if isinstance(each, bool | dict) else each for each in found]
+
+
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:
-    """A table of one row with the key columns, from text or from Python's own values; None for a null.
+    """`parse_keys` of one key."""
+    return parse_keys(name, table, [key_values])
+
+
+def parse_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> pa.Table:
+    """A table of the key columns with a row for each key, from text or from Python's own values; None for a null.
 
     The text of bytes is hexadecimal, that of a struct a JSON object with all its fields. `name` is what the table is
     called. Raises `Usage` (not as many values as key columns, or not of their types).
     """
     schema = arrow_schema(table.key)
     expected = ", ".join(f"{field.name} ({field.type})" for field in schema)
-    if len(key_values) != len(schema):
-        found = len(key_values)
-        raise Usage(f"the key of table {name!r} is {expected}; found {found} value{'' if found == 1 else 's'}")
+    for each in keys:
+        if (found := len(each)) != len(schema):
+            raise Usage(f"the key of table {name!r} is {expected}; found {found} value{'' if found == 1 else 's'}")
     columns = []
-    for field, text in zip(schema, key_values, strict=True):
+    for number, field in enumerate(schema):
+        texts = [each[number] for each in keys]
         try:
-            columns.append(_parse(text, field.type))
-        except (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise Usage(
-                f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}",
-                hint=_AS_JSON if pa.types.is_struct(field.type) else "",
-            ) from error
+            columns.append(_parse_all(texts, field.type))
+        except _UNPARSABLE:
+            columns.append(pa.chunked_array([_parse_or_say(each, field, name, expected) for each in texts]))
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
+
+
+def _parse_or_say(text: object, field: pa.Field, name: str, expected: str) -> pa.Array:
+    try:
+        return _parse(text, field.type)
+    except _UNPARSABLE as error:
+        raise Usage(
+            f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}",
+            hint=_AS_JSON if pa.types.is_struct(field.type) else "",
+        ) from error
+
+
+def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """Many values at once, where they are plain text; one after the other else."""
+    is_plain = pa.types.is_string(kind) or pa.types.is_integer(kind)
+    if is_plain and all(isinstance(each, str) for each in texts):
+        return pa.array(texts, pa.string()).cast(kind)
+    return pa.chunked_array([_parse(each, kind) for each in texts], kind)
 
 
 def _booleans_as_text(found: dict[str, object]) -> dict[str, object]:
@@ -118,11 +160,30 @@ def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) 
     promises) and `Unavailable`.
     """
     cut = having(store, cut, (table,))
+    declared = cut.tables[table].table
+    assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
+    rows, present = look_up(store, None, cut, table, parse_key(table, declared, key_values))
+    return rows.slice(0, int(present[0]))
+
+
+def look_up(
+    store: ObjectStore, cache: SstCache | None, cut: Cut, table: str, keys: pa.Table
+) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    """The visible columns of the rows of many keys, as `parse_keys` gives them, in their order; and which are there.
+
+    Of one that is not, all but the key is null. The cut has the table. Raises as `multi_get`, whose cache it is.
+    """
     manifest = cut.tables[table]
     assert manifest.table is not None  # noqa: S101  `Cut.tables` are versions with one
-    key = parse_key(table, manifest.table, key_values)
-    hashes, clock_ms = hash_keys(key, key.schema.names), cut.clock_ms(table)
-    values, present = multi_get(store, None, manifest.ssts, manifest.table, hashes, key, clock_ms=clock_ms)
-    visible = visible_schema(manifest.table)
-    row = pa.table([*key.columns, *values.columns], [*key.schema.names, *values.schema.names])
-    return row.select(visible.names).slice(0, int(present[0]))
+    hashes, clock_ms = hash_keys(keys, keys.schema.names), cut.clock_ms(table)
+    values, present = multi_get(store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms)
+    rows = pa.table([*keys.columns, *values.columns], [*keys.schema.names, *values.schema.names])
+    return rows.select(visible_schema(manifest.table).names), present
+
+
+def select(table: str, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Some columns of rows of a table, or all where none is named. Raises `NotFound`, which tells the nearest."""
+    for name in names:
+        if name not in rows.schema.names:
+            raise NotFound(f"column of table {table!r}", name, rows.schema.names)
+    return rows.select(names) if names else rows

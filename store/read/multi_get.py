@@ -292,11 +292,12 @@ class _Search:
 
         Lazily: what was found in one SST is not missing any more when the next comes.
         """
-        for sst in sorted(ssts, key=lambda run: run.seq_max, reverse=True):
-            low = np.searchsorted(self.hashes, sst.hash_min, side="left")
-            high = np.searchsorted(self.hashes, sst.hash_max, side="right")
-            wanted = low + np.flatnonzero(self._missing[low:high])
-            if wanted.size:
+        newest_first = sorted(ssts, key=lambda run: run.seq_max, reverse=True)
+        # Of few keys most SSTs can have none: two searches for all SSTs, and no step of numpy's for each.
+        lows = self.hashes.searchsorted([sst.hash_min for sst in newest_first]).tolist()
+        highs = self.hashes.searchsorted([sst.hash_max for sst in newest_first], side="right").tolist()
+        for sst, low, high in zip(newest_first, lows, highs, strict=True):
+            if low < high and (wanted := low + self._missing[low:high].nonzero()[0]).size:
                 yield sst, wanted
 
     def look_in(self, blocks: Iterable[Block], wanted: npt.NDArray[np.int64]) -> None:

@@ -1,0 +1,50 @@
+"""One line of JSON for each request: who asked for what, and what came of it. Values of keys and in SQL are left out.
+
+A line outlives what is forgotten (`slackwater forget`): what it has of a key is how many there were.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from starlette.requests import Request
+
+from ..instants import iso, now_ms
+from ..moments.query.clauses import words
+from ..results.shown import encoded
+from .declare import Endpoint
+
+AUDIT = logging.getLogger("slackwater.audit")
+"""At INFO; whoever wants the lines gives it a handler."""
+_HIDDEN = ("string", "number", "escaped", "dollars", "open")
+
+
+def line(
+    request: Request, endpoint: Endpoint, who: str, found: Mapping[str, object], status: int, rows: int, took_s: float
+) -> None:
+    """Write it, if somebody wants it."""
+    if not AUDIT.isEnabledFor(logging.INFO):
+        return
+    client = request.client
+    asked = {name: _shown(name, value) for name, value in found.items() if value not in ("", [])}
+    about = {
+        "time": iso(now_ms(), "milliseconds"),
+        "who": who,
+        "from": client.host if client else "",
+        "what": endpoint.name,
+        "asked": asked,
+        "status": status,
+        "rows": rows,
+        "ms": round(took_s * 1_000, 1),
+    }
+    AUDIT.info(encoded(about).decode())
+
+
+def _shown(name: str, value: object) -> object:
+    if name == "key":
+        return len(value) if isinstance(value, list) else 1
+    return without_values(value) if name == "sql" and isinstance(value, str) else value
+
+
+def without_values(sql: str) -> str:
+    """A statement with `?` in the place of each string and number."""
+    return " ".join("?" if each.kind in _HIDDEN else sql[each.start : each.end] for each in words(sql))

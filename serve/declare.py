@@ -1,0 +1,141 @@
+"""Routes as they are declared: a function's signature says what may be asked, and its docstring what it gives.
+
+Its parameters after the first are those of the path and of the query, by their names. What is asked is converted by
+their types and held to their limits (msgspec) before the function is called; the same types are the OpenAPI document's.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from ..errors import Usage
+from ..store.versions import keys
+from ..validation import nearest
+
+Verb = Literal["read", "sql"]
+"""What a token may name."""
+
+
+def _text(pattern: str, description: str, *examples: str, most: int = 200) -> Any:
+    return Annotated[str, Meta(pattern=pattern, max_length=most, description=description, examples=list(examples))]
+
+
+AppName = _text(rf"^{keys.NAME}(~[0-9]{{1,3}})?$", "Name of the app.", "flights")
+Stage = _text(rf"^({keys.NAME})?$", "Name of a stage; without it, all stages are meant.", "carriers")
+Table = _text(rf"^{keys.NAME}$", "Name of the table.", "carriers")
+Moment = _text(
+    r"^[^/@\x00-\x1f]+$",
+    "A moment, as behind the @ of a ref: `now`, a time in ISO form, `-5m`, `~3`, a snapshot; with `stage`, `v42`.",
+    "now",
+)
+Keys = Annotated[
+    list[str],
+    Meta(
+        min_length=1,
+        max_length=1_000,
+        description=r"The key, as text; several times for many. `\N` is null, bytes are hexadecimal. Of a key with "
+        "several columns, or with one that is a struct, a JSON array of its values.",
+        examples=[["UA"]],
+    ),
+]
+Key = Annotated[str, Meta(max_length=10_000, description="The key, as text; as of many keys.", examples=["UA"])]
+TableOrNone = _text(rf"^({keys.NAME})?$", "Name of a table; without it, all tables are meant.", "carriers")
+Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 for the newest, or for none.")]
+Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; several times for many.")]
+MinOffsets = Annotated[
+    list[Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$")]],
+    Meta(
+        max_length=1_000,
+        description="`topic:partition:offset` of a record whose effect must be in the answer; several times for many.",
+        examples=[["orders:0:12672"]],
+    ),
+]
+WaitMs = Annotated[int, Meta(ge=0, le=60_000, description="How long to wait for `min_offsets`, in milliseconds.")]
+Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
+Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
+Format = Annotated[
+    Literal["", "json", "arrow"],
+    Meta(description="What the answer is; else the `Accept` header says, and JSON is what there is without."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    verb: Verb
+    function: Callable[..., Any]
+    asked: type[msgspec.Struct]
+    """Its parameters, by name."""
+    in_path: tuple[str, ...]
+    streams: bool
+    """Whether it answers with events, until whoever asked goes away."""
+
+    @property
+    def name(self) -> str:
+        """What it is called: the function's name."""
+        return self.function.__name__
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """Parameters that may be given several times."""
+        return frozenset(each.name for each in msgspec.structs.fields(self.asked) if _is_list(each.type))
+
+    def understand(self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b"") -> dict[str, Any]:
+        """The values of its parameters. Raises `Usage`, which names the parameter, where one is not as declared."""
+        found: dict[str, Any] = dict(in_path)
+        known, lists = self.asked.__struct_fields__, self.lists
+        for name, value in query:
+            if name not in known or name in self.in_path:
+                raise Usage(f"there is no parameter {name!r}{nearest(name, known)}", hint=f"there are: {', '.join(known)}")
+            if name in lists:
+                found.setdefault(name, []).append(value)
+            elif found.setdefault(name, value) is not value:
+                raise Usage(f"the parameter {name!r} is given twice")
+        try:
+            if body:
+                more = msgspec.json.decode(body, type=dict[str, Any])
+                if twice := more.keys() & found.keys():
+                    raise Usage(f"{', '.join(sorted(twice))}: given in the address and in the body")
+                if unknown := more.keys() - {*known}:
+                    raise Usage(f"there is no parameter {', '.join(sorted(unknown))}", hint=f"there are: {', '.join(known)}")
+                found |= more
+            return msgspec.structs.asdict(msgspec.convert(found, self.asked, strict=False))
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Usage(f"{self.path}: {error}", hint="/openapi.json says what may be asked") from None
+
+
+ENDPOINTS: list[Endpoint] = []
+
+
+def endpoint(
+    path: str, *, verb: Verb = "read", methods: tuple[Literal["GET", "POST"], ...] = ("GET",), streams: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a function, whose first parameter is `Asked`, as what answers a path."""
+
+    def declared(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = [*inspect.signature(function).parameters.values()][1:]
+        in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
+        fields = [_field(each) for each in parameters]
+        asked = msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
+        ENDPOINTS.extend(Endpoint(each, path, verb, function, asked, in_path, streams) for each in methods)
+        return function
+
+    return declared
+
+
+def _field(parameter: inspect.Parameter) -> Any:
+    if parameter.default is inspect.Parameter.empty:
+        return parameter.name, parameter.annotation
+    default = parameter.default
+    return parameter.name, parameter.annotation, msgspec.field(default_factory=list) if default == () else default
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(get_args(kind)[0] if get_origin(kind) is Annotated else kind) is list

@@ -1,0 +1,71 @@
+"""What goes wrong over HTTP: an error of the library, or one of these, as a status and a document."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import Collected, Corruption, Forbidden, Gone, NotFound, Refused, SlackwaterError, Unavailable, Usage
+
+
+class Unknown(SlackwaterError):
+    """Nobody is known by what was sent to say who asks."""
+
+
+class Denied(SlackwaterError):
+    """Whoever asks is known, and may not have this."""
+
+
+class TooMany(SlackwaterError):
+    """More was asked within a time than may be. `after_s` is when to ask again."""
+
+    def __init__(self, sentence: str, *, after_s: float = 1.0) -> None:
+        super().__init__(sentence, hint=f"ask again in {after_s:.1f} s")
+        self.after_s = after_s
+
+
+class TooLarge(SlackwaterError):
+    """What was sent, or what would be answered, is larger than may be."""
+
+
+class TooLong(SlackwaterError):
+    """It was not done within the time that it may take."""
+
+
+class NotYet(SlackwaterError):
+    """The state has not read as far as was asked for. `offsets` is how far it has."""
+
+    def __init__(self, sentence: str, *, offsets: Mapping[str, tuple[int, ...]], hint: str) -> None:
+        super().__init__(sentence, hint=hint)
+        self.offsets = offsets
+
+
+STATUS: tuple[tuple[type[SlackwaterError], int], ...] = (
+    (Usage, 400),
+    (Unknown, 401),
+    (Denied, 403),
+    (Collected, 410),
+    (Gone, 410),
+    (NotFound, 404),
+    (NotYet, 409),
+    (TooLarge, 413),
+    (TooMany, 429),
+    (TooLong, 408),
+    (Unavailable, 503),
+    (Corruption, 500),
+    (Forbidden, 502),
+    (Refused, 409),
+)
+"""The first that fits counts. Anything else of ours is 422: understood, and it could not be carried out."""
+CODES = tuple(sorted({422, *(status for _, status in STATUS)} - {500}))
+
+
+def status_of(error: SlackwaterError) -> int:
+    """The status of an error."""
+    return next((status for kind, status in STATUS if isinstance(error, kind)), 422)
+
+
+def problem(error: Exception) -> dict[str, Any]:
+    """The document of an error: `error` is a name of `errors`, or "Bug", whose words are for the log alone."""
+    if not isinstance(error, SlackwaterError):
+        return {"error": "Bug", "message": "this is a bug of slackwater; the server's log has more", "hint": ""}
+    more = {"offsets": error.offsets} if isinstance(error, NotYet) else {}
+    return {"error": type(error).__name__, "message": error.message, "hint": error.hint, **more}

@@ -1,0 +1,139 @@
+"""Many requests for rows of one table at one moment, looked up together.
+
+A look-up costs much for the first key and little for each further one. So while one is under way, what comes is
+gathered, and goes as the next. One that waits for the store keeps nobody waiting for long: then another is begun.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from ..client.moment import Moment
+from ..errors import SlackwaterError, Usage
+from ..instants import now_ms
+from ..moments.query.columns import select
+from ..results import values
+from ..results.shown import encoded
+from .newest import InThread, Reading
+
+_MOST_KEYS = 2_000
+"""Of one look-up, unless a single request has more."""
+_PATIENCE_S = 0.005
+"""A look-up that takes longer waits for something: whatever comes then need not wait for it."""
+
+Key = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What was found for one request."""
+
+    json: msgspec.Raw
+    """An array with a row for each key, null where there is none."""
+    table: pa.Table
+    """The same rows; where there is none, all but the key is null."""
+    present: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    keys: Sequence[Key]
+    found: "asyncio.Future[Rows]"
+
+
+class _Queue:
+    """Requests for the same columns of a table at a moment."""
+
+    def __init__(self) -> None:
+        self.waiting: list[_Asked] = []
+        self.under_way = 0
+        self.begun_s = 0.0
+
+
+class LookUps:
+    """Of one event loop."""
+
+    def __init__(self, in_thread: InThread) -> None:
+        self._in_thread = in_thread
+        self._queues: dict[tuple[int, str, tuple[str, ...]], _Queue] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def rows(self, reading: Reading, table: str, keys: Sequence[Key], columns: tuple[str, ...]) -> Rows:
+        """The rows of keys, of some columns or all. Raises as `Moment.get_many`."""
+        name = (id(reading), table, columns)
+        queue = self._queues.setdefault(name, _Queue())
+        asked = _Asked(keys, asyncio.get_running_loop().create_future())
+        queue.waiting.append(asked)
+        if not queue.under_way or time.monotonic() - queue.begun_s > _PATIENCE_S:
+            self._begin(queue, reading, name)
+        return await asked.found
+
+    def _begin(self, queue: _Queue, reading: Reading, name: tuple[int, str, tuple[str, ...]]) -> None:
+        batch, keys = [], 0
+        while queue.waiting and (not batch or keys + len(queue.waiting[0].keys) <= _MOST_KEYS):
+            batch.append(queue.waiting.pop(0))
+            keys += len(batch[-1].keys)
+        queue.under_way += 1
+        queue.begun_s = time.monotonic()
+        task = asyncio.create_task(self._carry_out(queue, reading, name, batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(
+        self, queue: _Queue, reading: Reading, name: tuple[int, str, tuple[str, ...]], batch: list[_Asked]
+    ) -> None:
+        _, table, columns = name
+        seen_ms = now_ms() if reading.is_newest else 0
+        try:
+            found: Sequence[Rows | Exception] = await self._in_thread(
+                lambda: _look_up(reading.moment, table, [each.keys for each in batch], columns, seen_ms)
+            )
+        except Exception as error:
+            found = [error] * len(batch)
+        queue.under_way -= 1
+        for asked, rows in zip(batch, found, strict=True):
+            if not asked.found.done():  # whoever asked may have gone away
+                asked.found.set_exception(rows) if isinstance(rows, Exception) else asked.found.set_result(rows)
+        if queue.waiting:
+            self._begin(queue, reading, name)
+        elif not queue.under_way:
+            self._queues.pop(name, None)
+
+
+def _look_up(
+    moment: Moment, table: str, asked: Sequence[Sequence[Key]], columns: tuple[str, ...], seen_ms: int
+) -> Sequence[Rows | Exception]:
+    """What each request gets, an error where its keys are none of the table's."""
+    parsed: list[pa.Table | Exception] = []
+    try:
+        together = moment.keys_of(table, [key for keys in asked for key in keys])
+        counts = [len(keys) for keys in asked]
+    except Usage:
+        for keys in asked:
+            try:
+                parsed.append(moment.keys_of(table, keys))
+            except SlackwaterError as error:
+                parsed.append(error)
+        good = [each for each in parsed if not isinstance(each, Exception)]
+        if not good:
+            return [each for each in parsed if isinstance(each, Exception)]
+        together = pa.concat_tables(good)
+        counts = [0 if isinstance(each, Exception) else each.num_rows for each in parsed]
+    rows, present = moment.rows_of(table, together, seen_ms=seen_ms)
+    rows = select(table, rows, columns)
+    there = present.tolist()
+    encoded_rows = [encoded(row) if is_there else b"null" for row, is_there in zip(values.rows(rows), there, strict=True)]
+    found: list[Rows | Exception] = []
+    at = 0
+    for number, count in enumerate(counts):
+        if parsed and isinstance(parsed[number], Exception):
+            found.append(parsed[number])
+            continue
+        json = msgspec.Raw(b"[" + b",".join(encoded_rows[at : at + count]) + b"]")
+        found.append(Rows(json, rows.slice(at, count), there[at : at + count]))
+        at += count
+    return found

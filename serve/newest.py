@@ -1,0 +1,149 @@
+"""The newest moment of an app, looked for all the time while somebody asks, and how far its tables have read.
+
+So an answer waits for no request to the store but those for its rows, and whoever wants a later moment hears of it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from ..client.history import AppHistory
+from ..client.moment import Moment
+from ..errors import Corruption, Unavailable
+
+T = TypeVar("T")
+Offsets = Mapping[str, tuple[int, ...]]
+_log = logging.getLogger(__name__)
+
+IDLE_S = 60.0
+"""For so long after it was last asked for, an app is followed."""
+_WHOLE_S = 2.0
+"""So often it is looked for in full: stages that began, an app that was made anew."""
+
+
+class InThread(Protocol):
+    """Calls a function where it may wait, and gives what it gives."""
+
+    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A moment, and what an answer says of how fresh it is."""
+
+    moment: Moment
+    is_newest: bool = False
+    _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
+
+    def offsets(self, *tables: str) -> Offsets:
+        """How far users' topics have been read by these tables, or by all. May ask the store, once."""
+        if tables not in self._known:
+            self._known[tables] = self.moment.read_up_to(*tables)
+        found: Offsets = self._known[tables]
+        return found
+
+    def freshness(self, table: str = "") -> dict[str, object]:
+        """What an answer says of the moment, of one table or of all. May ask the store, once."""
+        key = ("freshness", table)
+        if key not in self._known:
+            cut = self.moment.cut
+            of = cut.tables[table] if table else None
+            which = {"table": table, "version": of.version} if of else {"versions": cut.versions}
+            time_ms, offsets = (of or cut).time_ms, self.offsets(*filter(None, [table]))
+            known = {"app": cut.app, **which, "time_ms": time_ms, "offsets": offsets, "thinned_out": cut.thinned}
+            self._known[key] = known
+        found: dict[str, object] = self._known[key]
+        return found
+
+
+class Newest:
+    """Follows one app. Of one event loop."""
+
+    def __init__(self, app: AppHistory, in_thread: InThread, every_s: float) -> None:
+        self._app, self._in_thread, self._every_s = app, in_thread, every_s
+        self._reading: Reading | None = None
+        self._asked_s = self._whole_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._listeners = 0
+
+    async def reading(self) -> Reading:
+        """The newest moment, as it was found a moment ago. Raises as `StoredApp.at`."""
+        self._asked_s = time.monotonic()
+        if self._reading is None:
+            async with self._looking:
+                if self._reading is None:
+                    await self._look()
+        if self._task is None:
+            self._task = asyncio.create_task(self._follow())
+        assert self._reading is not None  # noqa: S101  `_look` raises, or finds one
+        return self._reading
+
+    async def until(self, holds: Callable[[Reading], bool], timeout_s: float) -> tuple[Reading, bool]:
+        """The newest moment as soon as something holds of it, or when the time is over; and whether it does."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                async for reading in self.changes():
+                    if holds(reading):
+                        return reading, True
+        return await self.reading(), False
+
+    async def changes(self) -> AsyncIterator[Reading]:
+        """The newest moment, and each that comes after it, for as long as somebody listens."""
+        self._listeners += 1
+        try:
+            seen = None
+            while True:
+                changed = self._changed
+                reading = await self.reading()
+                if reading is not seen:
+                    seen = reading
+                    yield reading
+                else:
+                    await changed.wait()
+        finally:
+            self._listeners -= 1
+
+    def close(self) -> None:
+        """Follow no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(self) -> None:
+        try:
+            while self._listeners or time.monotonic() - self._asked_s < IDLE_S:
+                await asyncio.sleep(self._every_s)
+                try:
+                    await self._look()
+                except (Unavailable, Corruption) as error:
+                    # What was newest goes on being answered, and says how old it is.
+                    _log.warning("%s cannot be followed: %s", self._app.called, error.message)
+        except Exception as error:  # such as an app that is gone: whoever asks next hears of it
+            _log.warning("%s is followed no more: %s", self._app.called, error)
+        finally:
+            self._reading = self._task = None
+            self._tell()
+
+    async def _look(self) -> None:
+        known, now_s = self._reading, time.monotonic()
+        if now_s - self._whole_s > _WHOLE_S:
+            self._whole_s, known = now_s, None
+        found = await self._in_thread(lambda: self._read(known))
+        if found is not None and (self._reading is None or found.versions != self._reading.moment.versions):
+            self._reading = Reading(found, is_newest=True)
+            self._tell()
+
+    def _read(self, known: Reading | None) -> Moment | None:
+        found = self._app.newer(known.moment) if known is not None else self._app.at()
+        if found is not None:
+            found.read_up_to()  # its manifests are known then
+        return found
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,154 @@
+"""What is read over HTTP, a few lines a route: ask `client`, show what `results` makes of it."""
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+
+from ..errors import Usage
+from ..moments.query.columns import key_of
+from ..results import history as shown
+from ..results import rows
+from ..results.shown import Result, encoded, fields
+from .declare import (
+    AppName,
+    Columns,
+    Format,
+    Key,
+    Keys,
+    Limit,
+    MinOffsets,
+    Moment,
+    Stage,
+    Table,
+    TableOrNone,
+    Version,
+    WaitMs,
+    endpoint,
+)
+from .service import ARROW, Answer, Asked, arrow_bytes
+
+_NULL = r"\N"
+
+
+@endpoint("/apps/{app}/at/{ref}/tables/{table}")
+async def get(
+    asked: Asked,
+    app: AppName,
+    ref: Moment,
+    table: Table,
+    key: Keys,
+    column: Columns = (),  # type: ignore[assignment]
+    stage: Stage = "",
+    min_offsets: MinOffsets = (),  # type: ignore[assignment]
+    wait_ms: WaitMs = 5_000,
+    format: Format = "",  # noqa: A002  said as ?format=
+) -> Answer:
+    """Rows by key: in the order asked, null where there is none; with the version, its time, and how far it has read."""
+    reading = await asked.moment(app, ref, stage, table=table, min_offsets=min_offsets, wait_ms=wait_ms)
+    manifest = reading.moment.cut.tables[table]
+    declared = manifest.table
+    assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
+    etag = asked.etag(table, f"v{manifest.version}", manifest.forgotten)
+    headers = {"etag": etag} if not reading.is_newest or declared.ttl is None else {}
+    if etag in asked.known_etags and headers:
+        return Answer(b"", status=304, headers=headers)
+    keys = [(None,) if each == _NULL else tuple(key_of(table, declared, each)) for each in key]
+    found = await asked.service.look_ups.rows(reading, table, keys, tuple(column))
+    fresh = reading.freshness(table)
+    if asked.wants_arrow:
+        with_found = found.table.append_column("_found", [list(found.present)])
+        return Answer(arrow_bytes(with_found, fresh), ARROW, headers=headers, rows=len(key))
+    return asked.document(fresh | {"rows": found.json}, headers=headers, rows=len(key))
+
+
+@endpoint("/apps")
+def apps(asked: Asked) -> object:
+    """The apps that may be read."""
+    return {"apps": [name for name in asked.service.client.apps if asked.grant.may_read_app(name)]}
+
+
+@endpoint("/apps/{app}")
+async def app(asked: Asked, app: AppName) -> object:
+    """An app at its newest moment: versions, how far each stage has read, and tables."""
+    return await moment(asked, app, "now")
+
+
+@endpoint("/apps/{app}/at/{ref}")
+async def moment(
+    asked: Asked,
+    app: AppName,
+    ref: Moment,
+    stage: Stage = "",
+    min_offsets: MinOffsets = (),  # type: ignore[assignment]
+    wait_ms: WaitMs = 5_000,
+) -> Answer:
+    """A moment: the version of each stage, its time, how far it has read, and the columns of its tables."""
+    reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
+    cut = reading.moment.cut
+    etag = asked.etag(*(f"{name}.v{version}" for name, version in cut.versions.items()))
+    if etag in asked.known_etags:
+        return Answer(b"", status=304, headers={"etag": etag})
+
+    def document() -> Answer:
+        tables = [each for each in rows.tables_data(cut) if asked.grant.may_read(each["table"])]
+        read = {name: reading.offsets(name) for name in cut.tables if asked.grant.may_read(name)}
+        about = {"ref": reading.moment.ref, "snapshot": cut.snapshot, "tables": tables, "read_up_to": read}
+        return asked.document(reading.freshness() | about, headers={"etag": etag})
+
+    return await asked.service.in_thread(document)
+
+
+@endpoint("/apps/{app}/log")
+def log(asked: Asked, app: AppName, limit: Limit = 20, stage: Stage = "") -> Result:
+    """Commits, newest first: what each read, and how long it took."""
+    asked.grant.check_all_tables("the log of an app")
+    return shown.log(asked.app(app).log(limit, stage=stage), app)
+
+
+@endpoint("/apps/{app}/snapshots")
+def snapshots(asked: Asked, app: AppName) -> Result:
+    """Snapshots, and those that were asked for."""
+    return asked.app(app).all_snapshots()
+
+
+@endpoint("/apps/{app}/diff")
+def diff(asked: Asked, app: AppName, before: Moment, after: Moment = "now", table: TableOrNone = "") -> Result:
+    """The rows that differ between two moments, of one table or of all."""
+    asked.grant.check_table(table or "*")
+    found = asked.app(app).diff(before, after, table=table)
+    return shown.diff(found.refs, found.cuts, found.found)
+
+
+@endpoint("/apps/{app}/tables/{table}/history")
+def history(asked: Asked, app: AppName, table: Table, key: Key, limit: Limit = 20) -> Result:
+    """The changes of one key's row, newest first, with the offsets behind each."""
+    asked.grant.check_table(table)
+    of = asked.app(app)
+    declared = of.at().having(table).cut.tables[table].table
+    assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
+    values = (None,) if key == _NULL else tuple(key_of(table, declared, key))
+    return shown.key_history(of.history(table, values, limit=limit).found, key, limit=limit)
+
+
+@endpoint("/apps/{app}/lineage")
+def lineage(asked: Asked, app: AppName, stage: Stage, version: Version = 0, after: Version = 0) -> object:
+    """The offsets behind a version of a stage, or behind those after another one: on its inputs and on users' topics."""
+    if not stage:
+        raise Usage("lineage is of one stage", hint="give stage=NAME")
+    asked.grant.check_all_tables("the lineage of a stage")
+    found = asked.app(app).lineage(stage, version, after=after)
+    return fields(found, "stage", "direct", "sources", "lost")
+
+
+@endpoint("/apps/{app}/commits", streams=True)
+async def commits(asked: Asked, app: AppName) -> AsyncIterator[bytes]:
+    """Server-sent events: the newest moment, and each that comes after it, for as long as the connection lasts."""
+    asked.grant.check_app(app)
+    newest = await asked.service.newest(app)
+    await newest.reading()
+
+    async def events() -> AsyncIterator[bytes]:
+        async for reading in newest.changes():
+            data = await asked.service.in_thread(lambda reading=reading: encoded(reading.freshness()))
+            yield b"event: commit\nid: %d\ndata: %s\n\n" % (reading.moment.cut.time_ms, data)
+
+    return events()

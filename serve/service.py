@@ -1,0 +1,173 @@
+"""What an instance works with: the library's client, the apps it follows, look-ups; and what one request asks."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+import pyarrow as pa
+from cachetools import LRUCache, TTLCache
+
+from ..client import Client
+from ..errors import NotFound, Usage
+from ..results import values
+from ..results.shown import encoded
+from .access import Grant
+from .errors import NotYet, TooLong
+from .look_ups import LookUps
+from .newest import Newest, Offsets, Reading
+
+if TYPE_CHECKING:
+    from ..client.app import StoredApp
+
+T = TypeVar("T")
+ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
+_REMEMBERED_S = 2.0
+"""For so long a ref is taken to mean the same moment."""
+_VERSION = re.compile(r"v\d{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an instance serves."""
+
+    every_s: float = 0.25
+    """How often it looks for newer versions of the apps that it is asked about."""
+    request_s: float = 60.0
+    """What a request may take."""
+    threads: int = 16
+    """That wait for the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is sent."""
+
+    body: bytes
+    media_type: str = JSON
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    rows: int = 0
+    """For the audit line."""
+
+
+class Service:
+    """Of one event loop. Close it."""
+
+    def __init__(self, client: Client, options: Options) -> None:
+        self.client, self.options = client, options
+        self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="serve")
+        self._followed: LRUCache[str, Newest] = LRUCache(256)
+        self._moments: TTLCache[tuple[str, str, str], Reading] = TTLCache(1_024, _REMEMBERED_S)
+        self.look_ups = LookUps(self.in_thread)
+
+    def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
+        """Call a function where it may wait for the store."""
+        return _awaited(asyncio.get_running_loop().run_in_executor(self._pool, function))
+
+    async def newest(self, app: str) -> Newest:
+        """Follow an app. Raises `NotFound`, and `Usage`."""
+        found = self._followed.get(app)
+        if found is None:
+            known = await self.in_thread(lambda: self.client.app(app))
+            found = self._followed.setdefault(app, Newest(known, self.in_thread, self.options.every_s))
+        return found
+
+    async def reading(self, app: str, ref: str, stage: str) -> Reading:
+        """A moment of an app. Raises as `StoredApp.at`."""
+        if ref == "now" and not stage:
+            return await (await self.newest(app)).reading()
+        name = (app, ref, stage)
+        found = self._moments.get(name)
+        if found is None:
+            moment = await self.in_thread(lambda: self.client.app(app).at(ref, stage=stage))
+            found = self._moments.setdefault(name, Reading(moment))
+        return found
+
+    def close(self) -> None:
+        """Follow nothing any more, and end what waits."""
+        for each in self._followed.values():
+            each.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _awaited(found: "asyncio.Future[T]") -> T:
+    return await found
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: of whom, for what, and how it wants to be answered."""
+
+    service: Service
+    grant: Grant
+    wants_arrow: bool = False
+    known_etags: frozenset[str] = frozenset()
+
+    def app(self, name: str) -> "StoredApp":
+        """An app that may be read. Raises `Denied`, and as `Client.app`."""
+        self.grant.check_app(name)
+        return self.service.client.app(name)
+
+    async def moment(
+        self, app: str, ref: str, stage: str = "", *, table: str = "", min_offsets: Sequence[str] = (), wait_ms: int = 0
+    ) -> Reading:
+        """A moment that may be read; of the newest as soon as it has read some records.
+
+        With a table, it has it. Raises `Denied`, `NotYet`, and as `StoredApp.at`.
+        """
+        self.grant.check_app(app)
+        if table:
+            self.grant.check_table(table)
+            stage = stage or (table if _VERSION.fullmatch(ref) else "")
+        reading = await self.service.reading(app, ref, stage)
+        wanted = [_min_offset(each) for each in min_offsets]
+        tables = (table,) if table else ()
+
+        def has_read(found: Reading) -> bool:
+            at = found.offsets(*tables)
+            return all(topic in at and part < len(at[topic]) and at[topic][part] > offset for topic, part, offset in wanted)
+
+        if wanted and not has_read(reading):
+            is_there = False
+            known = reading.offsets(*tables)
+            if missing := {topic for topic, _, _ in wanted} - known.keys():
+                raise NotFound("topic that is read", min(missing), known)
+            if reading.is_newest:
+                reading, is_there = await (await self.service.newest(app)).until(has_read, wait_ms / 1_000)
+            if not is_there:
+                raise NotYet(
+                    f"the state has not read {', '.join(min_offsets)} yet",
+                    offsets=reading.offsets(*tables),
+                    hint="offsets says the next that it reads of each partition; ask again, or wait longer (wait_ms)",
+                )
+        if table and table not in reading.moment.cut.tables:
+            reading = Reading(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
+        return reading
+
+    def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:
+        """A document of JSON."""
+        return Answer(encoded(data), headers=headers or {}, rows=rows)
+
+    def etag(self, *parts: object) -> str:
+        """What is the same as long as the answer to these parts is."""
+        return f'"{".".join(map(str, parts))}{".arrow" if self.wants_arrow else ""}"'
+
+
+def _min_offset(text: str) -> tuple[str, int, int]:
+    topic, partition, offset = text.rsplit(":", 2)
+    return topic, int(partition), int(offset)
+
+
+def arrow_bytes(table: pa.Table, metadata: dict[str, object]) -> bytes:
+    """A stream of Arrow's IPC; what belongs to the answer beside its rows is in the schema's metadata, as JSON."""
+    table = table.replace_schema_metadata({"slackwater": encoded(metadata)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
