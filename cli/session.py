@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from ..errors import Protected
 from ..results.formats import store_flag
 from . import options
 from .terminal import Printer, is_terminal
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
-    from ..results.shown import Result
     from ..settings import Settings
 
 
@@ -62,20 +62,12 @@ class Session(Printer):
         app, stage = names_of_stage(text)
         return self.app(app), stage
 
-    def confirmed(self, act: "Callable[[str], Result]", typed: str) -> "Result":
-        """What `act` gives, which wants the name of a protected app: as `typed`, or as a person types it when asked.
-
-        Raises what `act` raises, `Protected` where nobody can be asked.
-        """
-        from ..errors import Protected
-
-        try:
-            return act(typed)
-        except Protected as error:
-            if typed or not (sys.stdin.isatty() and is_terminal(stderr=True)):
-                raise
-            self.note(error.message)
-            return act(str(typer.prompt("the app's name, to do it all the same", err=True)).strip())
+    def asked_for_name(self, error: Protected) -> str:
+        """The name of a protected app, as a person types it. Raises the error where nobody can be asked."""
+        if not (sys.stdin.isatty() and is_terminal(stderr=True)):
+            raise error
+        self.note(error.message)
+        return str(typer.prompt("the app's name, to do it all the same", err=True)).strip()
 
     def close(self) -> None:
         """Give back open files."""
@@ -143,9 +135,10 @@ def verb(
     """Make a command of a function whose first parameter is its `Session`.
 
     In place of that the command has the options that verbs share: --json, and --store and --kafka if it is to, and
-    --message where it `changes` something, which the log of operations tells. Its help
-    ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does; `name` is
-    its name, where that is not the function's. Returns the typer app.
+    --message where it `changes` something, which the log of operations tells. Where a function has `yes_really`,
+    and the app is protected, a person types its name when asked, and the function is called with it. The verb's
+    help ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does;
+    `name` is its name, where that is not the function's. Returns the typer app.
     """
     app = of or typer.Typer(add_completion=False)
 
@@ -154,7 +147,12 @@ def verb(
             *, store: str | None = None, kafka: str | None = None, message: str = "", as_json: bool = False, **own: Any
         ) -> None:
             with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
-                body(session, **own)
+                try:
+                    body(session, **own)
+                except Protected as error:
+                    if own.get("yes_really", "…"):
+                        raise  # it was typed, or cannot be
+                    body(session, **own | {"yes_really": session.asked_for_name(error)})
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         own = inspect.signature(body).parameters.values()

@@ -103,12 +103,9 @@ def refresh(
     It keeps its name, topics, sinks, masks, owner, reason and time to live, which begins again. What it has done since
     is gone. Whatever interrupts it, the same command goes on with it.
     """
-    app, how = session.app(name), {"fence": fence, "dry_run": dry_run}
     with session.progress() as progress:
-        on_progress = _copying(progress, name)
-        done = session.confirmed(
-            lambda typed: app.refresh(yes_really=typed, on_progress=on_progress, **how), yes_really
-        )
+        on_progress, how = _copying(progress, name), {"fence": fence, "dry_run": dry_run}
+        done = session.app(name).refresh(yes_really=yes_really, on_progress=on_progress, **how)
     session.show(done)
 
 
@@ -141,5 +138,4 @@ def rm(
     if expired:
         session.show(session.client.remove_expired(topics=topics, fence=fence, dry_run=dry_run))
         return
-    app = session.app(name)
-    session.show(session.confirmed(lambda typed: app.remove_clone(yes_really=typed, **how), yes_really))
+    session.show(session.app(name).remove_clone(yes_really=yes_really, **how))

@@ -36,7 +36,7 @@ def rewind(
     """
     app, ref = session.app(to), to if "@" in to or "/" in to else ""
     how = {"before_deploy": before_deploy, "keep_offsets": keep_offsets, "fence": fence, "dry_run": dry_run}
-    session.show(session.confirmed(lambda typed: app.rewind(ref, yes_really=typed, **how), yes_really))
+    session.show(app.rewind(ref, yes_really=yes_really, **how))
 
 
 @verb(
@@ -68,19 +68,20 @@ def reset(
     on from there. Tables stay: what is read twice counts twice, and what is skipped never does. --dry-run says how
     much that is. To take the tables back as well, rewind the app.
     """
-    app = session.app(app_name)
-    how: dict[str, Any] = {
-        "all_topics": all_topics,
-        "to_earliest": to_earliest,
-        "to_latest": to_latest,
-        "to_datetime": to_datetime,
-        "by_duration": by_duration,
-        "shift_by": shift_by,
-        "to_offset": to_offset,
-        "fence": fence,
-        "dry_run": dry_run,
-    }
-    session.show(session.confirmed(lambda typed: app.reset(*(topic or ()), yes_really=typed, **how), yes_really))
+    done = session.app(app_name).reset(
+        *(topic or ()),
+        all_topics=all_topics,
+        to_earliest=to_earliest,
+        to_latest=to_latest,
+        to_datetime=to_datetime,
+        by_duration=by_duration,
+        shift_by=shift_by,
+        to_offset=to_offset,
+        fence=fence,
+        yes_really=yes_really,
+        dry_run=dry_run,
+    )
+    session.show(done)
 
 
 @verb(
@@ -108,14 +109,10 @@ def promote(
     to the sinks from the clone: a read_committed reader sees each row once. The app that had the name stays, as
     APP~1, and stops. An interrupted promotion is finished by the same command.
     """
-    app = session.app(over)
-
-    def act(typed: str) -> Result:
-        with session.progress() as progress:
-            how: dict[str, Any] = {"back": back, "dry_run": dry_run, "show_values": show_values, "on_wait": progress}
-            return app.promote(staging, yes_really=typed, timeout_s=timeout / 1_000, **how)
-
-    session.show(session.confirmed(act, yes_really))
+    with session.progress() as progress:
+        how: dict[str, Any] = {"back": back, "dry_run": dry_run, "show_values": show_values, "on_wait": progress}
+        done = session.app(over).promote(staging, yes_really=yes_really, timeout_s=timeout / 1_000, **how)
+    session.show(done)
 
 
 @verb(
@@ -145,8 +142,7 @@ def edit(
     """
     app, name = session.stage(stage)
     how: dict[str, Any] = {"rows": rows or "", "again": again, "dry_run": dry_run, "show_values": not hide_values}
-    how["timeout_s"] = timeout / 1_000
-    session.show(session.confirmed(lambda typed: app.edit(name, sql, yes_really=typed, **how), yes_really))
+    session.show(app.edit(name, sql, yes_really=yes_really, timeout_s=timeout / 1_000, **how))
 
 
 @verb(
@@ -179,7 +175,7 @@ def retire(session: Session, stage: str = STAGE, yes_really: str = YES_REALLY, d
     back, and it goes on where it stopped.
     """
     app, name = session.stage(stage)
-    session.show(session.confirmed(lambda typed: app.retire(name, yes_really=typed, dry_run=dry_run), yes_really))
+    session.show(app.retire(name, yes_really=yes_really, dry_run=dry_run))
 
 
 @verb(
@@ -290,8 +286,8 @@ def rm(
     Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
     command finishes it; the name is free after that. Topics of yours are never touched.
     """
-    app, how = session.app(app_name), {"topics": topics, "fence": fence, "force": force, "dry_run": dry_run}
-    session.show(session.confirmed(lambda typed: app.remove(yes_really=typed, **how), yes_really))
+    how = {"topics": topics, "fence": fence, "force": force, "dry_run": dry_run}
+    session.show(session.app(app_name).remove(yes_really=yes_really, **how))
 
 
 @verb(
@@ -312,7 +308,7 @@ def protect(
     protection.
     """
     app = session.app(app_name)
-    session.show(session.confirmed(lambda typed: app.unprotect(yes_really=typed), yes_really) if off else app.protect())
+    session.show(app.unprotect(yes_really=yes_really) if off else app.protect())
 
 
 @verb(
@@ -372,9 +368,7 @@ def forget(
         session.show(app.give_up_forgetting())
         return
 
-    def act(typed: str) -> Result:
-        with session.progress() as progress:
-            how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": now_and_then(progress)}
-            return app.forget_keys(key or (), yes_really=typed, **how)
-
-    session.show(session.confirmed(act, yes_really))
+    with session.progress() as progress:
+        how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": now_and_then(progress)}
+        done = app.forget_keys(key or (), yes_really=yes_really, **how)
+    session.show(done)

@@ -20,6 +20,7 @@ As bytes they would hide what they have; and a message has rows of many keys, wh
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +72,14 @@ def holding(rows: pa.Table, words: Sequence[Words], *, key: str = "") -> Mask:
                 found[some] = _holding(rows.take(pa.array(some)), group, key)
         texts = []
     if len(numbers) > _FEW and rows.num_rows:
-        alone = [each for each in numbers if len(each.others) == 1 and _TOKEN.fullmatch(_text(each.others[0][1]))]
-        found |= _with_any_value(alone, rows, key)
-        told = {id(each) for each in alone}
-        numbers = [each for each in numbers if id(each) not in told]
+        by_name: dict[str, dict[bytes, Any]] = {}
+        for (name, value), *more in (each.others for each in numbers):
+            if not more and _TOKEN.fullmatch(text := _text(value)):
+                by_name.setdefault(name, {})[text] = value
+        leaves = list(_leaves(rows))
+        for name, values in by_name.items():
+            found |= _with_value(name, values, rows, leaves, key)
+        numbers = [each for each in numbers if len(each.others) > 1 or not _TOKEN.fullmatch(_text(each.others[0][1]))]
     return found | _holding(rows, [*texts, *numbers], key)
 
 
@@ -86,7 +91,7 @@ def _holding(rows: pa.Table, words: Sequence[Words], key: str) -> Mask:
         for spellings in each.texts:
             mine &= _with_text(spellings, leaves, rows.num_rows)
         for name, value in each.others:
-            mine &= _with_value(name, value, rows, leaves, key)
+            mine &= _with_value(name, {_text(value): value}, rows, leaves, key)
         found |= mine
     return found
 
@@ -103,28 +108,6 @@ def _with_any(words: Sequence[bytes], rows: pa.Table) -> Mask:
     return found
 
 
-def _with_any_value(words: Sequence[Words], rows: pa.Table, key: str) -> Mask:
-    """Which rows have any of these values, one a key: as `_with_value` of each, looking through the rows once."""
-    found, leaves = np.zeros(rows.num_rows, np.bool_), list(_leaves(rows))
-    by_name: dict[str, dict[bytes, Any]] = {}
-    for each in words:
-        ((name, value),) = each.others
-        by_name.setdefault(name, {})[_text(value)] = value
-    for name, values in by_name.items():
-        if name in rows.column_names and not pa.types.is_nested(rows.schema.field(name).type):
-            wanted = set(values.values())
-            found |= np.asarray([value in wanted for value in rows[name].to_pylist()], np.bool_)
-        if key:
-            written = pa.array([word for value in values.values() for word in _as_kafka_key(value)], pa.binary())
-            found |= np.asarray(pc.is_in(rows[key], written))
-        field = re.compile(rb'"' + re.escape(name.encode()) + rb'"\s*:\s*"?(' + _TOKEN.pattern + rb")")
-        for leaf in leaves:
-            for place in np.flatnonzero(leaf.having(f'"{name}"'.encode())).tolist():
-                row = leaf.rows[place]
-                found[row] = found[row] or any(each[1] in values for each in field.finditer(leaf.values[place].as_py()))
-    return found
-
-
 def _with_text(spellings: Sequence[bytes], leaves: Sequence["_Leaf"], count: int) -> Mask:
     found = np.zeros(count, np.bool_)
     for leaf in leaves:
@@ -136,24 +119,22 @@ def _with_text(spellings: Sequence[bytes], leaves: Sequence["_Leaf"], count: int
     return found
 
 
-def _with_value(name: str, value: Any, rows: pa.Table, leaves: Sequence["_Leaf"], key: str) -> Mask:
+def _with_value(name: str, values: Mapping[bytes, Any], rows: pa.Table, leaves: Sequence["_Leaf"], key: str) -> Mask:
+    """Which rows have one of these values, by their texts, of the column `name` of the key. Looks through them once."""
     found = np.zeros(rows.num_rows, np.bool_)
     if name in rows.column_names and not _is_bytes(rows.schema.field(name).type):
-        try:
-            same = pc.equal(rows[name], pa.scalar(value).cast(rows.schema.field(name).type))
-            found |= np.asarray(pc.fill_null(same, False))
-        except (pa.ArrowException, TypeError):
-            pass  # a column of another kind that has the name
+        with suppress(pa.ArrowException, TypeError):  # a column of another kind may have the name
+            found |= np.asarray(pc.is_in(rows[name], pa.array(values.values()).cast(rows.schema.field(name).type)))
     if key:
-        written = pa.array(_as_kafka_key(value), pa.binary())
+        written = pa.array([word for value in values.values() for word in _as_kafka_key(value)], pa.binary())
         found |= np.asarray(pc.is_in(rows[key], written))
-    field = re.compile(
-        rb'"' + re.escape(name.encode()) + rb'"\s*:\s*"?' + re.escape(_text(value)) + rb"(?![0-9A-Za-z_.+-])"
-    )
+    # Of many numbers each is read, and looked up.
+    told = _TOKEN.pattern if all(map(_TOKEN.fullmatch, values)) else b"|".join(map(re.escape, values))
+    field = re.compile(rb'"' + re.escape(name.encode()) + rb'"\s*:\s*"?(' + told + rb")(?![0-9A-Za-z_.+-])")
     for leaf in leaves:
         for place in np.flatnonzero(leaf.having(f'"{name}"'.encode())).tolist():
             row = leaf.rows[place]
-            found[row] = found[row] or field.search(leaf.values[place].as_py()) is not None
+            found[row] = found[row] or any(each[1] in values for each in field.finditer(leaf.values[place].as_py()))
     return found
 
 

@@ -124,7 +124,7 @@ def test_what_else_a_function_raises_stops_the_search_with_its_own_lines(app: Fl
     with pytest.raises(SlackwaterError, match="mine raised ZeroDivisionError: by zero") as raised:
         find(app, cache, Python("mine", fails))
     assert "in fails" in raised.value.quoted
-    assert "programs.py" not in raised.value.quoted
+    assert "session.py" not in raised.value.quoted
 
 
 def test_what_a_function_writes_is_written_nowhere(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from slackwater.keep.forget.family import KeysAsked
 from slackwater.keep.forget.forget import forget
-from slackwater.store.archive import index, objects
+from slackwater.store.archive import columns, index, merge
 from slackwater.store.archive.extents import Extent
+from slackwater.store.archive.objects import ArchiveWriter
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -96,17 +97,18 @@ def _archive(store: ObjectStore, numbers: np.ndarray, batch: int) -> None:
             "topic": pa.repeat("orders", count),
             "partition": np.zeros(count, np.int32),
             "offset": np.arange(first, first + count),
-            "timestamp": pa.array(np.full(count, batch * 1000)).cast(objects.TIME),
+            "timestamp": pa.array(np.full(count, batch * 1000)).cast(columns.TIME),
             "timestampType": np.zeros(count, np.int32),
             "key": names.cast(pa.binary()),
             "value": values.cast(pa.binary()),
-            "headers": pa.nulls(count, objects.HEADERS),
+            "headers": pa.nulls(count, columns.HEADERS),
         }
-    ).cast(objects.SCHEMA)
+    ).cast(columns.SCHEMA)
     archive = index.newest(store, "bench", "orders") or index.empty("bench", "orders")
     extents = (Extent(0, first, first + count),)
-    one = objects.write(store, index.new_object(archive), [records], extents, batch)
-    index.change(store, "bench", "orders", index.appended((one,), extents), by="bench", now_ms=batch)
+    writer = ArchiveWriter()
+    writer.append(records)
+    merge.append(store, archive, writer, extents, batch, by="bench", now_ms=batch)
 
 
 def _holding(store: ObjectStore, name: str) -> Iterator[tuple[str, int]]:

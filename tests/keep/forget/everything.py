@@ -5,12 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from slackwater.store.archive import index, objects
+from slackwater.store.archive import index
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 
-from tests.store.archive.small_archives import BY, TOPIC, records
+from tests.store.archive.small_archives import BY, TOPIC, records, write
 from tests.support.histories import rows_of
 
 
@@ -47,5 +47,5 @@ def archive_of(store: ObjectStore, app: str, extent: Extent, values: dict[int, b
     made = [values.get(offset, value) for offset, value in zip(rows["offset"].to_pylist(), had, strict=True)]
     rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(made, pa.binary()))
     archive = index.newest(store, app, TOPIC) or index.empty(app, TOPIC)
-    one = objects.write(store, index.new_object(archive), [rows], (extent,), 1)
-    index.change(store, app, TOPIC, index.appended((one,), (extent,)), by=BY, now_ms=1)
+    one = write(store, archive, [rows], (extent,), 1)
+    index.change(store, archive, index.appended((one,), (extent,)), by=BY, now_ms=1)

@@ -36,7 +36,7 @@ from slackwater.store.versions import history, keys
 from slackwater.store.versions.forgotten import under_way
 
 from tests.keep.forget.everything import archive_of, occurrences, tables_of_all_versions
-from tests.store.archive.small_archives import BY, TOPIC, records
+from tests.store.archive.small_archives import BY, TOPIC, records, write
 from tests.support.collecting import aging_app, fresh, gc, keys_of, old_app, store_of, wait
 from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights, rows_of
 
@@ -256,7 +256,7 @@ def test_an_object_of_the_archive_that_no_index_names_is_told_and_what_an_index_
     assert head is not None
     merge.merge(app.store, head, head.objects, by=BY, now_ms=1)
     rows = records(0, range(8, 9)).set_column(5, "key", pa.array([b"N003"], pa.binary()))
-    litter = objects.write(app.store, index.new_object(head), [rows], (Extent(0, 8, 9),), 1).object
+    litter = write(app.store, head, [rows], (Extent(0, 8, 9),), 1).object
     holding = {each.object for each in make(app, cache, dry_run=True).held if each.what == "input archive"}
     assert holding == {name for name, _ in occurrences(app.store, "N003") if "/input/" in name}
     assert len(holding) == 4
@@ -323,7 +323,7 @@ def test_behind_a_damaged_object_of_the_archive_it_ends_and_goes_on_once_that_wa
 def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache: SstCache) -> None:
     app = busy_app()
     heads = app.heads["legs"].inputs["flights"].offsets
-    index.change(app.store, "flights", "flights", index.begun([0] * len(heads)), by=BY, now_ms=1)
+    index.change(app.store, index.empty("flights", "flights"), index.begun([0] * len(heads)), by=BY, now_ms=1)
     first = index.newest(app.store, "flights", "flights")
     assert first is not None
 
@@ -331,8 +331,8 @@ def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache
         extents = tuple(Extent(partition, 0, end) for partition, end in enumerate(heads))
         rows = [records(each.partition, range(each.end), topic="flights") for each in extents]
         rows[0] = rows[0].set_column(6, "value", pa.array([b"N003"] * rows[0].num_rows, pa.binary()))
-        one = objects.write(app.store, index.new_object(first), rows, extents, 1)
-        index.change_of(app.store, first, index.appended((one,), extents), by=BY, now_ms=1)
+        one = write(app.store, first, rows, extents, 1)
+        index.change(app.store, first, index.appended((one,), extents), by=BY, now_ms=1)
 
     # Nobody runs it: nobody is waited for, and what is to come is said.
     paused: list[int] = []

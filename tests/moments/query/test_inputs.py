@@ -104,10 +104,8 @@ def test_an_object_that_is_damaged_is_named_and_no_row_is_given(
 def test_a_moment_before_a_topic_was_made_anew_has_the_records_of_then(app: FlightsApp, cache: SstCache) -> None:
     index.change(
         app.store,
-        APP,
-        "flights",
+        index.empty(APP, "flights", 2),
         index.appended((), (Extent(0, 0, 100),)),
-        life=2,
         by=BY,
         now_ms=app.clock.now_ms + 1,
     )
