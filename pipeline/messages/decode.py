@@ -71,7 +71,8 @@ def decode(
 
     Raises:
         NotFound: The registry has no such subject or version, or its schema no such message type.
-        Refused: What is needed is not installed, Spark is 4.0, no columns can be made of the schema, or the registry forbids it.
+        Refused: What is needed is not installed, Spark is 4.0, no columns can be made of the schema, or the registry
+            forbids it.
         Unavailable: The registry has not answered for so long.
         Usage: An argument is none that can be meant.
     """
@@ -101,7 +102,7 @@ def decode(
                 raise BadRecord(_sentence(bad[0], address, len(messages)))
             return values
 
-    made: Column = F.arrow_udf(decoded, kind)(*parts)  # type: ignore[attr-defined]  # not in pyspark's stubs
+    made: Column = F.arrow_udf(decoded, kind)(*parts)
     return made
 
 
