@@ -5,16 +5,20 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 CHOSEN := not soak and not ci
+# The newest of each minor version that slackwater runs on, the oldest first; that of .venv is one more.
+SPARKS := 4.0.5 4.1.4 4.2.1
+# Before 4.2 pyspark leaves sockets to Python's collector, which would fail the test that runs by then.
+UNCLOSED := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 # What stands in each file with tests that need Kafka or Spark: to collect the others takes each worker ten seconds.
 WITH_SERVERS := mark\.(kafka|spark)|any_kafka
 # Images of containers set it. Without what Python has compiled, each process compiles all of slackwater, and each of
 # pytest's workers rewrites the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
 # Each process of the tests that imports numpy would start a thread for each core, which none uses.
-test test-all collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
+test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all collect test-without-servers test-with-servers check format bench soak mutants clean
+.PHONY: help demo test test-all matrix collect test-without-servers test-with-servers check format bench soak mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +30,24 @@ test: $(READY) ## all checks and tests, from nothing
 	@$(MAKE) --no-print-directory -j 2 check collect
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
-test-all: $(READY) ## the same with each server of S3, each point at which a verb may be killed, many more examples (hours)
+test-all: $(READY) ## the same with each server of S3, the oldest Spark, each point at which a verb may be killed, many more examples (hours)
 	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" test
+	@$(MAKE) --no-print-directory SPARKS="$(firstword $(SPARKS))" matrix
+
+matrix: $(SPARKS:%=.cache/spark-%/.ready) ## the tests with Spark and Kafka, on each older Spark (a quarter of an hour each)
+	@for spark in $(SPARKS); do \
+		echo "Spark $$spark"; \
+		PYTEST_ADDOPTS="$(UNCLOSED)" $(MAKE) --no-print-directory BIN=.cache/spark-$$spark/bin test-with-servers || exit 1; \
+	done
+
+# With a Spark of its own, and all else from .venv.
+.cache/spark-%/.ready: $(READY)
+	@echo "installing Spark $* into $(@D) â€¦"
+	@$(PYTHON) -m venv --clear --without-pip $(@D)
+	@$(VENV)/bin/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-compile --no-deps pyspark==$* -e .
+	@echo "import site; site.addsitedir('$$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+		> "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/rest.pth"
+	@touch $@
 
 # Once for the four processes that run them, the assertions of all tests are rewritten as pytest does it.
 collect: $(READY)
@@ -65,7 +85,7 @@ mutants: $(READY) ## each small change of protocol, commit, merging, planning, â
 	@$(BIN)/python -m tests.mutation.run $(GROUPS)
 
 clean: ## remove what the targets made (not .slackwater)
-	rm -rf $(VENV) .types .cache/mutants .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info bench/out
+	rm -rf $(VENV) .types .cache/mutants .cache/spark-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info bench/out
 
 # mypy wants the package under its name, which is the repository's root.
 .types/slackwater:

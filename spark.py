@@ -51,10 +51,13 @@ class SparkSource(DataSource):
                 )
         settings = load(store=options.get("store"))
         place, path = StorePlace(settings.store_root(), settings.s3), options.get("path", "")
-        if version := options.get("version"):
+        at, version = options.get("at", ""), options.get("version", "").removeprefix("v")
+        if version and (at or not version.isdecimal()):
+            raise Usage(f"version {version!r} is not the number of a version, or a moment is given as well")
+        if version:
             self._at = TableAt.of_version(place, path, int(version), int(options.get("clock_ms", "0")))
         else:
-            self._at = TableAt.find(place, path, options.get("at", ""), instants.now_ms())
+            self._at = TableAt.find(place, path, at, instants.now_ms())
 
     def schema(self) -> StructType:
         """Spark's hook: the columns that users see."""

@@ -71,7 +71,8 @@ def decode(
 
     Raises:
         NotFound: The registry has no such subject or version, or its schema no such message type.
-        Refused: What is needed is not installed, no columns can be made of the schema, or the registry forbids it.
+        Refused: What is needed is not installed, Spark is 4.0, no columns can be made of the schema, or the registry
+            forbids it.
         Unavailable: The registry has not answered for so long.
         Usage: An argument is none that can be meant.
     """
@@ -81,6 +82,8 @@ def decode(
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise Refused(f"decode needs {', '.join(missing)}", hint="pip install 'slackwater[registry]'")
+    if not hasattr(F, "arrow_udf"):
+        raise Refused("decode needs functions of Arrow, which Spark has from 4.1 on", hint="run on a later Spark")
     if mode not in ("FAILFAST", "PERMISSIVE"):
         raise Usage(f"mode={mode!r} of decode is neither FAILFAST nor PERMISSIVE")
     known = Registry.of(registry, patience_s)
@@ -99,7 +102,7 @@ def decode(
                 raise BadRecord(_sentence(bad[0], address, len(messages)))
             return values
 
-    made: Column = F.arrow_udf(decoded, kind)(*parts)  # type: ignore[attr-defined]  # not in pyspark's stubs
+    made: Column = F.arrow_udf(decoded, kind)(*parts)
     return made
 
 

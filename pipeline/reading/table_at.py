@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ...errors import Usage
+from ...errors import NotFound, Usage
+from ...instants import iso
 from ...moments.cut.graph import Cut
 from ...moments.cut.moments import having, read_version
 from ...moments.cut.resolve import resolve, telling_if_collected
@@ -19,6 +21,7 @@ from ...store.versions.apps import in_folder
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import owner, table_of, tables_of
 
+_log = logging.getLogger("slackwater")
 _HINT = 'spark.read.format("slackwater").option("at", "-5m").load("APP/TABLE")'
 
 
@@ -67,6 +70,11 @@ class TableAt:
         """
         store, (app, table) = place.open(), _names(path)
         cut = resolve(store, in_folder(store, f"{app}@{at}" if at else app), now_ms=now_ms)
+        if cut.thinned is not None:
+            answered = iso(cut.thinned.answered_ms, "milliseconds")
+            _log.warning(
+                "%s@%s: history was thinned out by gc there; what is read is the moment %s", path, at, answered
+            )
         return cls.of_cut(place, having(store, cut, (table,)), table)
 
     @classmethod
@@ -85,8 +93,11 @@ class TableAt:
         return cls(place, folder, stage, version, table, clock_ms)
 
     def read(self, store: ObjectStore) -> Manifest:
-        """The version as one that has the table as its own. Raises `NotFound` where it was collected."""
-        return table_of(read_version(store, self.app, self.stage, self.version), self.table)
+        """The version as one that has the table as its own. Raises `NotFound` where it was collected, or has none."""
+        found = table_of(read_version(store, self.app, self.stage, self.version), self.table)
+        if found.table is None:
+            raise NotFound(f"table at {self.app}/{self.stage}@v{self.version}", self.table)
+        return found
 
     @contextmanager
     def reading(self, store: ObjectStore, manifest: Manifest) -> Iterator[None]:

@@ -65,6 +65,12 @@ def test_all_rows_of_a_moment_are_those_that_a_query_gives(app: FlightsApp, clie
     assert made.schema().simpleString() == "struct<tail:string,flights:bigint,delay:bigint>"
 
 
+def test_a_version_of_the_stage_will_do(app: FlightsApp, client: Client) -> None:
+    made = source(app, version="v3")
+    expected = client.app("flights").at("v3", stage="aircraft").query("FROM aircraft").fetchall()
+    assert rows_of(made.reader(made.schema())) == sorted(expected)
+
+
 def test_there_is_a_task_for_each_state_partition_and_only_the_columns_asked_for_come(app: FlightsApp) -> None:
     made = source(app)
     reader = made.reader(StructType([StructField("delay", LongType())]))
@@ -115,11 +121,15 @@ def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -
         ({"path": "flights"}, errors.Usage, "names no table"),
         ({"path": "flights/airports"}, errors.NotFound, "airports"),
         ({"path": "flight/aircraft"}, errors.NotFound, "flight"),
+        ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not the number"),
+        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "a moment is given as well"),
         ({"path": "flights/aircraft", "att": "-5m"}, errors.Usage, "nearest is 'at'|'att' is no option"),
         ({"path": "flights/aircraft", "at": "2020-01-01T00:00:00Z"}, errors.NotFound, "begins at"),
     ):
         with pytest.raises(error, match=words):
             SparkSource({"store": app.store.url, **options})
+    with pytest.raises(errors.NotFound, match="no table at flights/legs@v1 named 'legs'"):
+        source(app, path="flights/legs", version="1").schema()
     made = source(app)
     with pytest.raises(errors.NotFound, match="weight"):
         made.reader(StructType([StructField("weight", LongType())]))
