@@ -1,0 +1,210 @@
+"""A Spark query's checkpoint, as it is now: its tables of state, the whole state of a batch, and what one changed."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from ...errors import ObjectNotFound
+from ...own_folder import temporary_folder
+from ...store.objects.open import open_store
+from .files import CheckpointBatch, CheckpointFiles
+from .state_files import StoreFolder
+from .tables import StateTable, state_table
+
+DELETED = "_deleted"
+"""The column of a batch's changes that is true where the row is gone."""
+_BATCH, _ORDER = "_batch", "_order"
+_AT_A_TIME_BYTES = 32 << 20
+"""So many bytes of change files are read by one job of Spark's, unless one batch has more."""
+_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+@contextmanager
+def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
+    """The checkpoint at a folder or `s3://bucket/prefix`, for as long as this lasts. Nothing is written there.
+
+    Raises `NotFound` where there is none, `Refused` for state that cannot be carried, by name.
+    """
+    with temporary_folder() as folder:
+        yield Checkpoint(CheckpointFiles(open_store(where)), spark, folder)
+
+
+class Checkpoint:
+    """Reads; see `opened`. For one thread. Spark runs on this machine: it reads a folder of this process.
+
+    Attributes:
+        files: What is known without Spark: which batches there are, and of each how far it read.
+        tables: All that the query keeps; of these the first has no name.
+    """
+
+    def __init__(self, files: CheckpointFiles, spark: SparkSession, folder: Path) -> None:
+        self.files = files
+        self._folder = folder
+        self._numbers = count()
+        self._spark = spark.newSession()
+        for name, value in _SETTINGS.items():
+            self._spark.conf.set(name, value)
+        self.tables = self._tables(files.committed()[-1])
+
+    @property
+    def id(self) -> str:
+        """The query's."""
+        return self.files.id
+
+    def committed(self) -> range:
+        """The batches whose commit is there now, without gaps up to the newest."""
+        return self.files.committed()
+
+    def available(self) -> range:
+        """The batches whose whole state can be read now, without gaps up to the newest."""
+        return self.files.available()
+
+    def batch(self, batch: int) -> CheckpointBatch:
+        """One committed batch. Raises `Gone` where it was cleaned up."""
+        return self.files.batch(batch)
+
+    def rows(self, table: StateTable, batch: int) -> Iterator[pa.RecordBatch]:
+        """The whole state at the end of a batch, in no order. Raises `Gone` where it cannot be read any more."""
+        with self._spooled(table, batch) as rows:
+            yield from ds.dataset(rows, schema=table.schema, format="parquet").to_batches()
+
+    @contextmanager
+    def frame(self, table: StateTable, batch: int) -> Iterator[DataFrame]:
+        """The same as a DataFrame, to be used inside."""
+        with self._own_folder() as folder:
+            with self.files.reading(batch):
+                self.files.bring_whole(self._stores(table), batch, folder)
+            yield self._read(table, folder, batch, batchId=batch).select(*table.columns())
+
+    def changes(self, table: StateTable, after: int, up_to: int) -> Iterator[pa.Table]:
+        """What each batch changed, from the one behind `after` to `up_to`: one table each, with the column `_deleted`.
+
+        A key is there once in each. A batch of which nothing but the whole state was kept is compared with the one
+        before it. Raises `Gone` where files were cleaned up.
+        """
+        while after < up_to:
+            with self._own_folder() as folder:
+                last = self._bring_changes(table, after, up_to, folder)
+                if last == after:
+                    last += 1
+                    yield self._difference(table, last)
+                else:
+                    yield from self._feed(table, after, last, folder)
+            after = last
+
+    def _bring_changes(self, table: StateTable, after: int, up_to: int, folder: Path) -> int:
+        """Copy what the batches behind one changed, as much as is read at a time; the last of these."""
+        size, last = 0, after
+        stores = self._stores(table)
+        while last < up_to and size < _AT_A_TIME_BYTES:
+            with self.files.reading(last + 1):
+                if not self.files.has_feed(last + 1):
+                    break
+                try:
+                    size += self.files.bring_changes(stores, last + 1, folder)
+                except ObjectNotFound:
+                    if last > after or last + 1 not in self.files.available():
+                        raise
+                    break
+            last += 1
+        if table.registers and last > after:
+            # Spark opens the last state to learn of the store's column families.
+            with self.files.reading(last):
+                self.files.bring_whole(stores, last, folder)
+        return last
+
+    def _feed(self, table: StateTable, after: int, last: int, folder: Path) -> Iterator[pa.Table]:
+        options = {"readChangeFeed": "true", "changeStartBatchId": after + 1, "changeEndBatchId": last}
+        feed = self._read(table, folder, last, **options).select(
+            *table.columns(),
+            (F.col("change_type") == "delete").alias(DELETED),
+            F.col("batch_id").alias(_BATCH),
+            F.monotonically_increasing_id().alias(_ORDER),
+        )
+        found = feed.toArrow()
+        # A key lies in one partition, whose changes come in the order in which they were made.
+        newest = found.group_by([_BATCH, *table.key.names]).aggregate([(_ORDER, "max")])[f"{_ORDER}_max"]
+        kept = found.filter(pc.is_in(found[_ORDER], newest))
+        schema = _with_deleted(table)
+        for batch in range(after + 1, last + 1):
+            yield kept.filter(pc.field(_BATCH) == batch).select(schema.names).cast(schema)
+
+    def _difference(self, table: StateTable, batch: int) -> pa.Table:
+        """What differs between the whole states at the ends of a batch and of the one before it."""
+        schema = _with_deleted(table)
+        with self._spooled(table, batch - 1) as old, self._spooled(table, batch) as new, duckdb.connect() as db:
+            for name, rows in (("old", old), ("new", new)):
+                db.register(name, ds.dataset(rows, schema=table.schema, format="parquet"))
+            keys = ", ".join(f'"{name}"' for name in table.key.names)
+            changed = db.sql("FROM new EXCEPT FROM old").to_arrow_table()
+            gone = db.sql(f"SELECT {keys} FROM old EXCEPT SELECT {keys} FROM new").to_arrow_table()
+        for name, kind in zip(table.values.names, table.values.types, strict=True):
+            gone = gone.append_column(name, pa.nulls(len(gone), kind))
+        parts = ((changed, False), (gone, True))
+        return pa.concat_tables(
+            [part.append_column(DELETED, pa.repeat(deleted, len(part))).cast(schema) for part, deleted in parts]
+        )
+
+    @contextmanager
+    def _spooled(self, table: StateTable, batch: int) -> Iterator[Path]:
+        """The whole state at the end of a batch as a folder of Parquet: no memory holds it."""
+        with self._own_folder() as folder:
+            with self.frame(table, batch) as frame:
+                frame.write.parquet(str(folder / "rows"))
+            yield folder / "rows"
+
+    def _tables(self, newest: int) -> tuple[StateTable, ...]:
+        found: list[StateTable] = []
+        with self._own_folder() as folder, self.files.reading(newest):
+            self.files.bring_logs(newest, folder)
+            for operator in self.files.operators:
+                for kept in operator.tables:
+                    options = dict(kept.options)
+                    schema = self._load(folder, operator.id, kept.store, newest, batchId=newest, **options).schema
+                    name = kept.name or operator.kind
+                    while any(name == each.name for each in found):
+                        name += f"_{operator.id}"
+                    found.append(state_table(name if found else "", operator, kept, schema))
+        return tuple(found)
+
+    def _stores(self, table: StateTable) -> Sequence[StoreFolder]:
+        return self.files.stores(table.operator, table.store)
+
+    def _read(self, table: StateTable, folder: Path, batch: int, **options: object) -> DataFrame:
+        """A task for each core, not for each state partition: most of these are small."""
+        said = dict(table.options) | options
+        cores = self._spark.sparkContext.defaultParallelism
+        return self._load(folder, table.operator, table.store, batch, **said).coalesce(cores)
+
+    def _load(self, folder: Path, operator: int, store: str, batch: int, **options: object) -> DataFrame:
+        self._spark.conf.set(_FORMAT, str(self.files.format_of(batch)))
+        said = {"path": f"file:{folder}", "operatorId": operator, "storeName": store, **options}
+        return (
+            self._spark.read.format("statestore").options(**{name: str(value) for name, value in said.items()}).load()
+        )
+
+    @contextmanager
+    def _own_folder(self) -> Iterator[Path]:
+        folder = self._folder / str(next(self._numbers))
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_deleted(table: StateTable) -> pa.Schema:
+    return pa.schema([*table.schema, pa.field(DELETED, pa.bool_())])
