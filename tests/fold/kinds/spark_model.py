@@ -116,8 +116,8 @@ class Commanded(StatefulProcessor):
         timers = sorted(self._handle.listTimers()) if self._time_mode != "None" else []
         maps = sorted(((*key, *value) for key, value in self._map.iterator()), key=str)
         exist = [int(each.exists()) for each in (self._value, self._list, self._map, self._kept)]
-        kept, now_ms = self._kept.get(), times.getCurrentProcessingTimeInMs()
-        return f"{self._value.get()} {list(self._list.get())} {maps} {kept} {exist} {timers} {now_ms} {times.getCurrentWatermarkInMs()}"
+        clocks = times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs()
+        return f"{self._value.get()} {list(self._list.get())} {maps} {self._kept.get()} {exist} {timers} {clocks}"
 
     def _row(self, key: Any, n: int, seen: str) -> Any:
         return Row(k=key[0], n=n, seen=seen)
