@@ -43,12 +43,15 @@ class Groups:
 class Moment:
     """When a batch is, as its version says: a replay is at the same moment. Milliseconds since 1970 UTC."""
 
-    until_ms: int | None
+    until_ms: int | None = None
     """Up to when rows fall due; None where nobody knows yet how late it is."""
     wall_ms: int | None = None
     """The wall clock at the batch's start; None where rows are changed and no batch is."""
     watermark_ms: int | None = None
     """The stage's watermark before the batch; None where there is none."""
+
+
+NO_MOMENT = Moment()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ...store.sst.types import DUE
 from .. import multi_input
-from .kind import Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of, only
+from .kind import NO_MOMENT, Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of, only
 from .processor import PythonRows, in_order
 from .state_variables import Fields, Structs
 
@@ -106,8 +106,8 @@ class BoundPandasState(Bound):
     state: pa.Schema
     emits: tuple[pa.Schema, ...]
     late: tuple[str, ...]
-    due_by: DueBy  # type: ignore[misc]
-    moment: Moment = Moment(None)
+    due_by: DueBy
+    moment: Moment = NO_MOMENT
 
     @property
     def values(self) -> pa.Schema:

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import field
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.types import DUE
 from .. import multi_input
-from .kind import Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of
+from .kind import NO_MOMENT, Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of
 from .state_variables import NEVER, TIMERS, Keys, StateColumn, StateVariable, Timers, Variable, expires
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
@@ -81,7 +82,7 @@ class Processor(Kind, frozen=True, tag="processor"):
     """A declared class."""
 
     time_mode: TimeMode = "None"
-    variables: dict[str, Variable] = {}
+    variables: dict[str, Variable] = field(default_factory=dict)
     """By name; of a class that the program declares, `code` knows them."""
     code: Any = None
     """`Code`; None of a class as it is stored."""
@@ -188,7 +189,7 @@ class BoundProcessor(Bound):
     """The column of the batch's rows that is their time, where they have one."""
     initial: int | None = None
     """The position of the DataFrame with what keys begin with; None where there is none."""
-    moment: Moment = Moment(None)
+    moment: Moment = NO_MOMENT
 
     @property
     def due_by(self) -> DueBy | None:  # type: ignore[override]
@@ -254,7 +255,7 @@ class BoundProcessor(Bound):
 
 
 def in_order(table: pa.Table, order_by: Sequence[str]) -> pa.Table:
-    """Rows with the position of their key (`_key`), sorted by it and by these columns; as they are where there are none."""
+    """Rows with the position of their key (`_key`), sorted by it and by these columns; as they are without any."""
     if not order_by:
         return table
     return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("_key", *order_by)]))

@@ -1,4 +1,4 @@
-"""Rows of Arrow as a user's code for Spark sees them: Spark's `Row`, or frames of pandas; and what it gives, as Arrow."""
+"""Rows of Arrow as code for Spark sees them, as Spark's `Row` or as frames of pandas; and what it gives, as Arrow."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

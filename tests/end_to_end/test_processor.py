@@ -33,7 +33,6 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
         if row["amount"] is not None:
             every[row["account"]].append(row)
     found = {row["account"]: row for row in app.table("accounts").to_pylist()}
-    print(found["a1"], app.table("counts").slice(0, 4).to_pylist())
     assert {name: row["booked"] for name, row in found.items()} == {
         name: {"n": len(rows), "balance": sum(row["amount"] for row in rows)} for name, rows in every.items()
     }

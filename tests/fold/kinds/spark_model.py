@@ -5,6 +5,7 @@ can be compared row by row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -58,7 +59,12 @@ class Commanded(StatefulProcessor):
                 for each in (self._value, self._list, self._map, self._kept):
                     each.clear()
             case 1:
-                self._handle.registerTimer(at_ms + 1_500)
+                passed_ms = (
+                    timerValues.getCurrentProcessingTimeInMs()
+                    if self._time_mode == "ProcessingTime"
+                    else timerValues.getCurrentWatermarkInMs()
+                )
+                self._handle.registerTimer(max(at_ms, passed_ms) + 1_500)
             case 2:
                 for other in sorted(self._handle.listTimers())[1:2]:
                     self._handle.deleteTimer(other)
@@ -110,8 +116,8 @@ class Commanded(StatefulProcessor):
         timers = sorted(self._handle.listTimers()) if self._time_mode != "None" else []
         maps = sorted(((*key, *value) for key, value in self._map.iterator()), key=str)
         exist = [int(each.exists()) for each in (self._value, self._list, self._map, self._kept)]
-        kept, now_ms = self._kept.get(), times.getCurrentProcessingTimeInMs()
-        return f"{self._value.get()} {list(self._list.get())} {maps} {kept} {exist} {timers} {now_ms} {times.getCurrentWatermarkInMs()}"
+        clocks = times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs()
+        return f"{self._value.get()} {list(self._list.get())} {maps} {self._kept.get()} {exist} {timers} {clocks}"
 
     def _row(self, key: Any, n: int, seen: str) -> Any:
         return Row(k=key[0], n=n, seen=seen)
@@ -129,31 +135,40 @@ class CommandedFrames(Commanded):
         return pd.DataFrame({"k": [key[0]], "n": [n], "seen": [seen]})
 
 
-def commanded(key: Any, frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+@dataclass(frozen=True)
+class CommandedFunction:
     """Does what each row says, and tells what it sees. For a timeout it lets the key go, or begins a new one."""
-    now_ms = state.getCurrentProcessingTimeMs()
-    if state.hasTimedOut:
-        rows = sum(len(frame) for frame in frames)
-        yield pd.DataFrame({"k": [key[0]], "n": [rows], "seen": [f"timed out {state.getOption} {now_ms}"]})
-        if state.exists and state.get[0] is not None and state.get[0] % 2:
-            state.update((state.get[0] + 1, "again"))
-        else:
-            state.remove()
-        return
-    for frame in frames:
-        for row in frame.itertuples():
-            match row.op:
-                case "value":
-                    state.update((row.n, f"s{row.n}"))
-                case "value-null":
-                    state.update((None, None))
-                case "value-clear":
-                    state.remove()
-                case "timer" if state._timeout_conf == "ProcessingTimeTimeout":
-                    state.setTimeoutDuration(row.n)
-                case "timer" if state._timeout_conf == "EventTimeTimeout":
-                    state.setTimeoutTimestamp(max(row.at_ms, state.getCurrentWatermarkMs()) + row.n)
-            yield pd.DataFrame({"k": [key[0]], "n": [row.n], "seen": [f"{row.op} {state.getOption} {now_ms}"]})
+
+    timeout: str
+
+    def __call__(self, key: Any, frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        if state.hasTimedOut:
+            yield self._row(key, sum(map(len, frames)), f"timed out {state.getOption}", state)
+            if state.exists and (state.get[0] or 0) % 2:
+                state.update((state.get[0] + 1, "again"))
+            else:
+                state.remove()
+            return
+        for frame in frames:
+            for row in frame.itertuples():
+                match row.op:
+                    case "value":
+                        state.update((row.n, f"s{row.n}"))
+                    case "value-null":
+                        state.update((None, None))
+                    case "value-clear":
+                        state.remove()
+                    case "timer" if self.timeout == "ProcessingTimeTimeout":
+                        state.setTimeoutDuration(row.n)
+                    case "timer" if self.timeout == "EventTimeTimeout":
+                        state.setTimeoutTimestamp(max(row.at_ms, state.getCurrentWatermarkMs()) + row.n)
+                yield self._row(key, row.n, f"{row.op} {state.getOption}", state)
+
+    def _row(self, key: Any, n: int, seen: str, state: GroupState) -> pd.DataFrame:
+        seen = f"{seen} {state.getCurrentProcessingTimeMs()}"
+        if self.timeout == "EventTimeTimeout":
+            seen = f"{seen} {state.getCurrentWatermarkMs()}"
+        return pd.DataFrame({"k": [key[0]], "n": [n], "seen": [seen]})
 
 
 Entry = tuple[Any, Any, float]
@@ -291,3 +306,45 @@ class PlainSpark:
             if kept:
                 found[name[0]] = kept
         return found
+
+
+class PlainPandasState:
+    """`applyInPandasWithState` over dictionaries: rows, then keys that have timed out."""
+
+    def __init__(self, timeout: str, delay_ms: int = 0) -> None:
+        self.timeout, self.delay_ms = timeout, delay_ms
+        self.state: dict[str, Any] = {}
+        self.timeouts: dict[str, int] = {}
+        self.watermark_ms = 0
+
+    def batch(self, function: CommandedFunction, rows: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
+        """What a batch gives. Rows have their time as `at_ms`."""
+        given: list[pd.DataFrame] = []
+        by_event = self.timeout == "EventTimeTimeout"
+        in_time = [row for row in rows if not by_event or row["at_ms"] > self.watermark_ms]
+        for key in dict.fromkeys(row["k"] for row in in_time):
+            frame = pd.DataFrame([row for row in in_time if row["k"] == key])
+            given += self._called(function, key, [frame], now_ms, timed_out=False)
+        passed_ms = {"NoTimeout": -1, "EventTimeTimeout": self.watermark_ms}.get(self.timeout, now_ms)
+        for key in [key for key, at_ms in self.timeouts.items() if at_ms < passed_ms]:
+            given += self._called(function, key, [pd.DataFrame(columns=["k", "op", "n"])], now_ms, timed_out=True)
+        self.watermark_ms = max([self.watermark_ms, *(row["at_ms"] - self.delay_ms for row in rows)])
+        return [row for frame in given for row in frame.to_dict("records")]
+
+    def _called(
+        self, function: CommandedFunction, key: str, frames: list[pd.DataFrame], now_ms: int, *, timed_out: bool
+    ) -> list[pd.DataFrame]:
+        known = self.state.get(key)
+        state = GroupState(
+            Row(*known) if known else None, now_ms, self.watermark_ms, self.timeout, timed_out, True, known is not None,
+            False, False, -1, b"", STATE,
+        )  # fmt: skip
+        given = list(function((key,), frames, state))
+        if state._updated or state._removed or state._timeout_timestamp != -1 or timed_out:
+            self.state.pop(key, None)
+            self.timeouts.pop(key, None)
+            if state.exists:
+                self.state[key] = state.get
+            if state._timeout_timestamp != -1:
+                self.timeouts[key] = state._timeout_timestamp
+        return given
