@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -27,6 +28,9 @@ from tests.models.profiles import PROFILE
 from tests.support.registries import EmbeddedRegistry
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
 # whose Ctrl-C is tested.
@@ -164,10 +168,23 @@ def one_spark(spark_here: ExitStack) -> None:
             spark_here.enter_context(spark_session("tests", master="local[2]"))
 
 
-@pytest.fixture(scope="module")
-def no_spark(spark_here: ExitStack) -> None:
-    """No session runs in this process when the module's tests begin."""
-    spark_here.close()
+@pytest.fixture
+def spark(one_spark: None) -> "SparkSession":
+    """The session of this process."""
+    from slackwater.pipeline.spark.session import running_session
+
+    session = running_session()
+    assert session is not None
+    return session
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No session runs in this process, as far as anybody can tell: what starts one starts a JVM."""
+    from pyspark import SparkContext
+
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from ..source.checkpoint import Checkpoint
 from ..source.spool import InputSpool
 from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
-from ..spark.session import spark_session, warm_up
+from ..spark.session import running_session, spark_session, warm_up
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
 from .housekeeping import Collector, LagReporter, in_background
@@ -67,6 +67,7 @@ def run(
             # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
             start = preflight(app, options, news)
             news.doing(f"starting Spark ({options.master or 'as it is configured'})")
+            is_cold = running_session() is None
             session = spark_session(
                 f"slackwater {app.name}",
                 master=options.master,
@@ -79,7 +80,8 @@ def run(
         with stop.in_order():
             news.doing("checking the program")
             check_unflushed(start.limits, spark.sparkContext.master or "")
-            warm_up(spark)
+            if is_cold:
+                warm_up(spark)
             known = shapes(app, spark)
         with stop.at_once():
             claimed, claimer, store = _claim(start, known, news), start.claimer, start.store

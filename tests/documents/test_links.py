@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from slackwater.cli.main import app as command_line
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.run.program import load_app
-from slackwater.pipeline.spark.session import spark_session
 from typer.main import get_command
 
 from tests.support.static import PARTS
@@ -111,12 +110,6 @@ def block_id(value: object) -> str:
 @pytest.mark.parametrize(("page", "number"), PYTHON, ids=block_id)
 def test_every_python_block_compiles(page: Path, number: int) -> None:
     compile(blocks(page, "python")[number], page.name, "exec")
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session("docs", master="local[1]") as session:
-        yield session
 
 
 @pytest.mark.spark

@@ -24,13 +24,6 @@ from tests.support.running import SPLIT, Ledger, eventually
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
-@pytest.fixture
-def spark(one_spark: None) -> SparkSession:
-    session = SparkSession.getActiveSession()
-    assert session is not None
-    return session
-
-
 class Reads(StreamingQueryListener):
     """How many records Spark has read in each batch of a topic, and how many lie between the offsets of the batch.
 

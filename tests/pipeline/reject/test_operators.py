@@ -135,13 +135,6 @@ OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
 
 
 @pytest.fixture
-def spark(one_spark: None) -> SparkSession:
-    session = SparkSession.getActiveSession()
-    assert session is not None
-    return session
-
-
-@pytest.fixture
 def kept(spark: SparkSession) -> Iterator[DataFrame]:
     """Records of which a few are bad, with numbers beyond 32 bits."""
     bad = F.col("id").isin(sorted(BAD))
