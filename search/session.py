@@ -2,7 +2,7 @@
 
 All ways of searching keep one, for each app. Its log is the commands that give it again, as with git.
 
-Predicates that are programs: a Python function, and a command that gets the moment as a file.
+Here too: predicates that are programs, a Python function, and a command that gets the moment as a file.
 """
 
 import importlib.util

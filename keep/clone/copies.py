@@ -3,11 +3,9 @@
 Each lies under the ULID that it has in the source. So whoever goes on with a copy that was broken off finds what is
 there already, and passes over it if its checksum is right.
 
-Values that a clone hides: which columns, how, and the rows with other values in them.
-
-A value becomes null, or a keyed hash of itself (BLAKE2b). The key, a salt, is drawn anew for each clone, and gone when
-the clone is whole: the same value is the same everywhere in a clone, so joins still find what belongs together, and
-nobody can look one up by hashing all values that it might be. Null stays null.
+What is hidden: a value becomes null, or a keyed hash of itself (BLAKE2b). The key, a salt, is drawn anew for each
+clone, and gone when the clone is whole: the same value is the same everywhere in a clone, so joins still find what
+belongs together, and nobody can look one up by hashing all values that it might be. Null stays null.
 """
 
 import os

@@ -2,9 +2,8 @@
 
 Nothing is emitted for them, and they fall due and expire as those that the program writes.
 
-Which rows of a table an SQL statement changes: DuckDB carries it out on a copy, which is compared with the table.
-
-The statement sees all tables of the moment, no file and no setting, and can change that one table alone.
+An SQL statement is carried out by DuckDB on a copy, which is compared with the table. The statement sees all tables of
+the moment, no file and no setting, and can change that one table alone.
 """
 
 import re

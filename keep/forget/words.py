@@ -12,9 +12,8 @@ A row of a table is known by its key, these by what stands in them. For each of 
 
 A key of several columns stands in a record in which each of its values does; nulls and empty values are passed over.
 
-Records that are messages between stages: compressed Arrow, whose rows are looked into one by one.
-
-As bytes they would hide what they have; and a message has rows of many keys, which stay.
+Of records that are messages between stages, compressed Arrow, the rows are looked into one by one: as bytes they would
+hide what they have; and a message has rows of many keys, which stay.
 """
 
 import json

@@ -3,10 +3,9 @@
 pyiceberg writes and reads manifests and their lists; here they pass through memory, and the store puts and gets them,
 so that retries, credentials and tests are the same as for all other objects.
 
-A table's columns as an Iceberg schema, and which of its SSTs Iceberg's readers read by it as we do.
-
-Column ids are the same in both: Iceberg finds a column by the field id in the file, as `sst.evolution` does. So what
-was renamed, removed, added without a default, or widened as Iceberg widens needs nothing. Of an SST that lacks a column
+Here too: a table's columns as an Iceberg schema, and which of its SSTs Iceberg's readers read by it as we do. Column
+ids are the same in both: Iceberg finds a column by the field id in the file, as `sst.evolution` does. So what was
+renamed, removed, added without a default, or widened as Iceberg widens needs nothing. Of an SST that lacks a column
 with a default, or has a decimal of another scale, the rows are written anew, in their order: format v2 has no words for
 that.
 """

@@ -4,9 +4,8 @@ Until that commit nobody sees anything: SSTs that no version names are nothing t
 call begins again, and what was put lies there until garbage collection takes it, some time after the first claim.
 Killed after it, the same call finds that the version has the rows that it would load.
 
-Rows as the SSTs of a table's first version: sorted, one of each key, encoded on several cores.
-
-However many there are, DuckDB sorts them by their hashes, on disk where they do not fit into memory.
+The rows are sorted, one of each key, and encoded on several cores. However many there are, DuckDB sorts them by their
+hashes, on disk where they do not fit into memory.
 """
 
 import os

@@ -2,9 +2,8 @@
 
 Objects never change, and lie under the same key in both: so one that is there in its whole length is that object.
 
-What lies beside versions and snapshots and goes along: notes that versions go by, the log, the input archive.
-
-Whatever folder an app has goes along, but for what is asked of its runners, and what a replica says of itself.
+Here too: what lies beside versions and snapshots and goes along, such as notes that versions go by, the log, the input
+archive. Whatever folder an app has goes along, but for what is asked of its runners, and what a replica says of itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator

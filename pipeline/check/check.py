@@ -4,8 +4,6 @@ All runs but one are at one time, so that a clock makes no difference between th
 The first way that differs says what the program most likely depends on: it differs though nothing was another; only by
 the clock; only by order; only by where batches end; or only by partitions.
 
-What a stage's function makes of a version's records, however they are arranged, and at which time.
-
 Where the plan shows that each row is made of one record by Spark's own deterministic expressions, the function runs
 once, and each arrangement's rows are picked out of what it made. Else it is one Spark job for each batch.
 """

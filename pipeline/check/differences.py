@@ -1,9 +1,8 @@
 """What differs between two runs of a version: rows of the table, and rows that were sent.
 
-Which rows of two tables are not the same, where numbers that are floats are equal but for their last bits.
-
-A sum of floats depends on the order of what is summed, also of an innocent program. So two floats are the same that
-differ by less than 2^-42 of the largest number that can have gone into them; of 32 bits, by 2^-18 of it.
+Floats are equal but for their last bits. A sum of floats depends on the order of what is summed, also of an innocent
+program. So two floats are the same that differ by less than 2^-42 of the largest number that can have gone into them;
+of 32 bits, by 2^-18 of it.
 """
 
 from __future__ import annotations

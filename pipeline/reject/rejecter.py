@@ -1,7 +1,5 @@
 """Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic.
 
-Finds which records make a batch fail, and computes the batch without them.
-
 The state's function tells keys, an operator of Spark's plan tells records (`operators.py`); where nothing tells more
 than that it fails, groups of records are tried (`fold/failing.py`).
 """

@@ -5,9 +5,8 @@ Prefixes of the records in the order of their time are replayed, until one is fo
 last record. A row of a repartition topic leads to the version that sent it, and there the search goes on: with the same
 predicate, over what the stages in between make of the rows that remain.
 
-From a change of a key to the input record behind it: what is bad is that the row is as it was committed.
-
-Which records of a batch are bad each by itself: all at once, where a predicate looks at one row of the table.
+Of a change of a key, what is bad is that the row is as it was committed. Records that are bad each by itself are found
+all at once, where a predicate looks at one row of the table.
 """
 
 from __future__ import annotations

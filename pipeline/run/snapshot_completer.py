@@ -1,6 +1,6 @@
-"""Completing snapshots beside the batches: records in flight are copied while the queries go on. And their names.
+"""Completing snapshots beside the batches, while the queries go on; and what is done between two of them, as asked for.
 
-What is asked of the stages that run here, done between two batches: retries of rejected records, and edits.
+That is, retries of rejected records, and edits.
 """
 
 from __future__ import annotations

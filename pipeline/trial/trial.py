@@ -5,16 +5,9 @@ second one, publishing nothing. Its tables are compared with the app's own at th
 way then, or the app has sinks, the program of before runs over the same input in a clone of its own, and that is what
 is compared with: then both have worked off all, and what sinks were given can be told row by row.
 
-Both clones go at the end. The app is only read.
-
-One clone of a trial, and a program that runs in it, up to where the app has read.
-
-The clone in which a program is tried: what an earlier call has left of it goes first, and at the end it goes again.
-
-Killed anywhere, the same call begins anew. Until then the clone is an app like any other, or none; what is left of one
-that was being removed is none. Spark and Kafka are not asked for here.
-
-What two clones gave each sink since they were made, and in which rows they differ.
+Both clones go at the end. The app is only read. What an earlier call has left of a clone goes first: killed anywhere,
+the same call begins anew. Until then the clone is an app like any other, or none; what is left of one that was being
+removed is none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """SSTs on this machine: memory-mapped for look-ups, as Parquet files for DuckDB.
 
-Nothing here is needed for a right answer: what is missing or damaged is fetched again, and without a usable
-folder everything is read into memory.
-
-SSTs as Parquet files that DuckDB can read: the object itself in a local store, else a copy on this machine.
+Nothing here is needed for a right answer: what is missing or damaged is fetched again, and without a usable folder
+everything is read into memory. DuckDB reads the object itself in a local store, else a copy on this machine.
 """
 
 import os
