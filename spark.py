@@ -72,7 +72,7 @@ class SparkSource(DataSource):
         return reader_for(self._at, schema)
 
 
-def read_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Collection[str] = ()) -> DataFrame:
+def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Collection[str] = ()) -> DataFrame:
     """A table that a cut of the store `root` has, or some of its columns. Raises `NotFound` for one that it has not."""
     from .errors import NotFound
     from .pipeline.reading.reader import columns_of

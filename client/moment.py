@@ -164,10 +164,10 @@ class Moment(Shown):
         Raises `NotFound` where there is no such table or column.
         """
         # Spark's Python side takes a second or two.
-        from ..spark import read_table
+        from ..spark import load_table
 
         cut = having(self._client.store, self._now(), (table,))
-        return read_table(spark, self._client.root, cut, table, columns)
+        return load_table(spark, self._client.root, cut, table, columns)
 
     def _note_name(self, name: str, then: str) -> None:
         if then != name:
