@@ -18,9 +18,9 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ...errors import Gone, NotFound, ObjectNotFound, Refused
-from ...store.objects.protocol import ObjectStore
 from .logs import COMMITS, METADATA, OFFSETS, Offsets, SourceOffsets, StateIds, offsets, query_id, state_ids
 from .operators import is_metadata, metadata_of, operator_in
+from .places import Readable
 from .state_files import StateFile, StoreFolder, named_in, state_file, whole_of, whole_versions
 
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ class CheckpointFiles:
         operators: The stateful operators of the newest batch when this was opened.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: Readable) -> None:
         self._store = store
         self.url = store.url
         self._commits: dict[int, int] = {}
@@ -231,7 +231,7 @@ def _all(work: Callable[[_T], _R], over: Iterable[_T]) -> Sequence[_R]:
         return list(pool.map(work, over))
 
 
-def _copy(store: ObjectStore, folder: Path, key: str) -> int:
+def _copy(store: Readable, folder: Path, key: str) -> int:
     target = folder / key
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
