@@ -1,5 +1,7 @@
 """`slackwater attach`: the state of a running query of Spark, one version a batch, without touching it."""
 
+import os
+
 from ...errors import Usage
 from ..options import CONF, DRY_RUN, argument, flag, option, span
 from ..session import Session, verb
@@ -46,6 +48,8 @@ def attach(
         master=master,
         spark_conf=settings_of(conf or ()),
     )
+    # The query goes first, where both are on one machine.
+    os.nice(10)
     with stop_signals() as stop, stop.at_once():
         with session.progress() as progress:
             progress("starting Spark, which reads the checkpoint")
