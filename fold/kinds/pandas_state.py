@@ -16,6 +16,7 @@ from .. import multi_input
 from .kind import NO_MOMENT, Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of, only
 from .processor import PythonRows, in_order
 from .state_variables import Fields, Structs
+from .update import Update
 
 Timeout: TypeAlias = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 _DEFINED = "_defined"
@@ -76,12 +77,21 @@ class PandasState(Kind, frozen=True, tag="pandas_state"):
         return self.code.function if self.code is not None else None
 
     @property
+    def due_text(self) -> str:
+        return f"timeouts by {self.timeout}" if self.timeout != "NoTimeout" else ""
+
+    @property
     def due_by(self) -> DueBy:
         return "watermark" if self.timeout == "EventTimeTimeout" else "clock"
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Timeouts mean the same as long as it is the same time."""
-        return isinstance(now, PandasState) and self.timeout in ("NoTimeout", now.timeout)
+        """Timeouts mean the same as long as it is the same time; as an update, none comes any more."""
+        if isinstance(now, PandasState):
+            return self.timeout in ("NoTimeout", now.timeout)
+        return isinstance(now, Update)
+
+    def may_become(self, now: Kind) -> bool:
+        return isinstance(now, PandasState | Update)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """Fix the table's columns."""

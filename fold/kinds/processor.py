@@ -21,6 +21,7 @@ from ...store.sst.types import DUE
 from .. import multi_input
 from .kind import NO_MOMENT, Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of
 from .state_variables import NEVER, TIMERS, Keys, StateColumn, StateVariable, Timers, Variable, expires
+from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "watermark"}
@@ -67,6 +68,8 @@ Begin: TypeAlias = Callable[["Handle", Moment], Instance]
 class Code:
     """What is not stored of a class: it may do something else in the next release."""
 
+    function: Callable[..., Any]
+    """What it does with rows."""
     columns: Callable[[], tuple[StateColumn, ...]]
     """The state variables that it asks for, in that order."""
     emits: Callable[[], pa.Schema]
@@ -102,12 +105,16 @@ class Processor(Kind, frozen=True, tag="processor"):
         return Processor(self.time_mode, {each.name: each.variable for each in self.code.columns()})
 
     @property
-    def due_by(self) -> DueBy:
-        return _DUE_BY.get(self.time_mode, "watermark")
+    def function(self) -> Callable[..., Any] | None:
+        return self.code.function if self.code is not None else None
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        return {name: f"{each.form} state" for name, each in self.declaration.variables.items()}
+    def due_text(self) -> str:
+        return f"timers by {self.time_mode}" if self.time_mode != "None" else ""
+
+    @property
+    def due_by(self) -> DueBy:
+        return _DUE_BY.get(self.time_mode, "watermark")
 
     def renamed(self, names: Mapping[str, str]) -> "Processor":
         return with_fields(self, variables={names.get(name, name): each for name, each in self.variables.items()})
@@ -116,8 +123,16 @@ class Processor(Kind, frozen=True, tag="processor"):
         return {expires(name): expires(names.get(name, name)) for name, each in self.variables.items() if each.ttl_ms}
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Variables come and go as columns do; timers mean the same as long as it is the same time."""
-        return isinstance(now, Processor) and self.time_mode in ("None", now.time_mode)
+        """Variables come and go as columns do; timers mean the same as long as it is the same time.
+
+        As an update, it keeps what the variables have, and nothing falls due by timers any more.
+        """
+        if isinstance(now, Processor):
+            return self.time_mode in ("None", now.time_mode)
+        return isinstance(now, Update)
+
+    def may_become(self, now: Kind) -> bool:
+        return isinstance(now, Processor | Update)
 
     def needed_in(self, column: str) -> str:
         return "rows fall due by it" if column == TIMERS else ""

@@ -357,6 +357,8 @@ class Structs:
 
     def taken(self, value: Sequence[Any]) -> Fields:
         """What a user gives, in Python's own types. Raises `Refused` where it is something else than such a struct."""
+        if type(value) is tuple and tuple(map(type, value)) == self._python_types:
+            return value  # nearly always
         if not isinstance(value, tuple | list):
             raise Refused(
                 f"state variable {self._column!r}: {type(value).__name__} was given; expected a tuple of "

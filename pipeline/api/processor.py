@@ -82,7 +82,10 @@ def processor(
 
     order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     python = AsFrames() if in_pandas else AsRows()
-    return Processor(mode, code=Code(columns, lambda: schema_of(output), begin, python, order, initial_state))
+    code = Code(
+        type(processor).handleInputRows, columns, lambda: schema_of(output), begin, python, order, initial_state
+    )
+    return Processor(mode, code=code)
 
 
 @dataclass(slots=True)
