@@ -141,12 +141,9 @@ class _NotYet:
 def _struct(what: str, columns: Any) -> pa.StructType:
     """The fields of a state variable, as tables have them. Raises `Refused` where no table can."""
     try:
-        kind = to_arrow(from_arrow(pa.struct(list(schema_of(columns)))))
+        return to_arrow(from_arrow(pa.struct(list(schema_of(columns)))))
     except Usage as error:
         raise Refused(f"{what} cannot be kept: {error.message}", hint=error.hint) from error
-    if not kind.num_fields:
-        raise Refused(f"{what} has no fields")
-    return kind
 
 
 @dataclass(frozen=True, slots=True)
