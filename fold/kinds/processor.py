@@ -19,8 +19,8 @@ from msgspec.structs import replace as with_fields
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.types import DUE
 from .. import multi_input
-from .kind import NO_MOMENT, Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of
-from .state_variables import NEVER, TIMERS, Keys, StateColumn, StateVariable, Timers, Variable, expires
+from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
+from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, StateVariable, Timers, Variable, expires
 from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
@@ -60,12 +60,12 @@ class Instance(Protocol):
         """Have it end."""
 
 
-Begin: TypeAlias = Callable[["Handle", Moment], Instance]
+Begin: TypeAlias = Callable[["Handle", BatchMoment], Instance]
 """Makes the instance for a batch, and has it ask for its variables. Crosses to workers by pickle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class ProcessorCode:
     """What is not stored of a class: it may do something else in the next release."""
 
     function: Callable[..., Any]
@@ -88,12 +88,13 @@ class Processor(Kind, frozen=True, tag="processor"):
     variables: dict[str, Variable] = field(default_factory=dict)
     """By name; of a class that the program declares, `code` knows them."""
     code: Any = None
-    """`Code`; None of a class as it is stored."""
+    """`ProcessorCode`; None of a class as it is stored."""
     past: ClassVar[Literal["function"]] = "function"
     not_final: ClassVar[tuple[str, str]] = (
         "processor(...), whose class says itself what it emits",
         "have the class register a timer for the end of the window",
     )
+    no_late_table: ClassVar[str] = "what the class makes of late rows alone"
 
     def __str__(self) -> str:
         return f"processor(time_mode={self.time_mode})"
@@ -204,7 +205,7 @@ class BoundProcessor(Bound):
     """The column of the batch's rows that is their time, where they have one."""
     initial: int | None = None
     """The position of the DataFrame with what keys begin with; None where there is none."""
-    moment: Moment = NO_MOMENT
+    moment: BatchMoment = NO_MOMENT
 
     @property
     def due_by(self) -> DueBy | None:  # type: ignore[override]
@@ -220,7 +221,7 @@ class BoundProcessor(Bound):
     def needs(self) -> tuple[str, ...]:
         return multi_input.columns(self.inputs, self.key)
 
-    def at(self, moment: Moment) -> Bound:
+    def at(self, moment: BatchMoment) -> Bound:
         return replace(self, moment=moment)
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
@@ -230,7 +231,7 @@ class BoundProcessor(Bound):
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """All rows first, key by key; then the timers that have passed, in their order."""
         until_ms, python = self.moment.until_ms, self.python
-        at_hand = Keys(groups.num, until_ms or 0)
+        at_hand = KeysAtHand(groups.num, until_ms or 0)
         variables = {each.name: each.of(at_hand, old) for each in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)
