@@ -24,7 +24,7 @@ from ..store.sst.expiry import event_ms
 from ..store.sst.ttl import BEFORE_ALL_MS
 from ..store.versions.limits import YEAR_1_MS
 from ..store.versions.manifest import EventTime, Input
-from .kinds.kind import DueBy, Moment
+from .kinds.kind import BatchMoment, DueBy
 from .multi_input import TAG
 
 AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
@@ -147,9 +147,9 @@ class Due:
     """The watermark of the version before it; None where there is none."""
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> BatchMoment:
         """When the batch is, for its state."""
-        return Moment(self.until_ms, self.wall_ms, self.watermark_ms)
+        return BatchMoment(self.until_ms, self.wall_ms, self.watermark_ms)
 
     @property
     def span(self) -> tuple[int, int]:

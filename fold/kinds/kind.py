@@ -40,7 +40,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BatchMoment:
     """When a batch is, as its version says: a replay is at the same moment. Milliseconds since 1970 UTC."""
 
     until_ms: int | None = None
@@ -51,7 +51,7 @@ class Moment:
     """The stage's watermark before the batch; None where there is none."""
 
 
-NO_MOMENT = Moment()
+NO_MOMENT = BatchMoment()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Bound:
         """How much earlier than the watermark the times may be of rows that are still to be emitted."""
         return 0
 
-    def at(self, _moment: Moment) -> Bound:
+    def at(self, _moment: BatchMoment) -> Bound:
         """The state for a batch at this moment; asked of states that have rows which fall due."""
         return self
 

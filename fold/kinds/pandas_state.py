@@ -13,9 +13,22 @@ import pyarrow.compute as pc
 
 from ...store.sst.types import DUE
 from .. import multi_input
-from .kind import NO_MOMENT, Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of, only
+from .kind import (
+    NO_MOMENT,
+    BatchMoment,
+    Bound,
+    DueBy,
+    Groups,
+    Kind,
+    Merged,
+    check_value_names,
+    field_of,
+    input_of,
+    only,
+)
 from .processor import PythonRows, in_order
 from .state_variables import Fields, Structs
+from .update import Update
 
 Timeout: TypeAlias = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 _DEFINED = "_defined"
@@ -40,13 +53,13 @@ Call: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], Called]
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class FunctionCode:
     """What is not stored of a function."""
 
     function: Callable[..., Any]
     state: Callable[[], pa.Schema]
     emits: Callable[[], pa.Schema]
-    begin: Callable[[Moment], Call]
+    begin: Callable[[BatchMoment], Call]
     """For a batch. Crosses to workers by pickle."""
     frames: PythonRows
     order_by: tuple[str, ...] = ()
@@ -57,12 +70,13 @@ class PandasState(Kind, frozen=True, tag="pandas_state"):
 
     timeout: Timeout = "NoTimeout"
     code: Any = None
-    """`Code`; None of a function as it is stored."""
+    """`FunctionCode`; None of a function as it is stored."""
     past: ClassVar[Literal["function"]] = "function"
     not_final: ClassVar[tuple[str, str]] = (
         "pandas_state(...), whose function says itself what it emits",
         "have the function set a timeout for the end of the window",
     )
+    no_late_table: ClassVar[str] = "what the function makes of late rows alone"
 
     def __str__(self) -> str:
         return f"pandas_state({self.timeout})"
@@ -76,12 +90,21 @@ class PandasState(Kind, frozen=True, tag="pandas_state"):
         return self.code.function if self.code is not None else None
 
     @property
+    def due_text(self) -> str:
+        return f"timeouts by {self.timeout}" if self.timeout != "NoTimeout" else ""
+
+    @property
     def due_by(self) -> DueBy:
         return "watermark" if self.timeout == "EventTimeTimeout" else "clock"
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Timeouts mean the same as long as it is the same time."""
-        return isinstance(now, PandasState) and self.timeout in ("NoTimeout", now.timeout)
+        """Timeouts mean the same as long as it is the same time; as an update, none comes any more."""
+        if isinstance(now, PandasState):
+            return self.timeout in ("NoTimeout", now.timeout)
+        return isinstance(now, Update)
+
+    def may_become(self, now: Kind) -> bool:
+        return isinstance(now, PandasState | Update)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """Fix the table's columns."""
@@ -98,7 +121,7 @@ class PandasState(Kind, frozen=True, tag="pandas_state"):
 class BoundPandasState(Bound):
     """A function over rows of a known schema."""
 
-    begin: Callable[[Moment], Call]
+    begin: Callable[[BatchMoment], Call]
     frames: PythonRows
     order_by: tuple[str, ...]
     key: tuple[str, ...]
@@ -107,7 +130,7 @@ class BoundPandasState(Bound):
     emits: tuple[pa.Schema, ...]
     late: tuple[str, ...]
     due_by: DueBy
-    moment: Moment = NO_MOMENT
+    moment: BatchMoment = NO_MOMENT
 
     @property
     def values(self) -> pa.Schema:
@@ -117,7 +140,7 @@ class BoundPandasState(Bound):
     def needs(self) -> tuple[str, ...]:
         return multi_input.columns([self.rows], self.key)
 
-    def at(self, moment: Moment) -> Bound:
+    def at(self, moment: BatchMoment) -> Bound:
         return replace(self, moment=moment)
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:

@@ -19,8 +19,9 @@ from msgspec.structs import replace as with_fields
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.types import DUE
 from .. import multi_input
-from .kind import NO_MOMENT, Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of
-from .state_variables import NEVER, TIMERS, Keys, StateColumn, StateVariable, Timers, Variable, expires
+from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
+from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, StateVariable, Timers, Variable, expires
+from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "watermark"}
@@ -59,14 +60,16 @@ class Instance(Protocol):
         """Have it end."""
 
 
-Begin: TypeAlias = Callable[["Handle", Moment], Instance]
+Begin: TypeAlias = Callable[["Handle", BatchMoment], Instance]
 """Makes the instance for a batch, and has it ask for its variables. Crosses to workers by pickle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class ProcessorCode:
     """What is not stored of a class: it may do something else in the next release."""
 
+    function: Callable[..., Any]
+    """What it does with rows."""
     columns: Callable[[], tuple[StateColumn, ...]]
     """The state variables that it asks for, in that order."""
     emits: Callable[[], pa.Schema]
@@ -85,12 +88,13 @@ class Processor(Kind, frozen=True, tag="processor"):
     variables: dict[str, Variable] = field(default_factory=dict)
     """By name; of a class that the program declares, `code` knows them."""
     code: Any = None
-    """`Code`; None of a class as it is stored."""
+    """`ProcessorCode`; None of a class as it is stored."""
     past: ClassVar[Literal["function"]] = "function"
     not_final: ClassVar[tuple[str, str]] = (
         "processor(...), whose class says itself what it emits",
         "have the class register a timer for the end of the window",
     )
+    no_late_table: ClassVar[str] = "what the class makes of late rows alone"
 
     def __str__(self) -> str:
         return f"processor(time_mode={self.time_mode})"
@@ -102,12 +106,16 @@ class Processor(Kind, frozen=True, tag="processor"):
         return Processor(self.time_mode, {each.name: each.variable for each in self.code.columns()})
 
     @property
-    def due_by(self) -> DueBy:
-        return _DUE_BY.get(self.time_mode, "watermark")
+    def function(self) -> Callable[..., Any] | None:
+        return self.code.function if self.code is not None else None
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        return {name: f"{each.form} state" for name, each in self.declaration.variables.items()}
+    def due_text(self) -> str:
+        return f"timers by {self.time_mode}" if self.time_mode != "None" else ""
+
+    @property
+    def due_by(self) -> DueBy:
+        return _DUE_BY.get(self.time_mode, "watermark")
 
     def renamed(self, names: Mapping[str, str]) -> "Processor":
         return with_fields(self, variables={names.get(name, name): each for name, each in self.variables.items()})
@@ -116,8 +124,16 @@ class Processor(Kind, frozen=True, tag="processor"):
         return {expires(name): expires(names.get(name, name)) for name, each in self.variables.items() if each.ttl_ms}
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Variables come and go as columns do; timers mean the same as long as it is the same time."""
-        return isinstance(now, Processor) and self.time_mode in ("None", now.time_mode)
+        """Variables come and go as columns do; timers mean the same as long as it is the same time.
+
+        As an update, it keeps what the variables have, and nothing falls due by timers any more.
+        """
+        if isinstance(now, Processor):
+            return self.time_mode in ("None", now.time_mode)
+        return isinstance(now, Update)
+
+    def may_become(self, now: Kind) -> bool:
+        return isinstance(now, Processor | Update)
 
     def needed_in(self, column: str) -> str:
         return "rows fall due by it" if column == TIMERS else ""
@@ -189,7 +205,7 @@ class BoundProcessor(Bound):
     """The column of the batch's rows that is their time, where they have one."""
     initial: int | None = None
     """The position of the DataFrame with what keys begin with; None where there is none."""
-    moment: Moment = NO_MOMENT
+    moment: BatchMoment = NO_MOMENT
 
     @property
     def due_by(self) -> DueBy | None:  # type: ignore[override]
@@ -205,7 +221,7 @@ class BoundProcessor(Bound):
     def needs(self) -> tuple[str, ...]:
         return multi_input.columns(self.inputs, self.key)
 
-    def at(self, moment: Moment) -> Bound:
+    def at(self, moment: BatchMoment) -> Bound:
         return replace(self, moment=moment)
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
@@ -215,7 +231,7 @@ class BoundProcessor(Bound):
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """All rows first, key by key; then the timers that have passed, in their order."""
         until_ms, python = self.moment.until_ms, self.python
-        at_hand = Keys(groups.num, until_ms or 0)
+        at_hand = KeysAtHand(groups.num, until_ms or 0)
         variables = {each.name: each.of(at_hand, old) for each in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)

@@ -2,7 +2,7 @@
 
 Their methods are those of Spark's `ValueState`, `ListState` and `MapState`, and of the timers of its handle, by their
 names. What all keys of a batch have is taken out of Arrow at once, when a method first asks, and put back at once;
-methods are about the key at hand (`Keys.at`). What has expired is left out before anybody sees it.
+methods are about the key at hand (`KeysAtHand.at`). What has expired is left out before anybody sees it.
 """
 
 from bisect import insort
@@ -56,7 +56,7 @@ class StateColumn:
             kind, times = pa.map_(self.key, kind) if self.key is not None else pa.list_(kind), pa.list_(times)
         return [pa.field(self.name, kind), *([pa.field(expires(self.name), times)] if self.variable.ttl_ms else [])]
 
-    def of(self, keys: "Keys", old: pa.Table) -> "StateVariable":
+    def of(self, keys: "KeysAtHand", old: pa.Table) -> "StateVariable":
         """What the keys of a batch have in it: `old` has the table's columns, one row for each."""
         return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old)
 
@@ -67,7 +67,7 @@ def expires(name: str) -> str:
 
 
 @dataclass(slots=True)
-class Keys:
+class KeysAtHand:
     """The keys of a batch, one of which is at hand."""
 
     num: int
@@ -85,7 +85,7 @@ class Keys:
 class _PerKey:
     """What each key of a batch has of something: as it is stored, and in Python when it is asked for."""
 
-    def __init__(self, keys: Keys, stored: pa.Array) -> None:
+    def __init__(self, keys: KeysAtHand, stored: pa.Array) -> None:
         self._keys, self._stored, self._rows = keys, stored, None
         self._written = False
 
@@ -113,7 +113,7 @@ class _PerKey:
 class Timers(_PerKey):
     """The timers of each key."""
 
-    def __init__(self, keys: Keys, old: pa.Table) -> None:
+    def __init__(self, keys: KeysAtHand, old: pa.Table) -> None:
         super().__init__(keys, old[TIMERS].combine_chunks())
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -155,7 +155,7 @@ class Timers(_PerKey):
 class StateVariable(_PerKey):
     """A state variable, for the keys of a batch. Where it has a time to live, entries end in when they expire."""
 
-    def __init__(self, column: StateColumn, keys: Keys, old: pa.Table) -> None:
+    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table) -> None:
         stored, *times = (old[each.name].combine_chunks() for each in column.columns)
         super().__init__(keys, stored)
         self._fields, self._times = Structs(column.name, column.fields), times[0] if times else None
@@ -266,7 +266,7 @@ class ListState(StateVariable):
 class MapState(StateVariable):
     """Values of each key by keys of the user's, which come in their order."""
 
-    def __init__(self, column: StateColumn, keys: Keys, old: pa.Table) -> None:
+    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table) -> None:
         assert column.key is not None  # noqa: S101  a map has one
         self._user_keys = Structs(column.name, column.key)
         super().__init__(column, keys, old)
@@ -357,6 +357,8 @@ class Structs:
 
     def taken(self, value: Sequence[Any]) -> Fields:
         """What a user gives, in Python's own types. Raises `Refused` where it is something else than such a struct."""
+        if type(value) is tuple and tuple(map(type, value)) == self._python_types:
+            return value  # nearly always
         if not isinstance(value, tuple | list):
             raise Refused(
                 f"state variable {self._column!r}: {type(value).__name__} was given; expected a tuple of "

@@ -8,8 +8,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.state import GroupState
 
 from ...errors import Usage
-from ...fold.kinds.kind import Moment
-from ...fold.kinds.pandas_state import Called, Code, PandasState, Timeout
+from ...fold.kinds.kind import BatchMoment
+from ...fold.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout
 from ...fold.kinds.state_variables import Fields
 from .python_rows import AsFrames
 from .update import Columns, schema_of
@@ -45,7 +45,7 @@ def pandas_state(
     if timeout not in get_args(Timeout):
         raise Usage(f"pandas_state: timeout is {timeout!r}; expected one of {', '.join(get_args(Timeout))}")
     order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-    code = Code(
+    code = FunctionCode(
         function, lambda: schema_of(state), lambda: schema_of(output), _Begin(function, timeout), AsFrames(), order
     )
     return PandasState(timeout, code)
@@ -58,7 +58,7 @@ class _Begin:
     function: Callable[..., Any]
     timeout: Timeout
 
-    def __call__(self, moment: Moment) -> Callable[..., Called]:
+    def __call__(self, moment: BatchMoment) -> Callable[..., Called]:
         now_ms, watermark_ms = moment.wall_ms or 0, moment.watermark_ms
         if self.timeout == "EventTimeTimeout":
             watermark_ms = moment.until_ms

@@ -11,8 +11,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
 from ...errors import Refused, Usage
-from ...fold.kinds.kind import Moment
-from ...fold.kinds.processor import Code, Handle, Processor, TimeMode
+from ...fold.kinds.kind import BatchMoment
+from ...fold.kinds.processor import Handle, Processor, ProcessorCode, TimeMode
 from ...fold.kinds.state_variables import Form, StateColumn, Variable
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from .python_rows import AsFrames, AsRows
@@ -82,7 +82,10 @@ def processor(
 
     order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     python = AsFrames() if in_pandas else AsRows()
-    return Processor(mode, code=Code(columns, lambda: schema_of(output), begin, python, order, initial_state))
+    code = ProcessorCode(
+        type(processor).handleInputRows, columns, lambda: schema_of(output), begin, python, order, initial_state
+    )
+    return Processor(mode, code=code)
 
 
 @dataclass(slots=True)
@@ -138,12 +141,9 @@ class _NotYet:
 def _struct(what: str, columns: Any) -> pa.StructType:
     """The fields of a state variable, as tables have them. Raises `Refused` where no table can."""
     try:
-        kind = to_arrow(from_arrow(pa.struct(list(schema_of(columns)))))
+        return to_arrow(from_arrow(pa.struct(list(schema_of(columns)))))
     except Usage as error:
         raise Refused(f"{what} cannot be kept: {error.message}", hint=error.hint) from error
-    if not kind.num_fields:
-        raise Refused(f"{what} has no fields")
-    return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class _Begin:
     mode: TimeMode
     key: tuple[str, ...]
 
-    def __call__(self, handle: Handle, moment: Moment) -> "_Instance":
+    def __call__(self, handle: Handle, moment: BatchMoment) -> "_Instance":
         made: StatefulProcessor = cloudpickle.loads(self.pickled)
         made.init(handle)  # type: ignore[arg-type]
         # Without timers, Spark says no time; where there is no watermark yet, it says 0.

@@ -104,7 +104,7 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
             column = column.cast(pa.int64())
         elif pa.types.is_floating(kind):
             column = column.cast(pa.float64())
-        columns[name] = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True)
+        columns[name] = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, maps_as_pydicts="lossy")
     return pd.DataFrame(columns)
 
 

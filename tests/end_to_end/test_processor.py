@@ -25,8 +25,9 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
 ) -> None:
     app = Ledger(kafka.bootstrap, tmp_path, program=APPS / "carts.py")
     store = open_store(app.store)
-    bad = json.dumps({"seq": 100, "account": "a1", "branch": 1, "amount": None}).encode()
-    app.send(600, raw=(bad,))
+    bad = json.dumps({"seq": 602, "account": "a1", "branch": 1, "amount": None}).encode()
+    huge = json.dumps({"seq": 601, "account": "a2", "branch": 1, "amount": 10**9}).encode()
+    app.send(600, raw=(bad, huge))
     app.catch_up(max_records=150)
     every: dict[str, list[dict[str, int]]] = defaultdict(list)
     for row in app.raw().to_pylist():
@@ -37,6 +38,11 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
         name: {"n": len(rows), "balance": sum(row["amount"] for row in rows)} for name, rows in every.items()
     }
     assert [row["message"] for row in app.table("accounts_rejected").to_pylist()] != []
+    assert all(row["timers"] for row in found.values() if row["recent"]), "an account rests, or will"
+    rested = [name for name, row in found.items() if not row["recent"]]
+    said = {(row["account"], row["what"]): row["n"] for row in app.table("counts").to_pylist()}
+    assert rested
+    assert {name for name, what in said if what == "rests"} >= {*rested}
     app.verify(app.app)
     os.environ["LEDGER_TOPIC"] = app.topic
     with open_program(
@@ -45,3 +51,6 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
         for version in [one for one in history.after(store, app.app, "accounts", 0) if one.kind == "batch"]:
             replay = StageReplay.of(program, version)
             assert compare(replay, sent_rows(replay)).same
+    where = "SELECT * FROM accounts WHERE booked.balance > 500000000"
+    verdict = app.slackwater("bisect", app.app, "--where", where, "--code", str(app.program), "--json")
+    assert json.loads(verdict.stdout)["record"]["topic"] == app.topic, verdict.stdout
