@@ -7,7 +7,17 @@ prints both and exits 1. Anything else that escapes is a bug.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadRecord", "Collected", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "NotFound", "ObjectExists"]
+__all__ = [
+    "BadRecord",
+    "Collected",
+    "CommitConflict",
+    "Corruption",
+    "Fenced",
+    "Forbidden",
+    "Gone",
+    "NotFound",
+    "ObjectExists",
+]
 __all__ += ["ObjectNotFound", "Protected", "Refused", "SlackwaterError", "Unavailable", "Unstorable", "Usage"]
 
 

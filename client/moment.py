@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,10 @@ from ..moments.cut.moments import having, later_stages
 from ..moments.cut.read_up_to import read_up_to
 from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
 from ..moments.diff.moments import StoredCut, diff
-from ..moments.query.answers import answer, as_relation, channel_tables, names_channels
+from ..moments.query.answers import answer, as_relation, channel_tables
 from ..moments.query.columns import TableColumn, columns, get, look_up, parse_keys, select
 from ..moments.query.export import ENDINGS, Exported, export
+from ..moments.query.sql import Bounds, names_channels
 from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
 from ..results.rows import columns_table, iceberg_tables
@@ -129,10 +130,18 @@ class Moment(Shown):
         """
         return as_relation(self.answer(sql)[0])
 
-    def answer(self, sql: str) -> tuple[pa.Table, dict[str, Cut]]:
+    def answer(
+        self,
+        sql: str,
+        *,
+        bounds: Bounds | None = None,
+        max_rows: int | None = None,
+        on_moment: Callable[[Cut], None] = lambda _cut: None,
+    ) -> tuple[pa.Table, dict[str, Cut]]:
         """The rows that a query returns, and the other moments that it names, by their refs. Raises as `query`.
 
-        Notes tell which of its tables there were not yet, or had another name.
+        Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
+        `Refused`; `on_moment` hears of each other moment before it is read, and may raise.
         """
         client, cut = self._client, self._now()
         others: dict[str, Cut] = {}
@@ -140,8 +149,13 @@ class Moment(Shown):
         later = later_stages(client.store, cut) if self._is_whole else {}
         # Kafka is asked for records in flight alone.
         reader, now_ms = client.channels_of(cut.app) if names_channels(sql) else None, instants.now_ms()
-        found = others.__setitem__
-        rows = answer(client.store, client.cache, cut, sql, later=later, reader=reader, now_ms=now_ms, on_moment=found)
+
+        def found(ref: str, other: Cut) -> None:
+            on_moment(other)
+            others[ref] = other
+
+        how: dict[str, Any] = {"reader": reader, "max_rows": max_rows, "now_ms": now_ms, "bounds": bounds}
+        rows = answer(client.store, client.cache, cut, sql, later=later, on_moment=found, **how)
         named = cut.under_names_of(later).stages
         for name, head in later.items():
             if head.table is not None and name.casefold() in sql.casefold():
@@ -238,7 +252,9 @@ class Moment(Shown):
         rows = python_rows(self.look_up(table, key)[0])
         return rows[0] if rows else None
 
-    def get_many(self, table: str, keys: Sequence[object], columns: Sequence[str] = ()) -> list[dict[str, object] | None]:
+    def get_many(
+        self, table: str, keys: Sequence[object], columns: Sequence[str] = ()
+    ) -> list[dict[str, object] | None]:
         """The rows of many keys, each as `get` gives it, in their order; of some columns, or all. Errors as of `get`.
 
         What is read for them stays on this machine: the next ones are found there.
@@ -249,7 +265,7 @@ class Moment(Shown):
         return [row if there else None for row, there in zip(found, present.tolist(), strict=True)]
 
     def having(self, table: str) -> Moment:
-        """The moment with a table that it has, or that had another name then. Raises `NotFound`, which tells the nearest."""
+        """The moment with a table that it has, or that had another name then. Raises `NotFound`."""
         cut = having(self._client.store, self.cut, (table,))
         return self if cut is self._cut else Moment(self._client, self.ref, cut, is_whole=self._is_whole)
 

@@ -87,13 +87,17 @@ class Endpoint:
         """Parameters that may be given several times."""
         return frozenset(each.name for each in msgspec.structs.fields(self.asked) if _is_list(each.type))
 
-    def understand(self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b"") -> dict[str, Any]:
+    def understand(
+        self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b""
+    ) -> dict[str, Any]:
         """The values of its parameters. Raises `Usage`, which names the parameter, where one is not as declared."""
         found: dict[str, Any] = dict(in_path)
         known, lists = self.asked.__struct_fields__, self.lists
         for name, value in query:
             if name not in known or name in self.in_path:
-                raise Usage(f"there is no parameter {name!r}{nearest(name, known)}", hint=f"there are: {', '.join(known)}")
+                raise Usage(
+                    f"there is no parameter {name!r}{nearest(name, known)}", hint=f"there are: {', '.join(known)}"
+                )
             if name in lists:
                 found.setdefault(name, []).append(value)
             elif found.setdefault(name, value) is not value:
@@ -104,7 +108,9 @@ class Endpoint:
                 if twice := more.keys() & found.keys():
                     raise Usage(f"{', '.join(sorted(twice))}: given in the address and in the body")
                 if unknown := more.keys() - {*known}:
-                    raise Usage(f"there is no parameter {', '.join(sorted(unknown))}", hint=f"there are: {', '.join(known)}")
+                    raise Usage(
+                        f"there is no parameter {', '.join(sorted(unknown))}", hint=f"there are: {', '.join(known)}"
+                    )
                 found |= more
             return msgspec.structs.asdict(msgspec.convert(found, self.asked, strict=False))
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -126,7 +126,9 @@ def _look_up(
     rows, present = moment.rows_of(table, together, seen_ms=seen_ms)
     rows = select(table, rows, columns)
     there = present.tolist()
-    encoded_rows = [encoded(row) if is_there else b"null" for row, is_there in zip(values.rows(rows), there, strict=True)]
+    encoded_rows = [
+        encoded(row) if is_there else b"null" for row, is_there in zip(values.rows(rows), there, strict=True)
+    ]
     found: list[Rows | Exception] = []
     at = 0
     for number, count in enumerate(counts):

@@ -2,25 +2,23 @@
 
 import asyncio
 import re
-import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
 from ..client import Client
-from ..errors import NotFound, Usage
-from ..results import values
+from ..errors import NotFound
+from ..moments.query.sql import Bounds
 from ..results.shown import encoded
 from .access import Grant
-from .errors import NotYet, TooLong
+from .errors import NotYet
 from .look_ups import LookUps
-from .newest import Newest, Offsets, Reading
+from .newest import Newest, Reading
+from .sql import Statements
 
 if TYPE_CHECKING:
     from ..client.app import StoredApp
@@ -42,6 +40,12 @@ class Options:
     """What a request may take."""
     threads: int = 16
     """That wait for the store."""
+    sql: Bounds = Bounds()  # noqa: RUF009  it is frozen
+    """What a statement may take."""
+    sql_rows: int = 10_000
+    """That it may return."""
+    sql_processes: int = 2
+    """Statements that are carried out at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Service:
         self._followed: LRUCache[str, Newest] = LRUCache(256)
         self._moments: TTLCache[tuple[str, str, str], Reading] = TTLCache(1_024, _REMEMBERED_S)
         self.look_ups = LookUps(self.in_thread)
+        self.statements = Statements(client.settings, options.sql_processes, options.sql.memory_mb << 20)
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Call a function where it may wait for the store."""
@@ -93,6 +98,7 @@ class Service:
         """Follow nothing any more, and end what waits."""
         for each in self._followed.values():
             each.close()
+        self.statements.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -131,7 +137,9 @@ class Asked:
 
         def has_read(found: Reading) -> bool:
             at = found.offsets(*tables)
-            return all(topic in at and part < len(at[topic]) and at[topic][part] > offset for topic, part, offset in wanted)
+            return all(
+                topic in at and part < len(at[topic]) and at[topic][part] > offset for topic, part, offset in wanted
+            )
 
         if wanted and not has_read(reading):
             is_there = False

@@ -31,6 +31,7 @@ def application(service: Service, door: Doorkeeper) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        service.statements.warm()
         try:
             yield
         finally:

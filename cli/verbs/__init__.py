@@ -24,7 +24,7 @@ VERBS = {
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc"), "keep"),
     "archive": "archive",
-    "serve": "serve",
+    **dict.fromkeys(("serve", "token"), "serve"),
     "app": "keep",
 }
 """In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""
