@@ -34,8 +34,10 @@ from ..results.rows import columns_table, iceberg_tables
 from ..results.shown import Result, Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
+from ..store.objects.stats import Reads
 from ..store.sst.arrow_types import python_rows
 from ..store.versions.forgotten import index as forgotten
+from ..store.versions.manifest import Sst
 from ..store.versions.side_tables import owner
 from .backends import Backends
 from .results import Difference, Verification
@@ -141,7 +143,7 @@ class Moment(Shown):
         """The rows that a query returns, and the other moments that it names, by their refs. Raises as `query`.
 
         Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
-        `Refused`; `on_moment` hears of each other moment before it is read, and may raise.
+        `TooMuch`; `on_moment` hears of each other moment before it is read, and may raise.
         """
         client, cut = self._client, self._now()
         others: dict[str, Cut] = {}
@@ -288,6 +290,19 @@ class Moment(Shown):
                 return look_up(client.store, client.cache, having(client.store, cut, (table,)), table, keys)
 
         return again_if_forgotten(client.store, self._cut.app, read)
+
+    def warm(self, table: str, ssts: Collection[Sst] | None = None) -> bool:
+        """Have the SSTs of a table on this machine, or some of them, as far as they can be; whether all of those are.
+
+        Nothing is fetched for a table that would take more than half of what the cache holds. Raises as `rows_of`.
+        """
+        client, manifest = self._client, self.cut.tables[table]
+        wanted = manifest.ssts if ssts is None else ssts
+        if sum(sst.bytes for sst in wanted) > client.cache.max_bytes // 2 or manifest.table is None:
+            return False
+        with telling_if_collected(client.store, self.cut):
+            found = [client.cache.bring(client.store, sst, manifest.table, Reads()) for sst in wanted]
+        return None not in found
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
         """How far users' topics have been read by all of these tables, or by all that there are.

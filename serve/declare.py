@@ -74,6 +74,8 @@ class Endpoint:
     asked: type[msgspec.Struct]
     """Its parameters, by name."""
     in_path: tuple[str, ...]
+    lists: frozenset[str]
+    """Those that may be given several times."""
     streams: bool
     """Whether it answers with events, until whoever asked goes away."""
 
@@ -81,11 +83,6 @@ class Endpoint:
     def name(self) -> str:
         """What it is called: the function's name."""
         return self.function.__name__
-
-    @property
-    def lists(self) -> frozenset[str]:
-        """Parameters that may be given several times."""
-        return frozenset(each.name for each in msgspec.structs.fields(self.asked) if _is_list(each.type))
 
     def understand(
         self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b""
@@ -130,7 +127,8 @@ def endpoint(
         in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
         fields = [_field(each) for each in parameters]
         asked = msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
-        ENDPOINTS.extend(Endpoint(each, path, verb, function, asked, in_path, streams) for each in methods)
+        lists = frozenset(each.name for each in parameters if _is_list(each.annotation))
+        ENDPOINTS.extend(Endpoint(each, path, verb, function, asked, in_path, lists, streams) for each in methods)
         return function
 
     return declared

@@ -1,7 +1,8 @@
 """Many requests for rows of one table at one moment, looked up together.
 
 A look-up costs much for the first key and little for each further one. So while one is under way, what comes is
-gathered, and goes as the next. One that waits for the store keeps nobody waiting for long: then another is begun.
+gathered, and goes as the next. One that waits for the store keeps nobody waiting for long: then another is begun. What
+is open in this process is looked up by the event loop itself.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ from .newest import InThread, Reading
 
 _MOST_KEYS = 2_000
 """Of one look-up, unless a single request has more."""
+_FEW_KEYS = 16
+"""Of one request that waits for no thread, where all is open."""
 _PATIENCE_S = 0.005
 """A look-up that takes longer waits for something: whatever comes then need not wait for it."""
 
@@ -45,13 +48,35 @@ class _Asked:
     found: "asyncio.Future[Rows]"
 
 
+_Name = tuple[int, str, tuple[str, ...]]
+"""Of a moment, a table and columns."""
+
+
 class _Queue:
     """Requests for the same columns of a table at a moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, reading: Reading, name: _Name) -> None:
+        self.reading, self.name = reading, name
         self.waiting: list[_Asked] = []
         self.under_way = 0
         self.begun_s = 0.0
+
+    def batch(self) -> list[_Asked]:
+        """What goes together now."""
+        batch, keys = [], 0
+        while self.waiting and (not batch or keys + len(self.waiting[0].keys) <= _MOST_KEYS):
+            batch.append(self.waiting.pop(0))
+            keys += len(batch[-1].keys)
+        return batch
+
+    def look_up(self, batch: Sequence[_Asked]) -> Sequence["Rows | Exception"]:
+        """What each request gets."""
+        _, table, columns = self.name
+        seen_ms = now_ms() if self.reading.is_newest else 0
+        try:
+            return _look_up(self.reading.moment, table, [each.keys for each in batch], columns, seen_ms)
+        except Exception as error:
+            return [error] * len(batch)
 
 
 class LookUps:
@@ -59,49 +84,59 @@ class LookUps:
 
     def __init__(self, in_thread: InThread) -> None:
         self._in_thread = in_thread
-        self._queues: dict[tuple[int, str, tuple[str, ...]], _Queue] = {}
+        self._queues: dict[_Name, _Queue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def rows(self, reading: Reading, table: str, keys: Sequence[Key], columns: tuple[str, ...]) -> Rows:
         """The rows of keys, of some columns or all. Raises as `Moment.get_many`."""
-        name = (id(reading), table, columns)
-        queue = self._queues.setdefault(name, _Queue())
+        is_at_once = len(keys) <= _FEW_KEYS and table in reading.warm
+        name = (id(reading) if is_at_once else -id(reading), table, columns)
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = _Queue(reading, name)
+            if is_at_once:
+                # Whoever was heard of at the same moment comes before this.
+                asyncio.get_running_loop().call_soon(self._at_once, queue)
         asked = _Asked(keys, asyncio.get_running_loop().create_future())
         queue.waiting.append(asked)
-        if not queue.under_way or time.monotonic() - queue.begun_s > _PATIENCE_S:
-            self._begin(queue, reading, name)
+        if not is_at_once and (not queue.under_way or time.monotonic() - queue.begun_s > _PATIENCE_S):
+            self._begin(queue)
         return await asked.found
 
-    def _begin(self, queue: _Queue, reading: Reading, name: tuple[int, str, tuple[str, ...]]) -> None:
-        batch, keys = [], 0
-        while queue.waiting and (not batch or keys + len(queue.waiting[0].keys) <= _MOST_KEYS):
-            batch.append(queue.waiting.pop(0))
-            keys += len(batch[-1].keys)
+    def _at_once(self, queue: _Queue) -> None:
+        """Look up in what is open: that takes less than to hand it to a thread, which would hold the interpreter."""
+        batch = queue.batch()
+        _give(batch, queue.look_up(batch))
+        if queue.waiting:
+            asyncio.get_running_loop().call_soon(self._at_once, queue)
+        else:
+            self._queues.pop(queue.name, None)
+
+    def _begin(self, queue: _Queue) -> None:
         queue.under_way += 1
         queue.begun_s = time.monotonic()
-        task = asyncio.create_task(self._carry_out(queue, reading, name, batch))
+        task = asyncio.create_task(self._in_turn(queue, queue.batch()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry_out(
-        self, queue: _Queue, reading: Reading, name: tuple[int, str, tuple[str, ...]], batch: list[_Asked]
-    ) -> None:
-        _, table, columns = name
-        seen_ms = now_ms() if reading.is_newest else 0
-        try:
-            found: Sequence[Rows | Exception] = await self._in_thread(
-                lambda: _look_up(reading.moment, table, [each.keys for each in batch], columns, seen_ms)
-            )
-        except Exception as error:
-            found = [error] * len(batch)
+    async def _in_turn(self, queue: _Queue, batch: Sequence[_Asked]) -> None:
+        found = await self._in_thread(lambda: queue.look_up(batch))
         queue.under_way -= 1
-        for asked, rows in zip(batch, found, strict=True):
-            if not asked.found.done():  # whoever asked may have gone away
-                asked.found.set_exception(rows) if isinstance(rows, Exception) else asked.found.set_result(rows)
+        _give(batch, found)
         if queue.waiting:
-            self._begin(queue, reading, name)
+            self._begin(queue)
         elif not queue.under_way:
-            self._queues.pop(name, None)
+            self._queues.pop(queue.name, None)
+
+
+def _give(batch: Sequence[_Asked], found: Sequence["Rows | Exception"]) -> None:
+    for asked, rows in zip(batch, found, strict=True):
+        if asked.found.done():  # whoever asked has gone away
+            continue
+        if isinstance(rows, Exception):
+            asked.found.set_exception(rows)
+        else:
+            asked.found.set_result(rows)
 
 
 def _look_up(

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..client.history import AppHistory
 from ..client.moment import Moment
-from ..errors import Corruption, Unavailable
+from ..errors import Corruption, SlackwaterError, Unavailable
 
 T = TypeVar("T")
 Offsets = Mapping[str, tuple[int, ...]]
@@ -37,6 +37,8 @@ class Reading:
 
     moment: Moment
     is_newest: bool = False
+    warm: set[str] = field(default_factory=set)
+    """Tables of which all SSTs are open in this process: to look something up in them waits for nothing."""
     _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def offsets(self, *tables: str) -> Offsets:
@@ -71,6 +73,8 @@ class Newest:
         self._looking = asyncio.Lock()
         self._changed = asyncio.Event()
         self._listeners = 0
+        self._tables: dict[str, float] = {}
+        self._warming: asyncio.Task[None] | None = None
 
     async def reading(self) -> Reading:
         """The newest moment, as it was found a moment ago. Raises as `StoredApp.at`."""
@@ -83,6 +87,13 @@ class Newest:
             self._task = asyncio.create_task(self._follow())
         assert self._reading is not None  # noqa: S101  `_look` raises, or finds one
         return self._reading
+
+    def asked_for(self, table: str) -> None:
+        """That rows of a table were asked for: it is kept warm from then on, for a while."""
+        is_new = table not in self._tables
+        self._tables[table] = time.monotonic()
+        if is_new:
+            self._warm()
 
     async def until(self, holds: Callable[[Reading], bool], timeout_s: float) -> tuple[Reading, bool]:
         """The newest moment as soon as something holds of it, or when the time is over; and whether it does."""
@@ -111,8 +122,8 @@ class Newest:
 
     def close(self) -> None:
         """Follow no more."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in filter(None, (self._task, self._warming)):
+            task.cancel()
 
     async def _follow(self) -> None:
         try:
@@ -137,12 +148,31 @@ class Newest:
         if found is not None and (self._reading is None or found.versions != self._reading.moment.versions):
             self._reading = Reading(found, is_newest=True)
             self._tell()
+            self._warm()
 
     def _read(self, known: Reading | None) -> Moment | None:
         found = self._app.newer(known.moment) if known is not None else self._app.at()
         if found is not None:
             found.read_up_to()  # its manifests are known then
         return found
+
+    def _warm(self) -> None:
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.create_task(self._have_warm())
+
+    async def _have_warm(self) -> None:
+        """Fetch and open what the tables that are asked for have at the newest moment, one after the other."""
+        reading = None
+        while reading is not self._reading and self._reading is not None:
+            reading = self._reading
+            old_s = time.monotonic() - IDLE_S
+            self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
+            for table in [each for each in self._tables if each in reading.moment.cut.tables]:
+                try:
+                    if await self._in_thread(lambda: reading.moment.warm(table)):  # noqa: B023  awaited at once
+                        reading.warm.add(table)
+                except SlackwaterError as error:
+                    _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
 
     def _tell(self) -> None:
         self._changed.set()

@@ -16,6 +16,7 @@ class Protocol(HttpToolsProtocol):
     _head_bytes = 0
     _timer: Any = None
     _name = ""
+    _is_in_head = True
 
     def connection_made(self, transport: Any) -> None:  # noqa: D102
         super().connection_made(transport)
@@ -31,15 +32,11 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         self._head_bytes += len(data)
-        if (self._head_bytes > _MOST_HEAD_BYTES and self.cycle is None) or (
-            self._is_in_head and self._head_bytes > _MOST_HEAD_BYTES
-        ):
+        if self._is_in_head and self._head_bytes > _MOST_HEAD_BYTES:
             self._wait(begins=False)
             self.send_400_response("The request's head is too large.")
             return
         super().data_received(data)
-
-    _is_in_head = True
 
     def on_message_begin(self) -> None:  # noqa: D102
         super().on_message_begin()
@@ -54,6 +51,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:  # noqa: D102
         self._wait(begins=False)
+        self._is_in_head, self._head_bytes = True, 0
         super().on_message_complete()
 
     def _wait(self, *, begins: bool = True) -> None:

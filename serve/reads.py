@@ -55,6 +55,8 @@ async def get(
     if etag in asked.known_etags and headers:
         return Answer(b"", status=304, headers=headers)
     keys = [(None,) if each == _NULL else tuple(key_of(table, declared, each)) for each in key]
+    if reading.is_newest:
+        (await asked.service.newest(app)).asked_for(table)
     found = await asked.service.look_ups.rows(reading, table, keys, tuple(column))
     fresh = reading.freshness(table)
     if asked.wants_arrow:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,7 +61,7 @@ class Answer:
 
 
 class Service:
-    """Of one event loop. Close it."""
+    """Of one event loop."""
 
     def __init__(self, client: Client, options: Options) -> None:
         self.client, self.options = client, options
@@ -94,7 +94,11 @@ class Service:
             found = self._moments.setdefault(name, Reading(moment))
         return found
 
-    def close(self) -> None:
+    async def begin(self) -> None:
+        """Have ready what takes long to start."""
+        self.statements.warm()
+
+    async def end(self) -> None:
         """Follow nothing any more, and end what waits."""
         for each in self._followed.values():
             each.close()
@@ -114,6 +118,13 @@ class Asked:
     grant: Grant
     wants_arrow: bool = False
     known_etags: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Asked":
+        """From a request's headers and parameters."""
+        wants_arrow = (found.get("format") or ("arrow" if ARROW in headers.get("accept", "") else "json")) == "arrow"
+        known = (each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(","))
+        return cls(service, grant, wants_arrow, frozenset(known))
 
     def app(self, name: str) -> "StoredApp":
         """An app that may be read. Raises `Denied`, and as `Client.app`."""

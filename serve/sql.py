@@ -15,11 +15,11 @@ import pyarrow as pa
 from pebble import ProcessExpired, ProcessPool
 
 from ..client import Client
-from ..errors import SlackwaterError
+from ..errors import SlackwaterError, TooMuch
 from ..moments.cut.graph import Cut
 from ..moments.query.sql import Bounds
 from ..settings import Settings
-from .errors import Denied, TooLong, TooMany
+from .errors import Denied, TooMany
 
 _GRACE_S = 2.0
 """After DuckDB was told to stop."""
@@ -74,7 +74,7 @@ class Statements:
         self._pool.schedule(_nothing)
 
     async def answer(self, statement: Statement) -> Found:
-        """What a statement returns. Raises `TooMany`, `TooLong`, and as `Moment.answer`."""
+        """What a statement returns. Raises `TooMany`, `TooMuch`, and as `Moment.answer`."""
         if self._under_way >= _WAITING:
             raise TooMany(f"{_WAITING} queries wait already")
         self._under_way += 1
@@ -82,7 +82,7 @@ class Statements:
         try:
             return await asyncio.wrap_future(future)
         except TimeoutError:
-            raise TooLong(f"the query took more than {statement.bounds.seconds:g} s") from None
+            raise TooMuch(f"the query took more than {statement.bounds.seconds:g} s") from None
         except (ProcessExpired, MemoryError, CancelledError):
             raise SlackwaterError("the query took more memory than it may", hint="ask for less at once") from None
         finally:

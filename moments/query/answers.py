@@ -119,7 +119,7 @@ def answer(
     cut under both. `only` are the tables to open; default those that decide what the statement returns. `reader` reads
     records in flight, which the statement may ask for. `now_ms` is what relative times in it count from; without it,
     for a statement that is asked again and again, it may name only moments that stay what they are. `on_moment` hears
-    of each other moment. With `bounds`, `Refused` where the statement goes beyond them.
+    of each other moment. With `bounds`, `TooMuch` where the statement goes beyond them.
     Raises `Usage` (the SQL is wrong, or asks for records in flight without a `reader`, or for a
     moment that is none), `NotFound` (it names a table or column that is neither at the cut nor later, or a moment that
     there is not; or a cut was collected meanwhile), `Corruption` (an SST is not what its manifest promises) and

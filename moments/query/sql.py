@@ -19,7 +19,7 @@ from uuid import uuid4
 import duckdb
 import pyarrow as pa
 
-from ...errors import NotFound, Refused, SlackwaterError, Usage
+from ...errors import NotFound, SlackwaterError, TooMuch, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_versions, duckdb_view
 from ...store.read.cache import SstCache
@@ -49,7 +49,7 @@ class Bounds:
     """What a statement of somebody who is not to be trusted may take and see."""
 
     seconds: float = 10.0
-    """After so long it is interrupted; not in the middle of one call of a function: who bounds that ends the process."""
+    """After so long it is interrupted; not within one call of a function."""
     memory_mb: int = 512
     """MiB that DuckDB may take; it does not go to disk."""
     max_bytes: int = 64 << 20
@@ -185,7 +185,7 @@ def run_query(
 ) -> pa.Table:
     """The rows of one reading statement; at most `max_rows` of them, when that is given.
 
-    `hint` is what to do instead of a statement that writes. With `bounds`, `Refused` where it goes beyond
+    `hint` is what to do instead of a statement that writes. With `bounds`, `TooMuch` where it goes beyond
     them. Raises `Usage` (the SQL is wrong, more than one statement
     or none, or one that does not only read: in DuckDB's own words), `NotFound` (it names a table or column that the cut
     does not have; tells the nearest) and `SlackwaterError` (duckDB could not carry it out (for example for want of
@@ -219,13 +219,13 @@ def _bounded(con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | Non
             parts.append(part)
             size += part.nbytes
             if size > bounds.max_bytes:
-                raise Refused(
+                raise TooMuch(
                     f"the rows take more than {bounds.max_bytes >> 20} MiB", hint="ask for fewer columns or rows"
                 )
         return pa.Table.from_batches(parts, reader.schema)
     except (duckdb.Error, OSError) as error:
         if is_over.is_set():
-            raise Refused(f"the query took more than {bounds.seconds:g} s", hint="ask for less at once") from None
+            raise TooMuch(f"the query took more than {bounds.seconds:g} s", hint="ask for less at once") from None
         if isinstance(error, OSError):  # Arrow's, of an error while rows came
             raise SlackwaterError(str(error).partition("\n")[0]) from None
         raise
