@@ -36,8 +36,9 @@ from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
 from ..store.sst.arrow_types import python_rows
+from ..store.sst.hashing import hash_keys, partition_of
+from ..store.sst.sorted_runs import touching
 from ..store.versions.forgotten import index as forgotten
-from ..store.versions.manifest import Sst
 from ..store.versions.side_tables import owner
 from .backends import Backends
 from .results import Difference, Verification
@@ -291,14 +292,31 @@ class Moment(Shown):
 
         return again_if_forgotten(client.store, self._cut.app, read)
 
-    def warm(self, table: str, ssts: Collection[Sst] | None = None) -> bool:
-        """Have the SSTs of a table on this machine, or some of them, as far as they can be; whether all of those are.
+    def stage_of(self, table: str) -> str:
+        """The stage that writes a table."""
+        return owner(table, self.cut.stages)
 
-        Nothing is fetched for a table that would take more than half of what the cache holds. Raises as `rows_of`.
+    def partitions_of(self, table: str, keys: pa.Table) -> npt.NDArray[np.int32]:
+        """The state partition of each key, as `keys_of` gives them."""
+        return partition_of(hash_keys(keys, keys.schema.names), self.partitions(table))
+
+    def partitions(self, table: str) -> int:
+        """How many state partitions a table has."""
+        declared = self.cut.tables[table].table
+        return declared.partitions if declared is not None else 0
+
+    def warm(self, table: str, partitions: Collection[int]) -> bool:
+        """Have the SSTs of some state partitions on this machine, as far as they can be; whether all of those are.
+
+        Nothing is fetched that would take more than half of what the cache holds. Raises as `rows_of`.
         """
         client, manifest = self._client, self.cut.tables[table]
-        wanted = manifest.ssts if ssts is None else ssts
-        if sum(sst.bytes for sst in wanted) > client.cache.max_bytes // 2 or manifest.table is None:
+        if manifest.table is None:
+            return False
+        count = manifest.table.partitions
+        each = (touching(manifest.ssts, partition, count) for partition in partitions)
+        wanted = dict.fromkeys(sst for some in each for sst in some)
+        if sum(sst.bytes for sst in wanted) > client.cache.max_bytes // 2:
             return False
         with telling_if_collected(client.store, self.cut):
             found = [client.cache.bring(client.store, sst, manifest.table, Reads()) for sst in wanted]

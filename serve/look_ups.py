@@ -7,10 +7,9 @@ is open in this process is looked up by the event loop itself.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
 
 from ..client.moment import Moment
@@ -35,8 +34,8 @@ Key = tuple[str | None, ...]
 class Rows:
     """What was found for one request."""
 
-    json: msgspec.Raw
-    """An array with a row for each key, null where there is none."""
+    json: Sequence[bytes]
+    """A row for each key, null where there is none."""
     table: pa.Table
     """The same rows; where there is none, all but the key is null."""
     present: Sequence[bool]
@@ -48,8 +47,8 @@ class _Asked:
     found: "asyncio.Future[Rows]"
 
 
-_Name = tuple[int, str, tuple[str, ...]]
-"""Of a moment, a table and columns."""
+_Name = tuple[int, str, tuple[str, ...], int]
+"""Of a moment, a table, columns, and a time."""
 
 
 class _Queue:
@@ -71,8 +70,8 @@ class _Queue:
 
     def look_up(self, batch: Sequence[_Asked]) -> Sequence["Rows | Exception"]:
         """What each request gets."""
-        _, table, columns = self.name
-        seen_ms = now_ms() if self.reading.is_newest else 0
+        _, table, columns, seen_ms = self.name
+        seen_ms = seen_ms or (now_ms() if self.reading.is_newest else 0)
         try:
             return _look_up(self.reading.moment, table, [each.keys for each in batch], columns, seen_ms)
         except Exception as error:
@@ -87,10 +86,23 @@ class LookUps:
         self._queues: dict[_Name, _Queue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def rows(self, reading: Reading, table: str, keys: Sequence[Key], columns: tuple[str, ...]) -> Rows:
-        """The rows of keys, of some columns or all. Raises as `Moment.get_many`."""
-        is_at_once = len(keys) <= _FEW_KEYS and table in reading.warm
-        name = (id(reading) if is_at_once else -id(reading), table, columns)
+    async def rows(
+        self,
+        reading: Reading,
+        table: str,
+        keys: Sequence[Key],
+        columns: tuple[str, ...],
+        *,
+        seen_ms: int = 0,
+        partitions: Iterable[int] | None = None,
+    ) -> Rows:
+        """The rows of keys, of some columns or all. Raises as `Moment.get_many`.
+
+        Rows that expire by write time are seen as of `seen_ms`, 0 for the moment's own time. `partitions` are the state
+        partitions that have the keys, where they are known.
+        """
+        is_at_once = len(keys) <= _FEW_KEYS and reading.is_warm(table, partitions)
+        name = (id(reading) if is_at_once else -id(reading), table, columns, seen_ms)
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = _Queue(reading, name)
@@ -161,16 +173,19 @@ def _look_up(
     rows, present = moment.rows_of(table, together, seen_ms=seen_ms)
     rows = select(table, rows, columns)
     there = present.tolist()
-    encoded_rows = [
-        encoded(row) if is_there else b"null" for row, is_there in zip(values.rows(rows), there, strict=True)
-    ]
+    encoded_rows = encode_rows(rows, there)
     found: list[Rows | Exception] = []
     at = 0
     for number, count in enumerate(counts):
         if parsed and isinstance(parsed[number], Exception):
             found.append(parsed[number])
             continue
-        json = msgspec.Raw(b"[" + b",".join(encoded_rows[at : at + count]) + b"]")
-        found.append(Rows(json, rows.slice(at, count), there[at : at + count]))
+        found.append(Rows(encoded_rows[at : at + count], rows.slice(at, count), there[at : at + count]))
         at += count
     return found
+
+
+def encode_rows(rows: pa.Table, present: Sequence[bool]) -> list[bytes]:
+    """Each row as JSON, null where it is not there."""
+    both = zip(values.rows(rows), present, strict=True)
+    return [encoded(row) if is_there else b"null" for row, is_there in both]

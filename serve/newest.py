@@ -6,7 +6,7 @@ So an answer waits for no request to the store but those for its rows, and whoev
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -31,15 +31,24 @@ class InThread(Protocol):
     def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...  # noqa: D102
 
 
+Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
+"""Which of the state partitions of an app's table this instance is to have warm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A moment, and what an answer says of how fresh it is."""
 
     moment: Moment
     is_newest: bool = False
-    warm: set[str] = field(default_factory=set)
-    """Tables of which all SSTs are open in this process: to look something up in them waits for nothing."""
+    warm: dict[str, frozenset[int]] = field(default_factory=dict)
+    """By table, the state partitions of which all SSTs are open in this process: a look-up there waits for nothing."""
     _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
+
+    def is_warm(self, table: str, partitions: Iterable[int] | None = None) -> bool:
+        """Whether a look-up in these state partitions of a table, or in all, waits for nothing."""
+        warm = self.warm.get(table, frozenset())
+        return warm.issuperset(range(self.moment.partitions(table)) if partitions is None else partitions)
 
     def offsets(self, *tables: str) -> Offsets:
         """How far users' topics have been read by these tables, or by all. May ask the store, once."""
@@ -65,8 +74,8 @@ class Reading:
 class Newest:
     """Follows one app. Of one event loop."""
 
-    def __init__(self, app: AppHistory, in_thread: InThread, every_s: float) -> None:
-        self._app, self._in_thread, self._every_s = app, in_thread, every_s
+    def __init__(self, app: AppHistory, in_thread: InThread, every_s: float, owned: Owned) -> None:
+        self._app, self._in_thread, self._every_s, self._owned = app, in_thread, every_s, owned
         self._reading: Reading | None = None
         self._asked_s = self._whole_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -168,9 +177,10 @@ class Newest:
             old_s = time.monotonic() - IDLE_S
             self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
             for table in [each for each in self._tables if each in reading.moment.cut.tables]:
+                mine = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
                 try:
-                    if await self._in_thread(lambda: reading.moment.warm(table)):  # noqa: B023  awaited at once
-                        reading.warm.add(table)
+                    if await self._in_thread(lambda: reading.moment.warm(table, mine)):  # noqa: B023  awaited at once
+                        reading.warm[table] = frozenset(mine)
                 except SlackwaterError as error:
                     _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
 

@@ -9,6 +9,7 @@ from ..moments.query.columns import key_of
 from ..results import history as shown
 from ..results import rows, values
 from ..results.shown import Result, encoded, fields
+from . import passing
 from .declare import (
     AppName,
     Columns,
@@ -57,12 +58,12 @@ async def get(
     keys = [(None,) if each == _NULL else tuple(key_of(table, declared, each)) for each in key]
     if reading.is_newest:
         (await asked.service.newest(app)).asked_for(table)
-    found = await asked.service.look_ups.rows(reading, table, keys, tuple(column))
+    found = await passing.rows(asked, app, reading, table, key, keys, column)
     fresh = reading.freshness(table)
     if asked.wants_arrow:
-        with_found = found.table.append_column("_found", [list(found.present)])
+        with_found = found.table.append_column(passing.FOUND, [list(found.present)])
         return Answer(arrow_bytes(with_found, fresh), ARROW, headers=headers, rows=len(key))
-    return asked.document(fresh | {"rows": found.json}, headers=headers, rows=len(key))
+    return asked.document(fresh | {"rows": passing.joined(found)}, headers=headers, rows=len(key))
 
 
 @endpoint("/apps")

@@ -52,7 +52,7 @@ def serve(client: Client, listening: Listening, options: Options, note: Callable
     listening.check()
     # A thread that looks something up holds the interpreter for at most so long while an answer waits to be sent.
     sys.setswitchinterval(0.001)
-    service = Service(client, options)
+    service = Service(client, options, listening.advertise)
     is_open = listening.is_local and not listening.needs_tokens
     app = application(service, Doorkeeper(client, service.in_thread, is_open=is_open))
     config = uvicorn.Config(

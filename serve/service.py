@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +18,7 @@ from .access import Grant
 from .errors import NotYet
 from .look_ups import LookUps
 from .newest import Newest, Reading
+from .peers import HOP, Peers
 from .sql import Statements
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ class Answer:
 class Service:
     """Of one event loop."""
 
-    def __init__(self, client: Client, options: Options) -> None:
+    def __init__(self, client: Client, options: Options, advertise: str = "") -> None:
         self.client, self.options = client, options
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="serve")
+        self.peers = Peers(client.store, advertise, self.in_thread) if advertise else None
         self._followed: LRUCache[str, Newest] = LRUCache(256)
         self._moments: TTLCache[tuple[str, str, str], Reading] = TTLCache(1_024, _REMEMBERED_S)
         self.look_ups = LookUps(self.in_thread)
@@ -80,13 +82,21 @@ class Service:
         found = self._followed.get(app)
         if found is None:
             known = await self.in_thread(lambda: self.client.app(app))
-            found = self._followed.setdefault(app, Newest(known, self.in_thread, self.options.every_s))
+            found = self._followed.setdefault(app, Newest(known, self.in_thread, self.options.every_s, self._owned))
         return found
 
-    async def reading(self, app: str, ref: str, stage: str) -> Reading:
-        """A moment of an app. Raises as `StoredApp.at`."""
-        if ref == "now" and not stage:
-            return await (await self.newest(app)).reading()
+    def _owned(self, app: str, table: str, partitions: Iterable[int]) -> Sequence[int]:
+        return [*partitions] if self.peers is None else self.peers.owns(app, table, partitions)
+
+    async def reading(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> Reading:
+        """A moment of an app; the newest where that has this version of the stage, if it is to be preferred.
+
+        Raises as `StoredApp.at`.
+        """
+        if (ref == "now" and not stage) or prefer_newest:
+            reading = await (await self.newest(app)).reading()
+            if ref == "now" or f"v{reading.moment.versions.get(stage)}" == ref:
+                return reading
         name = (app, ref, stage)
         found = self._moments.get(name)
         if found is None:
@@ -97,11 +107,15 @@ class Service:
     async def begin(self) -> None:
         """Have ready what takes long to start."""
         self.statements.warm()
+        if self.peers is not None:
+            await self.peers.begin()
 
     async def end(self) -> None:
         """Follow nothing any more, and end what waits."""
         for each in self._followed.values():
             each.close()
+        if self.peers is not None:
+            await self.peers.end()
         self.statements.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -118,13 +132,22 @@ class Asked:
     grant: Grant
     wants_arrow: bool = False
     known_etags: frozenset[str] = frozenset()
+    credentials: Mapping[str, str] = field(default_factory=dict)
+    """Headers by which another instance knows who asks."""
+    is_passed_on: bool = False
+    """Whether another instance passed it on to this one, which then answers it."""
+    seen_ms: int = 0
+    """The time as of which rows expire by write time; 0 for the moment's own."""
 
     @classmethod
     def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Asked":
         """From a request's headers and parameters."""
         wants_arrow = (found.get("format") or ("arrow" if ARROW in headers.get("accept", "") else "json")) == "arrow"
         known = (each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(","))
-        return cls(service, grant, wants_arrow, frozenset(known))
+        sent = {name: headers[name] for name in ("authorization",) if name in headers}
+        hop = headers.get(HOP, "")
+        seen_ms = int(hop) if hop.isdecimal() and len(hop) < 16 else 0
+        return cls(service, grant, wants_arrow, frozenset(known), sent, is_passed_on=bool(hop), seen_ms=seen_ms)
 
     def app(self, name: str) -> "StoredApp":
         """An app that may be read. Raises `Denied`, and as `Client.app`."""
@@ -142,7 +165,7 @@ class Asked:
         if table:
             self.grant.check_table(table)
             stage = stage or (table if _VERSION.fullmatch(ref) else "")
-        reading = await self.service.reading(app, ref, stage)
+        reading = await self.service.reading(app, ref, stage, prefer_newest=self.is_passed_on)
         wanted = [_min_offset(each) for each in min_offsets]
         tables = (table,) if table else ()
 
