@@ -7,8 +7,9 @@ prints both and exits 1. Anything else that escapes is a bug.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadRecord", "Collected", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "NotFound", "ObjectExists"]
-__all__ += ["ObjectNotFound", "Protected", "Refused", "SlackwaterError", "Unavailable", "Unstorable", "Usage"]
+__all__ = ["BadRecord", "Collected", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "NotFound"]
+__all__ += ["ObjectExists", "ObjectNotFound", "Protected", "Refused", "SlackwaterError", "TooMuch", "Unavailable"]
+__all__ += ["Unstorable", "Usage"]
 
 
 class SlackwaterError(Exception):
@@ -72,6 +73,10 @@ class Refused(SlackwaterError):
 
 class Protected(Refused):
     """The app is protected: what could lose something of it wants its name once more."""
+
+
+class TooMuch(Refused):
+    """It would take, or took, more than it may: time, memory, rows. Ask for less at once."""
 
 
 class Forbidden(Refused):

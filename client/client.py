@@ -14,6 +14,7 @@ from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
 from .backends import Backends, names_of_stage
 
 if TYPE_CHECKING:
+    from ..keep.access.tokens import Token, Verb
     from ..keep.init.initialise import Initialised, Loaded
     from ..pipeline.migrate.first_version import FirstVersion
     from ..results.shown import Result
@@ -254,6 +255,59 @@ class Client(Backends, Shown):
         return initialise(
             store, first.manifest, rows, info=info, channels=channels, dry_run=dry_run, on_progress=on_progress
         ), first
+
+    def tokens(self) -> "tuple[Token, ...]":
+        """What may be read over HTTP by whoever has a token. One listing, and a read for each."""
+        from ..keep.access.tokens import TOKENS
+
+        return TOKENS.all(self.store)
+
+    def digest_of(self, token: str) -> str:
+        """What is kept of a token."""
+        from ..keep.access.tokens import digest
+
+        return digest(token)
+
+    def add_token(
+        self,
+        name: str,
+        apps: Sequence[str],
+        *,
+        tables: Sequence[str] = ("*",),
+        verbs: "Sequence[Verb]" = ("read",),
+        per_s: int = 0,
+        days: int = 0,
+        certificate: bool = False,
+        dry_run: bool = False,
+    ) -> "Result":
+        """Make a token for `slackwater serve`; what is to be sent is told here, and kept nowhere.
+
+        Args:
+            name: what it is called.
+            apps: what may be read; `"*"` for all.
+            tables: of these apps; `"*"` for all.
+            verbs: `read`, or `sql`, too.
+            per_s: requests that each instance answers in a second; 0 for any number.
+            days: after which it ends; 0 for never.
+            certificate: instead of a token, whoever comes with a certificate of this common name.
+            dry_run: only look.
+
+        Raises `Usage`, `NotFound` for an app, and `Refused` where there is one of that name.
+        """
+        from ..instants import now_ms
+        from ..keep.access import tokens
+        from ..results.access import token_added
+
+        how = {"per_s": per_s, "days": days, "certificate": certificate, "by": self.by, "now_ms": now_ms()}
+        made = tokens.add(self.store, name, apps_=apps, tables=tables, verbs=verbs, dry_run=dry_run, **how)
+        return token_added(*made, dry_run=dry_run)
+
+    def remove_token(self, name: str, *, dry_run: bool = False) -> "Result":
+        """Remove a token: instances hear of it within five seconds. Raises `NotFound`."""
+        from ..keep.access import tokens
+        from ..results.access import token_removed
+
+        return token_removed(tokens.remove(self.store, name, by=self.by, dry_run=dry_run), dry_run=dry_run)
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)

@@ -1,7 +1,7 @@
 """What an app has been: its moments and snapshots, what changed between them, and what made something wrong."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from ..errors import NotFound, Refused, Unavailable, Usage
 from ..keep.maintain.removal import removal_of
 from ..keep.rejected.listing import RejectedRecords, rejected
 from ..keep.verify.verify import Report, verify
+from ..moments.cut.graph import Cut
 from ..moments.cut.in_flight import in_flight
 from ..moments.cut.lineage import Lineage, trace
 from ..moments.cut.refs import AtTime, parse
@@ -90,10 +91,19 @@ class AppHistory(Shown):
         now_ms, ref = instants.now_ms(), self._ref(moment, stage)
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
 
+    def of_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
+        """The moment of these versions, as `Moment.versions` of one of the app gives them. A request each, or none.
+
+        Rows that expire by write time are seen as of `seen_ms`. Raises `NotFound` where a version is gone.
+        """
+        store = self._client.store
+        stages = {stage: history_of.read(store, self.name, stage, version) for stage, version in versions.items()}
+        return Moment(self._client, f"{self.name}@now", Cut(self.name, stages, seen_ms=seen_ms))
+
     def newer(self, moment: Moment) -> Moment | None:
         """The newest moment, where a stage has committed since this one, which was the newest; None where none has.
 
-        A request for each stage, and those of `at` where there is a newer one. A stage that has begun since is not seen.
+        A request a stage, and those of `at` where there is a newer one. A stage that has begun since is not seen.
         """
         heads = moment.cut.stages.values()
         committed = (history_of.find(self._client.store, each.app, each.stage, each.version + 1) for each in heads)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +24,20 @@ from ..moments.cut.moments import having, later_stages
 from ..moments.cut.read_up_to import read_up_to
 from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
 from ..moments.diff.moments import StoredCut, diff
-from ..moments.query.answers import answer, as_relation, channel_tables, names_channels
+from ..moments.query.answers import answer, as_relation, channel_tables
 from ..moments.query.columns import TableColumn, columns, get, look_up, parse_keys, select
 from ..moments.query.export import ENDINGS, Exported, export
+from ..moments.query.sql import Bounds, names_channels
 from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
 from ..results.rows import columns_table, iceberg_tables
 from ..results.shown import Result, Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
+from ..store.objects.stats import Reads
 from ..store.sst.arrow_types import python_rows
+from ..store.sst.hashing import hash_keys, partition_of
+from ..store.sst.sorted_runs import touching
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.side_tables import owner
 from .backends import Backends
@@ -130,10 +134,18 @@ class Moment(Shown):
         """
         return as_relation(self.answer(sql)[0])
 
-    def answer(self, sql: str) -> tuple[pa.Table, dict[str, Cut]]:
+    def answer(
+        self,
+        sql: str,
+        *,
+        bounds: Bounds | None = None,
+        max_rows: int | None = None,
+        on_moment: Callable[[Cut], None] = lambda _cut: None,
+    ) -> tuple[pa.Table, dict[str, Cut]]:
         """The rows that a query returns, and the other moments that it names, by their refs. Raises as `query`.
 
-        Notes tell which of its tables there were not yet, or had another name.
+        Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
+        `TooMuch`; `on_moment` hears of each other moment before it is read, and may raise.
         """
         client, cut = self._client, self._now()
         others: dict[str, Cut] = {}
@@ -141,8 +153,13 @@ class Moment(Shown):
         later = later_stages(client.store, cut) if self._is_whole else {}
         # Kafka is asked for records in flight alone.
         reader, now_ms = client.channels_of(cut.app) if names_channels(sql) else None, instants.now_ms()
-        found = others.__setitem__
-        rows = answer(client.store, client.cache, cut, sql, later=later, reader=reader, now_ms=now_ms, on_moment=found)
+
+        def found(ref: str, other: Cut) -> None:
+            on_moment(other)
+            others[ref] = other
+
+        how: dict[str, Any] = {"reader": reader, "max_rows": max_rows, "now_ms": now_ms, "bounds": bounds}
+        rows = answer(client.store, client.cache, cut, sql, later=later, on_moment=found, **how)
         named = cut.under_names_of(later).stages
         for name, head in later.items():
             if head.table is not None and name.casefold() in sql.casefold():
@@ -254,7 +271,9 @@ class Moment(Shown):
         rows = python_rows(self.look_up(table, key)[0])
         return rows[0] if rows else None
 
-    def get_many(self, table: str, keys: Sequence[object], columns: Sequence[str] = ()) -> list[dict[str, object] | None]:
+    def get_many(
+        self, table: str, keys: Sequence[object], columns: Sequence[str] = ()
+    ) -> list[dict[str, object] | None]:
         """The rows of many keys, each as `get` gives it, in their order; of some columns, or all. Errors as of `get`.
 
         What is read for them stays on this machine: the next ones are found there.
@@ -265,7 +284,7 @@ class Moment(Shown):
         return [row if there else None for row, there in zip(found, present.tolist(), strict=True)]
 
     def having(self, table: str) -> Moment:
-        """The moment with a table that it has, or that had another name then. Raises `NotFound`, which tells the nearest."""
+        """The moment with a table that it has, or that had another name then. Raises `NotFound`."""
         cut = having(self._client.store, self.cut, (table,))
         return self if cut is self._cut else Moment(self._client, self.ref, cut, is_whole=self._is_whole)
 
@@ -288,6 +307,36 @@ class Moment(Shown):
                 return look_up(client.store, client.cache, having(client.store, cut, (table,)), table, keys)
 
         return again_if_forgotten(client.store, self._cut.app, read)
+
+    def stage_of(self, table: str) -> str:
+        """The stage that writes a table."""
+        return owner(table, self.cut.stages)
+
+    def partitions_of(self, table: str, keys: pa.Table) -> npt.NDArray[np.int32]:
+        """The state partition of each key, as `keys_of` gives them."""
+        return partition_of(hash_keys(keys, keys.schema.names), self.partitions(table))
+
+    def partitions(self, table: str) -> int:
+        """How many state partitions a table has."""
+        declared = self.cut.tables[table].table
+        return declared.partitions if declared is not None else 0
+
+    def warm(self, table: str, partitions: Collection[int]) -> bool:
+        """Have the SSTs of some state partitions on this machine, as far as they can be; whether all of those are.
+
+        Nothing is fetched that would take more than half of what the cache holds. Raises as `rows_of`.
+        """
+        client, manifest = self._client, self.cut.tables[table]
+        if manifest.table is None:
+            return False
+        count = manifest.table.partitions
+        each = (touching(manifest.ssts, partition, count) for partition in partitions)
+        wanted = dict.fromkeys(sst for some in each for sst in some)
+        if sum(sst.bytes for sst in wanted) > client.cache.max_bytes // 2:
+            return False
+        with telling_if_collected(client.store, self.cut):
+            found = [client.cache.bring(client.store, sst, manifest.table, Reads()) for sst in wanted]
+        return None not in found
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
         """How far users' topics have been read by all of these tables, or by all that there are.

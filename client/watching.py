@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import SlackwaterError, Usage
-from ..moments.query.answers import names_channels
+from ..moments.query.sql import names_channels
 from ..moments.take.audit_log import record
 from ..search.predicate import Where
 from ..search.verdict import Evaluation, Verdict

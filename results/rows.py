@@ -45,7 +45,9 @@ def tables_data(cut: Cut) -> list[dict[str, Any]]:
 def tables(cut: Cut) -> Result:
     """The tables of a moment and their columns."""
     found = {name: columns(manifest) for name, manifest in cut.tables.items()}
-    return Result(tables_data(cut), columns_table(found) if found else f"{cut.ref} has no table: none of its stages keeps state")
+    return Result(
+        tables_data(cut), columns_table(found) if found else f"{cut.ref} has no table: none of its stages keeps state"
+    )
 
 
 def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> TableBlock:

@@ -12,9 +12,9 @@ import pyarrow as pa
 from ..errors import NotFound, Usage
 from ..moments.cut.graph import Cut
 from ..moments.cut.moments import line_of
-from ..moments.query.answers import answer, names_channels
+from ..moments.query.answers import answer
 from ..moments.query.columns import visible_schema
-from ..moments.query.sql import named_tables
+from ..moments.query.sql import named_tables, names_channels
 from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache

@@ -22,7 +22,8 @@ from ..moments.cut.line import Line
 from ..moments.cut.moments import later_stages
 from ..moments.cut.resolve import resolve
 from ..moments.cut.stored import Snapshot, find_snapshot
-from ..moments.query.answers import answer, names_channels
+from ..moments.query.answers import answer
+from ..moments.query.sql import names_channels
 from ..moments.take.capture import ChannelReader
 from ..moments.take.snapshots import move, pin
 from ..store.objects.protocol import ObjectStore

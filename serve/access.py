@@ -17,11 +17,15 @@ class Grant:
     apps: frozenset[str] = frozenset({ALL})
     tables: frozenset[str] = frozenset({ALL})
     verbs: frozenset[str] = frozenset({"read", "sql"})
+    per_s: int = 0
+    """Requests a second; 0 for any number."""
 
     def check(self, verb: Verb) -> None:
         """Raise `Denied` unless it may do that."""
         if verb not in self.verbs:
-            raise Denied(f"token {self.name!r} may not {verb}", hint="slackwater token add NAME --verb … makes one that may")
+            raise Denied(
+                f"token {self.name!r} may not {verb}", hint="slackwater token add NAME --verb … makes one that may"
+            )
 
     def check_app(self, app: str) -> None:
         """Raise `Denied` unless it may read the app."""

@@ -4,7 +4,9 @@ A line outlives what is forgotten (`slackwater forget`): what it has of a key is
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from starlette.requests import Request
 
@@ -16,6 +18,25 @@ from .declare import Endpoint
 AUDIT = logging.getLogger("slackwater.audit")
 """At INFO; whoever wants the lines gives it a handler."""
 _HIDDEN = ("string", "number", "escaped", "dollars", "open")
+
+
+@contextmanager
+def write_to(file: Path | None) -> Iterator[None]:
+    """Have lines appended to a file, or to standard error for `-`; None for nowhere."""
+    if file is None:
+        yield
+        return
+    handler = logging.StreamHandler() if str(file) == "-" else logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    AUDIT.addHandler(handler)
+    AUDIT.setLevel(logging.INFO)
+    AUDIT.propagate = False
+    try:
+        yield
+    finally:
+        AUDIT.removeHandler(handler)
+        AUDIT.setLevel(logging.NOTSET)
+        handler.close()
 
 
 def line(

@@ -74,6 +74,8 @@ class Endpoint:
     asked: type[msgspec.Struct]
     """Its parameters, by name."""
     in_path: tuple[str, ...]
+    lists: frozenset[str]
+    """Those that may be given several times."""
     streams: bool
     """Whether it answers with events, until whoever asked goes away."""
 
@@ -82,18 +84,17 @@ class Endpoint:
         """What it is called: the function's name."""
         return self.function.__name__
 
-    @property
-    def lists(self) -> frozenset[str]:
-        """Parameters that may be given several times."""
-        return frozenset(each.name for each in msgspec.structs.fields(self.asked) if _is_list(each.type))
-
-    def understand(self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b"") -> dict[str, Any]:
+    def understand(
+        self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b""
+    ) -> dict[str, Any]:
         """The values of its parameters. Raises `Usage`, which names the parameter, where one is not as declared."""
         found: dict[str, Any] = dict(in_path)
         known, lists = self.asked.__struct_fields__, self.lists
         for name, value in query:
             if name not in known or name in self.in_path:
-                raise Usage(f"there is no parameter {name!r}{nearest(name, known)}", hint=f"there are: {', '.join(known)}")
+                raise Usage(
+                    f"there is no parameter {name!r}{nearest(name, known)}", hint=f"there are: {', '.join(known)}"
+                )
             if name in lists:
                 found.setdefault(name, []).append(value)
             elif found.setdefault(name, value) is not value:
@@ -104,7 +105,9 @@ class Endpoint:
                 if twice := more.keys() & found.keys():
                     raise Usage(f"{', '.join(sorted(twice))}: given in the address and in the body")
                 if unknown := more.keys() - {*known}:
-                    raise Usage(f"there is no parameter {', '.join(sorted(unknown))}", hint=f"there are: {', '.join(known)}")
+                    raise Usage(
+                        f"there is no parameter {', '.join(sorted(unknown))}", hint=f"there are: {', '.join(known)}"
+                    )
                 found |= more
             return msgspec.structs.asdict(msgspec.convert(found, self.asked, strict=False))
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -124,7 +127,8 @@ def endpoint(
         in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
         fields = [_field(each) for each in parameters]
         asked = msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
-        ENDPOINTS.extend(Endpoint(each, path, verb, function, asked, in_path, streams) for each in methods)
+        lists = frozenset(each.name for each in parameters if _is_list(each.annotation))
+        ENDPOINTS.extend(Endpoint(each, path, verb, function, asked, in_path, lists, streams) for each in methods)
         return function
 
     return declared

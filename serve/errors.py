@@ -3,7 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import Collected, Corruption, Forbidden, Gone, NotFound, Refused, SlackwaterError, Unavailable, Usage
+from ..errors import (
+    Collected,
+    Corruption,
+    Forbidden,
+    Gone,
+    NotFound,
+    Refused,
+    SlackwaterError,
+    TooMuch,
+    Unavailable,
+    Usage,
+)
 
 
 class Unknown(SlackwaterError):
@@ -22,14 +33,6 @@ class TooMany(SlackwaterError):
         self.after_s = after_s
 
 
-class TooLarge(SlackwaterError):
-    """What was sent, or what would be answered, is larger than may be."""
-
-
-class TooLong(SlackwaterError):
-    """It was not done within the time that it may take."""
-
-
 class NotYet(SlackwaterError):
     """The state has not read as far as was asked for. `offsets` is how far it has."""
 
@@ -46,9 +49,8 @@ STATUS: tuple[tuple[type[SlackwaterError], int], ...] = (
     (Gone, 410),
     (NotFound, 404),
     (NotYet, 409),
-    (TooLarge, 413),
+    (TooMuch, 413),
     (TooMany, 429),
-    (TooLong, 408),
     (Unavailable, 503),
     (Corruption, 500),
     (Forbidden, 502),
@@ -63,9 +65,13 @@ def status_of(error: SlackwaterError) -> int:
     return next((status for kind, status in STATUS if isinstance(error, kind)), 422)
 
 
-def problem(error: Exception) -> dict[str, Any]:
-    """The document of an error: `error` is a name of `errors`, or "Bug", whose words are for the log alone."""
+def problem(error: Exception, root: str = "") -> dict[str, Any]:
+    """The document of an error: `error` is a name of `errors`, or "Bug", whose words are for the log alone.
+
+    Where the store lies, `root`, is nobody's business.
+    """
     if not isinstance(error, SlackwaterError):
         return {"error": "Bug", "message": "this is a bug of slackwater; the server's log has more", "hint": ""}
     more = {"offsets": error.offsets} if isinstance(error, NotYet) else {}
-    return {"error": type(error).__name__, "message": error.message, "hint": error.hint, **more}
+    message, hint = (text.replace(root, "the store") if root else text for text in (error.message, error.hint))
+    return {"error": type(error).__name__, "message": message, "hint": hint, **more}

@@ -1,15 +1,15 @@
 """Many requests for rows of one table at one moment, looked up together.
 
 A look-up costs much for the first key and little for each further one. So while one is under way, what comes is
-gathered, and goes as the next. One that waits for the store keeps nobody waiting for long: then another is begun.
+gathered, and goes as the next. One that waits for the store keeps nobody waiting for long: then another is begun. What
+is open in this process is looked up by the event loop itself.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
 
 from ..client.moment import Moment
@@ -22,6 +22,8 @@ from .newest import InThread, Reading
 
 _MOST_KEYS = 2_000
 """Of one look-up, unless a single request has more."""
+_FEW_KEYS = 16
+"""Of one request that waits for no thread, where all is open."""
 _PATIENCE_S = 0.005
 """A look-up that takes longer waits for something: whatever comes then need not wait for it."""
 
@@ -32,8 +34,8 @@ Key = tuple[str | None, ...]
 class Rows:
     """What was found for one request."""
 
-    json: msgspec.Raw
-    """An array with a row for each key, null where there is none."""
+    json: Sequence[bytes]
+    """A row for each key, null where there is none."""
     table: pa.Table
     """The same rows; where there is none, all but the key is null."""
     present: Sequence[bool]
@@ -45,13 +47,35 @@ class _Asked:
     found: "asyncio.Future[Rows]"
 
 
+_Name = tuple[int, str, tuple[str, ...], int]
+"""Of a moment, a table, columns, and a time."""
+
+
 class _Queue:
     """Requests for the same columns of a table at a moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, reading: Reading, name: _Name) -> None:
+        self.reading, self.name = reading, name
         self.waiting: list[_Asked] = []
         self.under_way = 0
         self.begun_s = 0.0
+
+    def batch(self) -> list[_Asked]:
+        """What goes together now."""
+        batch, keys = [], 0
+        while self.waiting and (not batch or keys + len(self.waiting[0].keys) <= _MOST_KEYS):
+            batch.append(self.waiting.pop(0))
+            keys += len(batch[-1].keys)
+        return batch
+
+    def look_up(self, batch: Sequence[_Asked]) -> Sequence["Rows | Exception"]:
+        """What each request gets."""
+        _, table, columns, seen_ms = self.name
+        seen_ms = seen_ms or (now_ms() if self.reading.is_newest else 0)
+        try:
+            return _look_up(self.reading.moment, table, [each.keys for each in batch], columns, seen_ms)
+        except Exception as error:
+            return [error] * len(batch)
 
 
 class LookUps:
@@ -59,49 +83,72 @@ class LookUps:
 
     def __init__(self, in_thread: InThread) -> None:
         self._in_thread = in_thread
-        self._queues: dict[tuple[int, str, tuple[str, ...]], _Queue] = {}
+        self._queues: dict[_Name, _Queue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def rows(self, reading: Reading, table: str, keys: Sequence[Key], columns: tuple[str, ...]) -> Rows:
-        """The rows of keys, of some columns or all. Raises as `Moment.get_many`."""
-        name = (id(reading), table, columns)
-        queue = self._queues.setdefault(name, _Queue())
+    async def rows(
+        self,
+        reading: Reading,
+        table: str,
+        keys: Sequence[Key],
+        columns: tuple[str, ...],
+        *,
+        seen_ms: int = 0,
+        partitions: Iterable[int] | None = None,
+    ) -> Rows:
+        """The rows of keys, of some columns or all. Raises as `Moment.get_many`.
+
+        Rows that expire by write time are seen as of `seen_ms`, 0 for the moment's own time. `partitions` are the state
+        partitions that have the keys, where they are known.
+        """
+        is_at_once = len(keys) <= _FEW_KEYS and reading.is_warm(table, partitions)
+        name = (id(reading) if is_at_once else -id(reading), table, columns, seen_ms)
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = _Queue(reading, name)
+            if is_at_once:
+                # Whoever was heard of at the same moment comes before this.
+                asyncio.get_running_loop().call_soon(self._at_once, queue)
         asked = _Asked(keys, asyncio.get_running_loop().create_future())
         queue.waiting.append(asked)
-        if not queue.under_way or time.monotonic() - queue.begun_s > _PATIENCE_S:
-            self._begin(queue, reading, name)
+        if not is_at_once and (not queue.under_way or time.monotonic() - queue.begun_s > _PATIENCE_S):
+            self._begin(queue)
         return await asked.found
 
-    def _begin(self, queue: _Queue, reading: Reading, name: tuple[int, str, tuple[str, ...]]) -> None:
-        batch, keys = [], 0
-        while queue.waiting and (not batch or keys + len(queue.waiting[0].keys) <= _MOST_KEYS):
-            batch.append(queue.waiting.pop(0))
-            keys += len(batch[-1].keys)
+    def _at_once(self, queue: _Queue) -> None:
+        """Look up in what is open: that takes less than to hand it to a thread, which would hold the interpreter."""
+        batch = queue.batch()
+        _give(batch, queue.look_up(batch))
+        if queue.waiting:
+            asyncio.get_running_loop().call_soon(self._at_once, queue)
+        else:
+            self._queues.pop(queue.name, None)
+
+    def _begin(self, queue: _Queue) -> None:
         queue.under_way += 1
         queue.begun_s = time.monotonic()
-        task = asyncio.create_task(self._carry_out(queue, reading, name, batch))
+        task = asyncio.create_task(self._in_turn(queue, queue.batch()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry_out(
-        self, queue: _Queue, reading: Reading, name: tuple[int, str, tuple[str, ...]], batch: list[_Asked]
-    ) -> None:
-        _, table, columns = name
-        seen_ms = now_ms() if reading.is_newest else 0
-        try:
-            found: Sequence[Rows | Exception] = await self._in_thread(
-                lambda: _look_up(reading.moment, table, [each.keys for each in batch], columns, seen_ms)
-            )
-        except Exception as error:
-            found = [error] * len(batch)
+    async def _in_turn(self, queue: _Queue, batch: Sequence[_Asked]) -> None:
+        found = await self._in_thread(lambda: queue.look_up(batch))
         queue.under_way -= 1
-        for asked, rows in zip(batch, found, strict=True):
-            if not asked.found.done():  # whoever asked may have gone away
-                asked.found.set_exception(rows) if isinstance(rows, Exception) else asked.found.set_result(rows)
+        _give(batch, found)
         if queue.waiting:
-            self._begin(queue, reading, name)
+            self._begin(queue)
         elif not queue.under_way:
-            self._queues.pop(name, None)
+            self._queues.pop(queue.name, None)
+
+
+def _give(batch: Sequence[_Asked], found: Sequence["Rows | Exception"]) -> None:
+    for asked, rows in zip(batch, found, strict=True):
+        if asked.found.done():  # whoever asked has gone away
+            continue
+        if isinstance(rows, Exception):
+            asked.found.set_exception(rows)
+        else:
+            asked.found.set_result(rows)
 
 
 def _look_up(
@@ -126,14 +173,19 @@ def _look_up(
     rows, present = moment.rows_of(table, together, seen_ms=seen_ms)
     rows = select(table, rows, columns)
     there = present.tolist()
-    encoded_rows = [encoded(row) if is_there else b"null" for row, is_there in zip(values.rows(rows), there, strict=True)]
+    encoded_rows = encode_rows(rows, there)
     found: list[Rows | Exception] = []
     at = 0
     for number, count in enumerate(counts):
         if parsed and isinstance(parsed[number], Exception):
             found.append(parsed[number])
             continue
-        json = msgspec.Raw(b"[" + b",".join(encoded_rows[at : at + count]) + b"]")
-        found.append(Rows(json, rows.slice(at, count), there[at : at + count]))
+        found.append(Rows(encoded_rows[at : at + count], rows.slice(at, count), there[at : at + count]))
         at += count
     return found
+
+
+def encode_rows(rows: pa.Table, present: Sequence[bool]) -> list[bytes]:
+    """Each row as JSON, null where it is not there."""
+    both = zip(values.rows(rows), present, strict=True)
+    return [encoded(row) if is_there else b"null" for row, is_there in both]

@@ -6,14 +6,14 @@ So an answer waits for no request to the store but those for its rows, and whoev
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ..client.history import AppHistory
 from ..client.moment import Moment
-from ..errors import Corruption, Unavailable
+from ..errors import Corruption, SlackwaterError, Unavailable
 
 T = TypeVar("T")
 Offsets = Mapping[str, tuple[int, ...]]
@@ -31,13 +31,24 @@ class InThread(Protocol):
     def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...  # noqa: D102
 
 
+Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
+"""Which of the state partitions of an app's table this instance is to have warm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A moment, and what an answer says of how fresh it is."""
 
     moment: Moment
     is_newest: bool = False
+    warm: dict[str, frozenset[int]] = field(default_factory=dict)
+    """By table, the state partitions of which all SSTs are open in this process: a look-up there waits for nothing."""
     _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
+
+    def is_warm(self, table: str, partitions: Iterable[int] | None = None) -> bool:
+        """Whether a look-up in these state partitions of a table, or in all, waits for nothing."""
+        warm = self.warm.get(table, frozenset())
+        return warm.issuperset(range(self.moment.partitions(table)) if partitions is None else partitions)
 
     def offsets(self, *tables: str) -> Offsets:
         """How far users' topics have been read by these tables, or by all. May ask the store, once."""
@@ -63,14 +74,16 @@ class Reading:
 class Newest:
     """Follows one app. Of one event loop."""
 
-    def __init__(self, app: AppHistory, in_thread: InThread, every_s: float) -> None:
-        self._app, self._in_thread, self._every_s = app, in_thread, every_s
+    def __init__(self, app: AppHistory, in_thread: InThread, every_s: float, owned: Owned) -> None:
+        self._app, self._in_thread, self._every_s, self._owned = app, in_thread, every_s, owned
         self._reading: Reading | None = None
         self._asked_s = self._whole_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
         self._changed = asyncio.Event()
         self._listeners = 0
+        self._tables: dict[str, float] = {}
+        self._warming: asyncio.Task[None] | None = None
 
     async def reading(self) -> Reading:
         """The newest moment, as it was found a moment ago. Raises as `StoredApp.at`."""
@@ -83,6 +96,13 @@ class Newest:
             self._task = asyncio.create_task(self._follow())
         assert self._reading is not None  # noqa: S101  `_look` raises, or finds one
         return self._reading
+
+    def asked_for(self, table: str) -> None:
+        """That rows of a table were asked for: it is kept warm from then on, for a while."""
+        is_new = table not in self._tables
+        self._tables[table] = time.monotonic()
+        if is_new:
+            self._warm()
 
     async def until(self, holds: Callable[[Reading], bool], timeout_s: float) -> tuple[Reading, bool]:
         """The newest moment as soon as something holds of it, or when the time is over; and whether it does."""
@@ -111,8 +131,8 @@ class Newest:
 
     def close(self) -> None:
         """Follow no more."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in filter(None, (self._task, self._warming)):
+            task.cancel()
 
     async def _follow(self) -> None:
         try:
@@ -137,12 +157,32 @@ class Newest:
         if found is not None and (self._reading is None or found.versions != self._reading.moment.versions):
             self._reading = Reading(found, is_newest=True)
             self._tell()
+            self._warm()
 
     def _read(self, known: Reading | None) -> Moment | None:
         found = self._app.newer(known.moment) if known is not None else self._app.at()
         if found is not None:
             found.read_up_to()  # its manifests are known then
         return found
+
+    def _warm(self) -> None:
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.create_task(self._have_warm())
+
+    async def _have_warm(self) -> None:
+        """Fetch and open what the tables that are asked for have at the newest moment, one after the other."""
+        reading = None
+        while reading is not self._reading and self._reading is not None:
+            reading = self._reading
+            old_s = time.monotonic() - IDLE_S
+            self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
+            for table in [each for each in self._tables if each in reading.moment.cut.tables]:
+                mine = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
+                try:
+                    if await self._in_thread(lambda: reading.moment.warm(table, mine)):  # noqa: B023  awaited at once
+                        reading.warm[table] = frozenset(mine)
+                except SlackwaterError as error:
+                    _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
 
     def _tell(self) -> None:
         self._changed.set()

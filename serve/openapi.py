@@ -24,7 +24,11 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "slackwater", "version": __version__, "description": "State of streaming apps, at any moment."},
+        "info": {
+            "title": "slackwater",
+            "version": __version__,
+            "description": "State of streaming apps, at any moment.",
+        },
         "paths": paths,
         "components": {
             "schemas": {"Problem": _PROBLEM},

@@ -1,13 +1,15 @@
 """What is read over HTTP, a few lines a route: ask `client`, show what `results` makes of it."""
 
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import replace
 
 from ..errors import Usage
+from ..instants import now_ms
 from ..moments.query.columns import key_of
 from ..results import history as shown
-from ..results import rows
+from ..results import rows, values
 from ..results.shown import Result, encoded, fields
+from . import passing
 from .declare import (
     AppName,
     Columns,
@@ -17,6 +19,7 @@ from .declare import (
     Limit,
     MinOffsets,
     Moment,
+    Sql,
     Stage,
     Table,
     TableOrNone,
@@ -25,6 +28,7 @@ from .declare import (
     endpoint,
 )
 from .service import ARROW, Answer, Asked, arrow_bytes
+from .sql import Statement
 
 _NULL = r"\N"
 
@@ -42,7 +46,7 @@ async def get(
     wait_ms: WaitMs = 5_000,
     format: Format = "",  # noqa: A002  said as ?format=
 ) -> Answer:
-    """Rows by key: in the order asked, null where there is none; with the version, its time, and how far it has read."""
+    """Rows by key: in the order asked, null where there is none; with the version, its time, and what it has read."""
     reading = await asked.moment(app, ref, stage, table=table, min_offsets=min_offsets, wait_ms=wait_ms)
     manifest = reading.moment.cut.tables[table]
     declared = manifest.table
@@ -52,12 +56,14 @@ async def get(
     if etag in asked.known_etags and headers:
         return Answer(b"", status=304, headers=headers)
     keys = [(None,) if each == _NULL else tuple(key_of(table, declared, each)) for each in key]
-    found = await asked.service.look_ups.rows(reading, table, keys, tuple(column))
+    if reading.is_newest:
+        (await asked.service.newest(app)).asked_for(table)
+    found = await passing.rows(asked, app, reading, table, key, keys, column)
     fresh = reading.freshness(table)
     if asked.wants_arrow:
-        with_found = found.table.append_column("_found", [list(found.present)])
+        with_found = found.table.append_column(passing.FOUND, [list(found.present)])
         return Answer(arrow_bytes(with_found, fresh), ARROW, headers=headers, rows=len(key))
-    return asked.document(fresh | {"rows": found.json}, headers=headers, rows=len(key))
+    return asked.document(fresh | {"rows": passing.joined(found)}, headers=headers, rows=len(key))
 
 
 @endpoint("/apps")
@@ -97,6 +103,41 @@ async def moment(
     return await asked.service.in_thread(document)
 
 
+@endpoint("/apps/{app}/at/{ref}/query", verb="sql", methods=("GET", "POST"))
+async def query(
+    asked: Asked,
+    app: AppName,
+    ref: Moment,
+    sql: Sql,
+    limit: Limit = 1_000,
+    stage: Stage = "",
+    min_offsets: MinOffsets = (),  # type: ignore[assignment]
+    wait_ms: WaitMs = 5_000,
+    format: Format = "",  # noqa: A002  said as ?format=
+) -> Answer:
+    """What a query over the tables of a moment returns: at most `limit` rows; `cut_off` says whether there are more."""
+    reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
+    cut, grant, service = reading.moment.cut, asked.grant, asked.service
+    tables = None if grant.may_read("*") else grant.tables
+    statement = Statement(
+        app=cut.app,
+        ref="" if reading.is_newest else ref,
+        stage=stage,
+        versions=cut.versions,
+        seen_ms=now_ms() if reading.is_newest else 0,
+        sql=sql,
+        max_rows=min(limit, service.options.sql_rows),
+        bounds=replace(service.options.sql, tables=tables),
+        is_of_one_app=not grant.may_read_app("*"),
+    )
+    found = await service.statements.answer(statement)
+    fresh = await service.in_thread(reading.freshness)
+    about = fresh | {"moments": found.others, "cut_off": found.is_cut_off}
+    if asked.wants_arrow:
+        return Answer(arrow_bytes(found.table(), about), ARROW)
+    return await service.in_thread(lambda: asked.document(about | values.for_json(found.table())))
+
+
 @endpoint("/apps/{app}/log")
 def log(asked: Asked, app: AppName, limit: Limit = 20, stage: Stage = "") -> Result:
     """Commits, newest first: what each read, and how long it took."""
@@ -131,7 +172,7 @@ def history(asked: Asked, app: AppName, table: Table, key: Key, limit: Limit = 2
 
 @endpoint("/apps/{app}/lineage")
 def lineage(asked: Asked, app: AppName, stage: Stage, version: Version = 0, after: Version = 0) -> object:
-    """The offsets behind a version of a stage, or behind those after another one: on its inputs and on users' topics."""
+    """The offsets behind a version of a stage, or those after another one: on its inputs and on users' topics."""
     if not stage:
         raise Usage("lineage is of one stage", hint="give stage=NAME")
     asked.grant.check_all_tables("the lineage of a stage")

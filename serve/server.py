@@ -1,19 +1,77 @@
 """One instance: listens, serves until it is told to stop."""
 
+import ipaddress
+import ssl
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
 from ..client import Client
+from ..errors import Usage
+from .protocol import Protocol
 from .service import Options, Service
 from .tokens import Doorkeeper
 from .web import application
 
 
-def serve(client: Client, host: str, port: int, options: Options) -> None:
-    """Serve until SIGINT or SIGTERM."""
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where an instance listens, and what it shows and wants to be shown there."""
+
+    host: str = "127.0.0.1"
+    port: int = 8350
+    certificate: Path | None = None
+    """PEM, with the key in it or in `key`."""
+    key: Path | None = None
+    client_ca: Path | None = None
+    """Who signs the certificates of those who come with one; whoever has none needs a token."""
+    needs_tokens: bool = False
+    """Also where only this machine can ask."""
+    advertise: str = ""
+    """Where other instances reach this one; empty for one that is alone."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can ask."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def check(self) -> None:
+        """Raise `Usage` where the options do not go together."""
+        if self.client_ca is not None and self.certificate is None:
+            raise Usage("--client-ca goes with TLS", hint="give --certificate FILE, and --key FILE")
+
+
+def serve(client: Client, listening: Listening, options: Options, note: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `note` is told where."""
+    listening.check()
     # A thread that looks something up holds the interpreter for at most so long while an answer waits to be sent.
     sys.setswitchinterval(0.001)
-    app = application(Service(client, options), Doorkeeper())
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, loop="uvloop", http="httptools", ws="none", server_header=False)
+    service = Service(client, options, listening.advertise)
+    is_open = listening.is_local and not listening.needs_tokens
+    app = application(service, Doorkeeper(client, service.in_thread, is_open=is_open))
+    config = uvicorn.Config(
+        app,
+        host=listening.host,
+        port=listening.port,
+        log_level="warning",
+        access_log=False,
+        loop="uvloop",
+        http=Protocol,
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=5,
+        ssl_certfile=listening.certificate,
+        ssl_keyfile=listening.key,
+        ssl_ca_certs=None if listening.client_ca is None else str(listening.client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if listening.client_ca is None else ssl.CERT_OPTIONAL,
+    )
+    scheme, who = "http" if listening.certificate is None else "https", "anybody" if is_open else "whoever has a token"
+    note(f"serving {client.root} at {scheme}://{listening.host}:{listening.port} to {who}; Ctrl-C ends it")
     uvicorn.Server(config).run()

@@ -2,25 +2,24 @@
 
 import asyncio
 import re
-import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
 from ..client import Client
-from ..errors import NotFound, Usage
-from ..results import values
+from ..errors import NotFound
+from ..moments.query.sql import Bounds
 from ..results.shown import encoded
 from .access import Grant
-from .errors import NotYet, TooLong
+from .errors import NotYet
 from .look_ups import LookUps
-from .newest import Newest, Offsets, Reading
+from .newest import Newest, Reading
+from .peers import HOP, Peers
+from .sql import Statements
 
 if TYPE_CHECKING:
     from ..client.app import StoredApp
@@ -42,6 +41,12 @@ class Options:
     """What a request may take."""
     threads: int = 16
     """That wait for the store."""
+    sql: Bounds = Bounds()  # noqa: RUF009  it is frozen
+    """What a statement may take."""
+    sql_rows: int = 10_000
+    """That it may return."""
+    sql_processes: int = 2
+    """Statements that are carried out at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +62,16 @@ class Answer:
 
 
 class Service:
-    """Of one event loop. Close it."""
+    """Of one event loop."""
 
-    def __init__(self, client: Client, options: Options) -> None:
+    def __init__(self, client: Client, options: Options, advertise: str = "") -> None:
         self.client, self.options = client, options
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="serve")
+        self.peers = Peers(client.store, advertise, self.in_thread) if advertise else None
         self._followed: LRUCache[str, Newest] = LRUCache(256)
         self._moments: TTLCache[tuple[str, str, str], Reading] = TTLCache(1_024, _REMEMBERED_S)
         self.look_ups = LookUps(self.in_thread)
+        self.statements = Statements(client.settings, options.sql_processes, options.sql.memory_mb << 20)
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Call a function where it may wait for the store."""
@@ -75,13 +82,21 @@ class Service:
         found = self._followed.get(app)
         if found is None:
             known = await self.in_thread(lambda: self.client.app(app))
-            found = self._followed.setdefault(app, Newest(known, self.in_thread, self.options.every_s))
+            found = self._followed.setdefault(app, Newest(known, self.in_thread, self.options.every_s, self._owned))
         return found
 
-    async def reading(self, app: str, ref: str, stage: str) -> Reading:
-        """A moment of an app. Raises as `StoredApp.at`."""
-        if ref == "now" and not stage:
-            return await (await self.newest(app)).reading()
+    def _owned(self, app: str, table: str, partitions: Iterable[int]) -> Sequence[int]:
+        return [*partitions] if self.peers is None else self.peers.owns(app, table, partitions)
+
+    async def reading(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> Reading:
+        """A moment of an app; the newest where that has this version of the stage, if it is to be preferred.
+
+        Raises as `StoredApp.at`.
+        """
+        if (ref == "now" and not stage) or prefer_newest:
+            reading = await (await self.newest(app)).reading()
+            if ref == "now" or f"v{reading.moment.versions.get(stage)}" == ref:
+                return reading
         name = (app, ref, stage)
         found = self._moments.get(name)
         if found is None:
@@ -89,10 +104,19 @@ class Service:
             found = self._moments.setdefault(name, Reading(moment))
         return found
 
-    def close(self) -> None:
+    async def begin(self) -> None:
+        """Have ready what takes long to start."""
+        self.statements.warm()
+        if self.peers is not None:
+            await self.peers.begin()
+
+    async def end(self) -> None:
         """Follow nothing any more, and end what waits."""
         for each in self._followed.values():
             each.close()
+        if self.peers is not None:
+            await self.peers.end()
+        self.statements.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -108,6 +132,22 @@ class Asked:
     grant: Grant
     wants_arrow: bool = False
     known_etags: frozenset[str] = frozenset()
+    credentials: Mapping[str, str] = field(default_factory=dict)
+    """Headers by which another instance knows who asks."""
+    is_passed_on: bool = False
+    """Whether another instance passed it on to this one, which then answers it."""
+    seen_ms: int = 0
+    """The time as of which rows expire by write time; 0 for the moment's own."""
+
+    @classmethod
+    def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Asked":
+        """From a request's headers and parameters."""
+        wants_arrow = (found.get("format") or ("arrow" if ARROW in headers.get("accept", "") else "json")) == "arrow"
+        known = (each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(","))
+        sent = {name: headers[name] for name in ("authorization",) if name in headers}
+        hop = headers.get(HOP, "")
+        seen_ms = int(hop) if hop.isdecimal() and len(hop) < 16 else 0
+        return cls(service, grant, wants_arrow, frozenset(known), sent, is_passed_on=bool(hop), seen_ms=seen_ms)
 
     def app(self, name: str) -> "StoredApp":
         """An app that may be read. Raises `Denied`, and as `Client.app`."""
@@ -125,13 +165,15 @@ class Asked:
         if table:
             self.grant.check_table(table)
             stage = stage or (table if _VERSION.fullmatch(ref) else "")
-        reading = await self.service.reading(app, ref, stage)
+        reading = await self.service.reading(app, ref, stage, prefer_newest=self.is_passed_on)
         wanted = [_min_offset(each) for each in min_offsets]
         tables = (table,) if table else ()
 
         def has_read(found: Reading) -> bool:
             at = found.offsets(*tables)
-            return all(topic in at and part < len(at[topic]) and at[topic][part] > offset for topic, part, offset in wanted)
+            return all(
+                topic in at and part < len(at[topic]) and at[topic][part] > offset for topic, part, offset in wanted
+            )
 
         if wanted and not has_read(reading):
             is_there = False

@@ -1,13 +1,90 @@
-"""Who asks: by a bearer token, by a certificate, or somebody on this machine."""
+"""Who asks: by a bearer token, by a certificate, or somebody on this machine; and how often they may."""
 
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from cachetools import LRUCache
 from starlette.requests import Request
 
+from ..client import Client
+from ..instants import now_ms
 from .access import Grant
+from .errors import Denied, TooMany, Unknown
+
+_KNOWN_S = 5.0
+"""So long after a token was removed it may still be taken."""
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Doorkeeper:
-    """Admits requests."""
+    """Admits requests.
+
+    Args:
+        client: of the store, which has the tokens.
+        in_thread: where the store is waited for.
+        is_open: whether whoever has no token may read everything: on a machine's own address alone.
+    """
+
+    def __init__(
+        self, client: Client, in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]], *, is_open: bool
+    ) -> None:
+        self._client, self._in_thread, self._is_open = client, in_thread, is_open
+        self._by_digest: dict[str, tuple[Grant, int]] = {}
+        self._by_name: dict[str, tuple[Grant, int]] = {}
+        self._read_s = -_KNOWN_S
+        self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(10_000)
 
     async def admit(self, request: Request) -> Grant:
-        """What whoever asks may do."""
+        """What whoever asks may do. Raises `Unknown`, `Denied` and `TooMany`."""
+        given = request.headers.get("authorization", "")
+        certificate = request.scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")
+        if not given and not certificate:
+            return self._admit_anybody(request)
+        if time.monotonic() - self._read_s > _KNOWN_S:
+            await self._in_thread(self._read)
+        if given:
+            scheme, _, token = given.partition(" ")
+            found = self._by_digest.get(self._client.digest_of(token.strip())) if scheme.lower() == "bearer" else None
+        else:
+            found = self._by_name.get(certificate)
+        if found is None or 0 < found[1] < now_ms():
+            raise Unknown(
+                "nobody is known by this token or certificate", hint="slackwater token add NAME makes a token"
+            )
+        self._count(found[0])
+        return found[0]
+
+    def _admit_anybody(self, request: Request) -> Grant:
+        if not self._is_open:
+            raise Unknown(
+                "a token is needed", hint="send Authorization: Bearer TOKEN; slackwater token add NAME makes one"
+            )
+        # A page of somebody else's may have its name lead to this machine, and ask from the user's own browser.
+        host = request.headers.get("host", "")
+        if (host if host.endswith("]") else host.rpartition(":")[0] or host) not in _LOCAL:
+            raise Denied(f"without a token, this machine is asked as {_LOCAL[0]}; found {host[:100]!r}")
         return Grant("")
+
+    def _read(self) -> None:
+        by_digest, by_name = {}, {}
+        for each in self._client.tokens():
+            grant = Grant(each.name, frozenset(each.apps), frozenset(each.tables), frozenset(each.verbs), each.per_s)
+            if each.digest:
+                by_digest[each.digest] = grant, each.until_ms
+            else:
+                by_name[each.name] = grant, each.until_ms
+        self._by_digest, self._by_name, self._read_s = by_digest, by_name, time.monotonic()
+
+    def _count(self, grant: Grant) -> None:
+        """A token bucket for each token: a second's requests may come at once."""
+        if not grant.per_s:
+            return
+        now_s = time.monotonic()
+        left, at_s = self._buckets.get(grant.name, (float(grant.per_s), now_s))
+        left = min(grant.per_s, left + (now_s - at_s) * grant.per_s)
+        if left < 1:
+            raise TooMany(
+                f"token {grant.name!r} may ask {grant.per_s} times a second", after_s=(1 - left) / grant.per_s
+            )
+        self._buckets[grant.name] = left - 1, now_s

@@ -4,39 +4,40 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import SlackwaterError, Usage
+from ..errors import SlackwaterError, TooMuch, Usage
 from ..results.shown import Result, encoded
 from . import reads  # noqa: F401  declares its routes
 from .audit import line
 from .declare import ENDPOINTS, Endpoint
-from .errors import TooLarge, TooLong, TooMany, problem, status_of
+from .errors import TooMany, problem, status_of
 from .openapi import document
-from .service import ARROW, JSON, Answer, Asked, Service
+from .service import JSON, Answer, Asked, Service
 from .tokens import Doorkeeper
 
 _log = logging.getLogger(__name__)
 _MOST_BODY_BYTES = 1 << 20
 
 
-def application(service: Service, door: Doorkeeper) -> Starlette:
+def application(service: Service, door: Doorkeeper) -> ASGIApp:
     """What uvicorn serves."""
 
     @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_app: Any) -> AsyncIterator[None]:
+        await service.begin()
         try:
             yield
         finally:
-            service.close()
+            await service.end()
 
-    routes = [Route(each.path, _answering(each, service, door), methods=[each.method]) for each in ENDPOINTS]
     description = encoded(document(ENDPOINTS))
 
     async def openapi(_request: Request) -> Response:
@@ -45,64 +46,69 @@ def application(service: Service, door: Doorkeeper) -> Starlette:
     async def alive(_request: Request) -> Response:
         return Response(b'{"alive":true}', media_type=JSON)
 
-    others = [Route("/openapi.json", openapi, methods=["GET"]), Route("/healthz", alive, methods=["GET"])]
-    return Starlette(routes=[*routes, *others], lifespan=lifespan, exception_handlers={404: _no_route, 405: _no_route})
+    routes = [Route(each.path, _Route(each, service, door), methods=[each.method]) for each in ENDPOINTS]
+    others = [Route("/openapi.json", openapi), Route("/healthz", alive)]
+    # Starlette's own application would put two layers around each request that have nothing to do here.
+    return Router([*routes, *others], lifespan=lifespan, default=_no_route, redirect_slashes=False)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 404)
-    what = "no such address" if status == 404 else f"no {request.method} of this address"
-    return _problem(Usage(what, hint="/openapi.json says what there is"), status, getattr(error, "headers", None))
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        error = Usage("there is no such address", hint="/openapi.json says what there is")
+        await _problem(error, 404)(scope, receive, send)
 
 
-def _answering(endpoint: Endpoint, service: Service, door: Doorkeeper) -> Callable[[Request], Awaitable[Response]]:
-    """What answers requests of a route."""
-    is_async = inspect.iscoroutinefunction(endpoint.function)
+class _Route:
+    """What answers requests of a route, as ASGI has it."""
 
-    async def answer(request: Request) -> Response:
-        began_s, who, rows = time.perf_counter(), "", 0
-        found: dict[str, object] = {}
+    def __init__(self, endpoint: Endpoint, service: Service, door: Doorkeeper) -> None:
+        self._endpoint, self._service, self._door = endpoint, service, door
+        self._is_async = inspect.iscoroutinefunction(endpoint.function)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, began_s = Request(scope, receive), time.perf_counter()
+        who, found, rows = "", dict[str, Any](), 0
         try:
-            grant = await door.admit(request)
+            grant = await self._door.admit(request)
             who = grant.name
-            grant.check(endpoint.verb)
-            found = endpoint.understand(request.path_params, request.query_params.multi_items(), await _body(request))
-            asked = Asked(service, grant, _wants_arrow(request, found), _etags(request))
-            async with asyncio.timeout(service.options.request_s):
-                if is_async:
+            grant.check(self._endpoint.verb)
+            body = await _body(request) if request.method == "POST" else b""
+            found = self._endpoint.understand(request.path_params, request.query_params.multi_items(), body)
+            response, rows = await self._given(request, Asked.of(self._service, grant, request.headers, found), found)
+        except SlackwaterError as error:
+            response = _problem(error, root=self._service.client.root)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            _log.exception("%s %s", request.method, self._endpoint.path)
+            response = _problem(error)
+        line(request, self._endpoint, who, found, response.status_code, rows, time.perf_counter() - began_s)
+        await response(scope, receive, send)
+
+    async def _given(self, request: Request, asked: Asked, found: dict[str, Any]) -> tuple[Response, int]:
+        """The answer, and how many rows are in it."""
+        endpoint, limit_s = self._endpoint, self._service.options.request_s
+        try:
+            async with asyncio.timeout(limit_s):
+                if self._is_async:
                     given = await endpoint.function(asked, **found)
                 else:
-                    given = await service.in_thread(lambda: endpoint.function(asked, **found))
-            if endpoint.streams:
-                response: Response = StreamingResponse(given, media_type="text/event-stream")
-                response.headers["cache-control"] = "no-store"
-            else:
-                given = given if isinstance(given, Answer) else asked.document(_data(given))
-                rows = given.rows
-                response = Response(given.body, given.status, given.headers, given.media_type)
-                response.headers["vary"] = "accept, authorization"
+                    given = await self._service.in_thread(lambda: endpoint.function(asked, **found))
         except TimeoutError:
-            response = _problem(TooLong(f"it took more than {service.options.request_s:g} s"))
-        except SlackwaterError as error:
-            response = _problem(error)
-        except ClientDisconnect:
-            response = Response(status_code=400)
-        except Exception as error:
-            _log.exception("%s %s", request.method, endpoint.path)
-            response = _problem(error, 500)
-        line(request, endpoint, who, found, response.status_code, rows, time.perf_counter() - began_s)
-        return response
-
-    return answer
+            raise TooMuch(f"it took more than {limit_s:g} s") from None
+        if endpoint.streams:
+            return StreamingResponse(given, headers={"cache-control": "no-store"}, media_type="text/event-stream"), 0
+        if not isinstance(given, Answer):
+            given = asked.document(given.data if isinstance(given, Result) else given)
+        # Whoever may not read it shall not find it in a cache on the way.
+        headers = {"vary": "accept, authorization", "cache-control": "private, no-cache", **given.headers}
+        return Response(given.body, given.status, headers, given.media_type), given.rows
 
 
-def _data(given: object) -> object:
-    return given.data if isinstance(given, Result) else given
-
-
-def _problem(error: Exception, status: int = 0, headers: dict[str, str] | None = None) -> Response:
+def _problem(error: Exception, status: int = 0, root: str = "") -> Response:
     status = status or (status_of(error) if isinstance(error, SlackwaterError) else 500)
-    response = Response(encoded(problem(error)), status, headers, JSON)
+    body = encoded(problem(error, root))
+    response = Response(body, status, media_type=JSON)
     if status == 401:
         response.headers["www-authenticate"] = "Bearer"
     if isinstance(error, TooMany):
@@ -111,21 +117,10 @@ def _problem(error: Exception, status: int = 0, headers: dict[str, str] | None =
 
 
 async def _body(request: Request) -> bytes:
-    if request.method == "GET":
-        return b""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > _MOST_BODY_BYTES:
-            raise TooLarge(f"the body is larger than {_MOST_BODY_BYTES:,} bytes")
+            raise TooMuch(f"the body is larger than {_MOST_BODY_BYTES:,} bytes")
         parts.append(part)
     return b"".join(parts)
-
-
-def _wants_arrow(request: Request, found: dict[str, object]) -> bool:
-    return (found.get("format") or ("arrow" if ARROW in request.headers.get("accept", "") else "json")) == "arrow"
-
-
-def _etags(request: Request) -> frozenset[str]:
-    given = request.headers.get("if-none-match", "")
-    return frozenset(each.strip().removeprefix("W/") for each in given.split(",")) if given else frozenset()

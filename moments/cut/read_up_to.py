@@ -1,4 +1,4 @@
-"""How far the users' topics have been read by what a version has: the offsets of which it holds every record's effect."""
+"""How far users' topics have been read by what a version has: before these offsets it holds every record's effect."""
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import zip_longest

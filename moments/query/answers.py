@@ -10,7 +10,6 @@ DuckDB reads the archive's objects themselves, and of them what a statement asks
 partition, offset and time.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -43,7 +42,7 @@ from ..take import capture
 from ..take.capture import ChannelReader
 from .clauses import InputOf, Statement, understand
 from .moments import Moments, OnMoment
-from .sql import SCHEMA_NAME, connect, named_tables, run_query
+from .sql import Bounds, connect, named_tables, names_channels, run_query
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -140,11 +139,6 @@ def _conditions(extents: Extents) -> Iterator[str]:
         yield f'(partition = {each.partition} AND "offset" >= {each.first} AND "offset" < {each.end})'
 
 
-def names_channels(sql: str) -> bool:
-    """Whether a query may ask for records in flight."""
-    return re.search(rf"\b{SCHEMA_NAME}\b", sql, re.IGNORECASE) is not None
-
-
 def channel_tables(
     store: ObjectStore,
     cut: Cut,
@@ -223,6 +217,7 @@ def answer(
     max_rows: int | None = None,
     now_ms: int | None = None,
     on_moment: OnMoment = lambda _ref, _cut: None,
+    bounds: Bounds | None = None,
 ) -> pa.Table:
     """What one reading statement returns at a cut, and at the other moments that it names (`clauses`).
 
@@ -230,17 +225,20 @@ def answer(
     cut under both. `only` are the tables to open; default those that decide what the statement returns. `reader` reads
     records in flight, which the statement may ask for. `now_ms` is what relative times in it count from; without it,
     for a statement that is asked again and again, it may name only moments that stay what they are. `on_moment` hears
-    of each other moment. Raises `Usage` (the SQL is wrong, or asks for records in flight without a `reader`, or for a
+    of each other moment. With `bounds`, `TooMuch` where the statement goes beyond them.
+    Raises `Usage` (the SQL is wrong, or asks for records in flight without a `reader`, or for a
     moment that is none), `NotFound` (it names a table or column that is neither at the cut nor later, or a moment that
     there is not; or a cut was collected meanwhile), `Corruption` (an SST is not what its manifest promises) and
     `Unavailable`.
     """
     statement = understand(sql)
+    if bounds is not None:
+        bounds.check(statement)
     is_steady = now_ms is None
 
     def rows() -> pa.Table:
         at = as_known(store, cut)
-        return _rows(store, cache, at, statement, later, only, reader, max_rows, now_ms, is_steady, on_moment)
+        return _rows(store, cache, at, statement, later, only, reader, max_rows, now_ms, is_steady, on_moment, bounds)
 
     return again_if_forgotten(store, cut.app, rows)
 
@@ -257,6 +255,7 @@ def _rows(
     now_ms: int | None,
     is_steady: bool,
     on_moment: OnMoment,
+    bounds: Bounds | None,
 ) -> pa.Table:
     moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
     inputs = tuple(each for each in statement.clauses if isinstance(each, InputOf))
@@ -267,13 +266,15 @@ def _rows(
     with ExitStack() as stack:
         for each in (named, *(one for some in others for one in some.cuts[:1])):
             stack.enter_context(telling_if_collected(store, each))
-        con = connect(store, cache, named, only=opened, empty=columns_of(later), channels=flying, others=others)
+        con = connect(
+            store, cache, named, only=opened, empty=columns_of(later), channels=flying, others=others, bounds=bounds
+        )
         stack.enter_context(closing(con))
         failed: list[Exception] = []
         for one in inputs:
             register_input(con, store, cut, one, failed.append)
         try:
-            return run_query(con, statement.sql, max_rows=max_rows)
+            return run_query(con, statement.sql, max_rows=max_rows, bounds=bounds)
         except SlackwaterError as error:
             if failed:
                 raise failed[0] from None  # DuckDB tells of it in words

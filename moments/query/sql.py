@@ -11,20 +11,22 @@ row.
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Timer
 from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
 
-from ...errors import NotFound, SlackwaterError, Usage
+from ...errors import NotFound, SlackwaterError, TooMuch, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_versions, duckdb_view
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
-from .clauses import Versions
+from .clauses import InputOf, Statement, Versions, words
 from .columns import visible_schema
 from .moments import ClauseTable
 
@@ -42,6 +44,55 @@ _NO_COLUMN = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a statement of somebody who is not to be trusted may take and see."""
+
+    seconds: float = 10.0
+    """After so long it is interrupted; not within one call of a function."""
+    memory_mb: int = 512
+    """MiB that DuckDB may take; it does not go to disk."""
+    max_bytes: int = 64 << 20
+    """Of the rows that it returns."""
+    tables: frozenset[str] | None = None
+    """The tables that it may see; None for any, and for the records on the way and of the archive."""
+
+    def allows(self, table: str) -> bool:
+        """Whether a table may be seen."""
+        return self.tables is None or table in self.tables
+
+    def check(self, statement: Statement) -> None:
+        """Raise `Usage` where a statement asks for something of the machine, and `NotFound` for a hidden table."""
+        for word in words(statement.sql):
+            name = word.value.casefold()
+            if word.kind in ("name", "quoted") and (name in _OF_THE_MACHINE or name.startswith(_ABOUT_DUCKDB)):
+                raise Usage(
+                    f"{word.value} is not for queries from elsewhere", hint="a query sees the app's tables only"
+                )
+        if self.tables is None:
+            return
+        for clause in statement.clauses:
+            if isinstance(clause, InputOf):
+                raise NotFound("table", "input", self.tables)
+            if clause.table not in self.tables:
+                raise NotFound("table", clause.table, self.tables)
+        if names_channels(statement.rest):
+            raise NotFound("table", SCHEMA_NAME, self.tables)
+
+
+_OF_THE_MACHINE = frozenset(
+    # Those that take SQL or names as data would get round this very check.
+    {"query", "query_table", "current_setting", "getenv", "explain", "which_secret", "checkpoint", "information_schema"}
+)
+_ABOUT_DUCKDB = ("duckdb_", "pragma_", "pg_", "sqlite_", "read_", "sniff_", "parquet_", "write_log", "from_substrait")
+"""What tells of settings and of the files behind views, and what reads files: these are refused once more."""
+
+
+def names_channels(sql: str) -> bool:
+    """Whether a query may ask for records in flight."""
+    return re.search(rf"\b{SCHEMA_NAME}\b", sql, re.IGNORECASE) is not None
+
+
 def connect(
     store: ObjectStore,
     cache: SstCache,
@@ -53,6 +104,7 @@ def connect(
     others: Sequence[ClauseTable] = (),
     whole: str = "",
     memory: str = "",
+    bounds: Bounds | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """A connection with one view per table of the cut, named as its stage; for the caller to close.
 
@@ -60,21 +112,22 @@ def connect(
     finds it, are shown without rows (None opens all), and so are those in `empty` that the cut does not hold. The
     `channels`, as `channel_tables` gives them, are seen as `inflight('by-route')`, or as `inflight."by-route"`. Tables
     at other moments are in `others`. The table `whole` has its internal columns, too. `memory` is what DuckDB may take
-    before it goes to disk, such as "1 GiB"; empty for its own bound.
+    before it goes to disk, such as "1 GiB"; empty for its own bound. With `bounds`, tables beyond them are not there.
 
     Raises `Corruption` (an SST is not what its manifest promises) and `Unavailable`.
     """
     con = empty_database()
     try:
-        opened = {name: manifest for name, manifest in cut.tables.items() if only is None or name in only}
+        seen = {name: each for name, each in cut.tables.items() if bounds is None or bounds.allows(name)}
+        opened = {name: manifest for name, manifest in seen.items() if only is None or name in only}
         files: set[Path] = set()
         for name, manifest in opened.items():
             files |= duckdb_view.register(
                 con, name, store, cache, manifest, clock_ms=cut.clock_ms(name), internal=name == whole
             )
-        declared = {name: manifest.table for name, manifest in cut.tables.items() if manifest.table is not None}
+        declared = {name: manifest.table for name, manifest in seen.items() if manifest.table is not None}
         for name, table in {**(empty or {}), **declared}.items():
-            if name not in opened:
+            if name not in opened and (bounds is None or bounds.allows(name)):
                 con.register(name, visible_schema(table).empty_table())
         if channels is not None:
             con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
@@ -88,7 +141,10 @@ def connect(
             )
         for each in others:
             files |= register(con, store, cache, each)
-        if memory:
+        if bounds is not None:
+            con.execute("SET threads = 1")
+            con.execute("SET max_temp_directory_size = '0 B'")
+        if memory := f"{bounds.memory_mb} MiB" if bounds is not None else memory:
             con.execute("SET memory_limit = $memory", {"memory": memory})
         con.execute("SET allowed_paths = $files", {"files": sorted(map(str, files))})
         con.execute("SET enable_external_access = false")
@@ -120,21 +176,61 @@ def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
 
 
 def run_query(
-    con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None = None, hint: str = _TO_A_FILE
+    con: duckdb.DuckDBPyConnection,
+    sql: str,
+    *,
+    max_rows: int | None = None,
+    hint: str = _TO_A_FILE,
+    bounds: Bounds | None = None,
 ) -> pa.Table:
     """The rows of one reading statement; at most `max_rows` of them, when that is given.
 
-    `hint` is what to do instead of a statement that writes. Raises `Usage` (the SQL is wrong, more than one statement
+    `hint` is what to do instead of a statement that writes. With `bounds`, `TooMuch` where it goes beyond
+    them. Raises `Usage` (the SQL is wrong, more than one statement
     or none, or one that does not only read: in DuckDB's own words), `NotFound` (it names a table or column that the cut
     does not have; tells the nearest) and `SlackwaterError` (duckDB could not carry it out (for example for want of
     memory)).
     """
     statement = reading(con, sql, hint=hint)
     try:
+        if bounds is not None:
+            return _bounded(con, statement, max_rows, bounds)
         rows = con.sql(statement)
         return (rows if max_rows is None else rows.limit(max_rows)).to_arrow_table()
     except duckdb.Error as error:
         raise in_words(con, sql, error) from error
+
+
+def _bounded(con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | None, bounds: Bounds) -> pa.Table:
+    is_over = Event()
+
+    def interrupt() -> None:
+        is_over.set()
+        con.interrupt()
+
+    timer = Timer(bounds.seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        rows = con.sql(statement)
+        reader = (rows if max_rows is None else rows.limit(max_rows)).to_arrow_reader(2_048)
+        parts, size = [], 0
+        for part in reader:
+            parts.append(part)
+            size += part.nbytes
+            if size > bounds.max_bytes:
+                raise TooMuch(
+                    f"the rows take more than {bounds.max_bytes >> 20} MiB", hint="ask for fewer columns or rows"
+                )
+        return pa.Table.from_batches(parts, reader.schema)
+    except (duckdb.Error, OSError) as error:
+        if is_over.is_set():
+            raise TooMuch(f"the query took more than {bounds.seconds:g} s", hint="ask for less at once") from None
+        if isinstance(error, OSError):  # Arrow's, of an error while rows came
+            raise SlackwaterError(str(error).partition("\n")[0]) from None
+        raise
+    finally:
+        timer.cancel()
 
 
 def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE) -> str:

@@ -49,6 +49,7 @@ VERBS = (
     *("clone", "clone refresh", "import", "promote", "rewind", "reset", "edit", "forget", "migrate", "backfill"),
     *("rescale", "retire", "compact", "replicate", "recover", "recover --drill", "gc", "archive", "init", "app rm"),
     *("attach", "protect", "protect --off", "rejected --retry", "watch"),
+    *("token add", "token rm"),
     *("snapshot take", "snapshot rm", "snapshot failed", "export"),
 )
 """What the log calls all that is recorded."""

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import read_snapshot
-from slackwater.moments.query.answers import arrow_of, channel_tables, names_channels
-from slackwater.moments.query.sql import connect, run_query
+from slackwater.moments.query.answers import arrow_of, channel_tables
+from slackwater.moments.query.sql import connect, names_channels, run_query
 from slackwater.moments.take.remove import remove
 from slackwater.moments.take.snapshots import pin
 from slackwater.search.search import bisect

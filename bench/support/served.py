@@ -1,0 +1,91 @@
+"""An app with a table of millions of keys and one of 200 columns, without Spark; and instances that serve it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import apps, commit
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Table
+
+from tests.conftest import free_port
+
+from ..multi_get import L0_ROWS, RUNS_L0, TABLE, _names
+from .written import Stage, ssts
+
+APP, TALL, WIDE = "bench", "legs", "wide"
+WIDE_COLUMNS, WIDE_KEYS = 200, 50_000
+WIDE_TABLE = Table(
+    (Column("leg", "string"),), tuple(Column(f"c{at}", "int64") for at in range(WIDE_COLUMNS)), partitions=4
+)
+TOPIC = "orders"
+
+
+def make(store: ObjectStore, cache: SstCache, keys: int) -> None:
+    """The app: a table of so many keys, as a running one has it, and one of 200 columns."""
+    apps.create_app(store, AppInfo(APP, 1))
+    random = np.random.default_rng(8)
+    numbers = np.arange(WIDE_KEYS)
+    wide_rows = pa.table({"leg": _names(numbers)} | {f"c{at}": numbers + at for at in range(WIDE_COLUMNS)})
+    born(store, cache, WIDE, WIDE_TABLE, wide_rows)
+    stage = Stage(store, cache, born(store, cache, TALL, TABLE, tall_rows(np.arange(keys), 1)))
+    for seq in range(2, 2 + RUNS_L0):
+        some = random.choice(keys, min(L0_ROWS, keys // 10), replace=False)
+        stage.put(tall_rows(some, seq))
+
+
+def born(store: ObjectStore, cache: SstCache, name: str, table: Table, rows: pa.Table) -> Manifest:
+    """The first version of a stage, which has these rows."""
+    made = ssts(store, cache, APP, name, table, rows, 1, 1)
+    inputs, now_ms = {TOPIC: Input(TOPIC, (0,))}, time.time_ns() // 1_000_000
+    head = Manifest(APP, name, 1, 1, "w", now_ms, "batch", table=table, ssts=made, inputs=inputs)
+    commit.commit(store, head)
+    return head
+
+
+def tall_rows(numbers: np.ndarray, seq: int) -> pa.Table:
+    """Rows of the table of many keys."""
+    return pa.table({"leg": _names(numbers), "flights": numbers + seq, "delay": numbers / 4})
+
+
+def names(numbers: np.ndarray) -> list[str]:
+    """Keys, by their numbers."""
+    return list(_names(numbers).to_pylist())
+
+
+@contextmanager
+def serving(store: str, cache: Path, *words: str, **environ: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """An instance of `slackwater serve`: its address and its process."""
+    port = free_port()
+    command = [sys.executable, "-m", "slackwater.cli.main", "serve", "--store", store, "--port", str(port), *words]
+    process = subprocess.Popen(command, env={**os.environ, "SLACKWATER_CACHE": str(cache), **environ})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(url, process)
+        yield url, process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/healthz", timeout=1).read()  # noqa: S310
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the server did not start") from None
+            time.sleep(0.05)
+        else:
+            return
