@@ -81,7 +81,8 @@ def start(
     config.planners.choose(stage.name, {name: shares[one] for name, one in ids.items() if one in shares})
     with with_settings(spark, PLANNED_AT_ONCE):
         return (
-            rows.writeStream.queryName(stage.name)
+            # A session may run several apps, and no two queries of one name.
+            rows.writeStream.queryName(f"{places.app}/{stage.name}")
             .foreachBatch(without_interrupts(on_batch))
             .option("checkpointLocation", str(config.checkpoint.folder))
             .start()

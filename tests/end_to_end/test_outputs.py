@@ -38,7 +38,7 @@ class Reads(StreamingQueryListener):
 
     def onQueryProgress(self, event: object) -> None:  # noqa: N802
         progress = event.progress  # type: ignore[attr-defined]
-        if progress.name == self._query and progress.numInputRows:
+        if progress.name.endswith(self._query) and progress.numInputRows:
             (source,) = progress.sources
             start, end = (sum(json.loads(each)["offsets"]) for each in (source.startOffset, source.endOffset))
             self.batches.append((progress.numInputRows, end - start))
@@ -50,7 +50,7 @@ class Reads(StreamingQueryListener):
 
 @pytest.fixture
 def reads(spark: SparkSession) -> Iterator[Reads]:
-    listener = Reads("moves")
+    listener = Reads("/moves")
     spark.streams.addListener(listener)
     yield listener
     spark.streams.removeListener(listener)

@@ -207,9 +207,10 @@ class Ledger:
     @contextmanager
     def running_here(self, *stages: str, max_records: int | None = None) -> Iterator[Callable[[str], BatchReport]]:
         """The app, until the block is left, on the Spark session of this process; what it gives awaits a stage's next
-        commit. For what needs no process of its own: to start one takes a core for half a minute."""
+        commit. For what needs no process of its own: to start one takes a core for half a minute. An error that ends it
+        is raised where a commit is awaited, else when the block is left."""
         stop, commits = Stop(), queue.SimpleQueue[BatchReport | None]()
-        app, options = self._loaded(), self._options(stages, max_records)
+        app, options, told = self._loaded(), self._options(stages, max_records), list[BaseException]()
 
         def work() -> None:
             try:
@@ -218,18 +219,23 @@ class Ledger:
             finally:
                 commits.put(None)
 
-        def await_commit(stage: str) -> BatchReport:
-            while (commit := commits.get(timeout=PATIENCE_S)) is None or commit.stage != stage:
-                assert commit is not None, f"it ended before {stage} committed"
-            return commit
-
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(work)
+
+            def await_commit(stage: str) -> BatchReport:
+                while (commit := commits.get(timeout=PATIENCE_S)) is None or commit.stage != stage:
+                    if commit is None:
+                        ended = done.exception(PATIENCE_S)
+                        told.append(ended or AssertionError(f"it ended before {stage} committed"))
+                        raise told[-1]
+                return commit
+
             try:
                 yield await_commit
             finally:
                 stop.set()
-            done.result(PATIENCE_S)
+            if not told:
+                done.result(PATIENCE_S)
 
     def _loaded(self, variant: str = "") -> sw.App:
         os.environ.update(LEDGER_TOPIC=self.topic, LEDGER_VARIANT=variant)
