@@ -112,7 +112,7 @@ class Checkpoint:
         stores = self._stores(table)
         while last < up_to and size < _AT_A_TIME_BYTES:
             with self.files.reading(last + 1):
-                if not self.files.has_feed(last + 1):
+                if not (table.has_feed and self.files.has_feed(last + 1)):
                     break
                 try:
                     size += self.files.bring_changes(stores, last + 1, folder)
