@@ -68,8 +68,9 @@ class CheckpointFiles:
         newest = self.committed()[-1]
         keys = [info.key for info in store.list("state/")]
         metadata = [key for key in keys if is_metadata(key)]
-        self._metadata = dict(zip(metadata, _all(store.get, metadata), strict=True))
-        self._partitions = self._said(newest).conf.get(_PARTITIONS)
+        with self.reading(newest):
+            self._metadata = dict(zip(metadata, _all(store.get, metadata), strict=True))
+            self._partitions = self._said(newest).conf.get(_PARTITIONS)
         operators = [operator_in(self._metadata[key], key) for key in metadata_of(metadata, newest)]
         self.operators = tuple(_with_partitions(each, keys) for each in sorted(operators, key=lambda each: each.id))
         if not self.operators:
