@@ -10,10 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ...errors import ObjectNotFound
+from ...errors import ObjectNotFound, Refused
 from ...own_folder import temporary_folder
 from .files import CheckpointBatch, CheckpointFiles
 from .places import place
@@ -135,7 +137,8 @@ class Checkpoint:
             F.col("batch_id").alias(_BATCH),
             F.monotonically_increasing_id().alias(_ORDER),
         )
-        found = feed.toArrow()
+        with self._by_spark(table, last):
+            found = feed.toArrow()
         # A key lies in one partition, whose changes come in the order in which they were made.
         newest = found.group_by([_BATCH, *table.key.names]).aggregate([(_ORDER, "max")])[f"{_ORDER}_max"]
         kept = found.filter(pc.is_in(found[_ORDER], newest))
@@ -152,13 +155,15 @@ class Checkpoint:
                 old.join(new, _same(table.key), "left_anti").select(*table.key.names).withColumn(DELETED, F.lit(True))
             )
             schema = _with_deleted(table)
-            return changed.unionByName(gone, allowMissingColumns=True).select(schema.names).toArrow().cast(schema)
+            both = changed.unionByName(gone, allowMissingColumns=True).select(schema.names)
+            with self._by_spark(table, batch):
+                return both.toArrow().cast(schema)
 
     @contextmanager
     def _spooled(self, table: StateTable, batch: int) -> Iterator[Path]:
         """The whole state at the end of a batch as a folder of Parquet: no memory holds it."""
         with self._own_folder() as folder:
-            with self.frame(table, batch) as frame:
+            with self.frame(table, batch) as frame, self._by_spark(table, batch):
                 frame.write.parquet(str(folder / "rows"))
             yield folder / "rows"
 
@@ -191,6 +196,20 @@ class Checkpoint:
         return (
             self._spark.read.format("statestore").options(**{name: str(value) for name, value in said.items()}).load()
         )
+
+    @contextmanager
+    def _by_spark(self, table: StateTable, batch: int) -> Iterator[None]:
+        """Inside, what Spark cannot read is refused. It has all files that it needs, as far as is known here."""
+        try:
+            yield
+        except (PySparkException, Py4JJavaError) as error:
+            java = error.java_exception if isinstance(error, Py4JJavaError) else None
+            said = str((java.getMessage() if java else error) or error).strip().partition("\n")[0]
+            raise Refused(
+                f"Spark cannot read the state {table.name or table.kind!r} of batch {batch} in {self.files.url}",
+                quoted=said,
+                hint="does Spark's own reader of state (format statestore) read it? Then this is a fault of slackwater's",
+            ) from error
 
     @contextmanager
     def _own_folder(self) -> Iterator[Path]:
