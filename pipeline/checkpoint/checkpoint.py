@@ -208,7 +208,7 @@ class Checkpoint:
             raise Refused(
                 f"Spark cannot read the state {table.name or table.kind!r} of batch {batch} in {self.files.url}",
                 quoted=said,
-                hint="does Spark's own reader of state (format statestore) read it? Then this is a fault of slackwater's",
+                hint="does Spark's own reader (format statestore) read it? Then it is a fault of slackwater's",
             ) from error
 
     @contextmanager

@@ -96,7 +96,8 @@ def operator_in(data: bytes, key: str) -> Operator:
 
 def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str]]) -> Iterable[Kept]:
     if name in _TRANSFORM:
-        for variable, kind in variables:
+        # Spark keeps them in no order. Timers come last.
+        for variable, kind in sorted(variables, key=lambda each: (each[0] in _TIMERS, each)):
             if variable in _TIMERS:
                 yield Kept("timers", stores[0], (("readRegisteredTimers", "true"),), has_feed=False)
             elif not variable.startswith("$"):
