@@ -81,7 +81,8 @@ class Checkpoint:
 
     def rows(self, table: StateTable, batch: int) -> Iterator[pa.RecordBatch]:
         """The whole state at the end of a batch, in no order. Raises `Gone` where it cannot be read any more."""
-        with self._spooled(table, batch) as rows:
+        with self._own_folder() as folder:
+            rows = self._spooled(table, batch, folder)
             yield from ds.dataset(rows, schema=table.schema, format="parquet").to_batches()
 
     @contextmanager
@@ -98,15 +99,16 @@ class Checkpoint:
         A key is there once in each. A batch of which nothing but the whole state was kept is compared with the one
         before it. Raises `Gone` where files were cleaned up.
         """
-        while after < up_to:
-            with self._own_folder() as folder:
-                last = self._bring_changes(table, after, up_to, folder)
+        with self._own_folder() as spool:
+            while after < up_to:
+                with self._own_folder() as folder:
+                    last = self._bring_changes(table, after, up_to, folder)
+                    if last > after:
+                        yield from self._feed(table, after, last, folder)
                 if last == after:
                     last += 1
-                    yield self._difference(table, last)
-                else:
-                    yield from self._feed(table, after, last, folder)
-            after = last
+                    yield self._difference(table, last, spool)
+                after = last
 
     def _bring_changes(self, table: StateTable, after: int, up_to: int, folder: Path) -> int:
         """Copy what the batches behind one changed, as much as is read at a time; the last of these."""
@@ -146,26 +148,29 @@ class Checkpoint:
         for batch in range(after + 1, last + 1):
             yield kept.filter(pc.field(_BATCH) == batch).select(schema.names).cast(schema)
 
-    def _difference(self, table: StateTable, batch: int) -> pa.Table:
-        """What differs between the whole states at the ends of a batch and of the one before it."""
-        with self.frame(table, batch - 1) as before, self.frame(table, batch) as after:
-            old, new = before.alias("old"), after.alias("new")
-            changed = new.join(old, _same(table.schema), "left_anti").withColumn(DELETED, F.lit(False))
-            gone = (
-                old.join(new, _same(table.key), "left_anti").select(*table.key.names).withColumn(DELETED, F.lit(True))
-            )
-            schema = _with_deleted(table)
-            both = changed.unionByName(gone, allowMissingColumns=True).select(schema.names)
-            with self._by_spark(table, batch):
-                return both.toArrow().cast(schema)
+    def _difference(self, table: StateTable, batch: int, spool: Path) -> pa.Table:
+        """What differs between the whole states at the ends of a batch and of the one before it.
 
-    @contextmanager
-    def _spooled(self, table: StateTable, batch: int) -> Iterator[Path]:
-        """The whole state at the end of a batch as a folder of Parquet: no memory holds it."""
-        with self._own_folder() as folder:
+        In the folder `spool` the later one is left for the next batch.
+        """
+        before, after = (self._spooled(table, each, spool) for each in (batch - 1, batch))
+        old, new = (self._spark.read.parquet(str(each)).alias(name) for name, each in (("old", before), ("new", after)))
+        changed = new.join(old, _same(table.schema), "left_anti").withColumn(DELETED, F.lit(False))
+        gone = old.join(new, _same(table.key), "left_anti").select(*table.key.names).withColumn(DELETED, F.lit(True))
+        schema = _with_deleted(table)
+        both = changed.unionByName(gone, allowMissingColumns=True).select(schema.names)
+        with self._by_spark(table, batch):
+            found = both.toArrow().cast(schema)
+        shutil.rmtree(before)
+        return found
+
+    def _spooled(self, table: StateTable, batch: int, spool: Path) -> Path:
+        """The whole state at the end of a batch as Parquet, of which no memory need hold all."""
+        rows = spool / str(batch)
+        if not rows.exists():
             with self.frame(table, batch) as frame, self._by_spark(table, batch):
-                frame.write.parquet(str(folder / "rows"))
-            yield folder / "rows"
+                frame.write.parquet(str(rows))
+        return rows
 
     def _tables(self, newest: int) -> tuple[StateTable, ...]:
         found: list[StateTable] = []
