@@ -19,6 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
+from tests.support.running import eventually
+
 BATCHES = 5
 _ROWS = 12
 _STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -199,7 +201,10 @@ def run_query(spark: SparkSession, name: str, provider: str, source: Path, check
     writer = rows.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(checkpoint))
     running = writer.start() if name in _ENDLESS else writer.trigger(availableNow=True).start()
     try:
-        running.processAllAvailable() if name in _ENDLESS else running.awaitTermination()
+        if name in _ENDLESS:
+            eventually(lambda: not running.isActive or (checkpoint / f"commits/{BATCHES}").exists(), "its batches")
+        else:
+            running.awaitTermination()
     finally:
         running.stop()
 

@@ -146,14 +146,22 @@ def test_a_batch_says_how_far_each_source_was_read_and_when() -> None:
         files.batch(99)
 
 
-def test_a_batch_that_lays_the_state_out_anew_has_no_feed() -> None:
+def test_a_batch_that_lays_the_state_out_anew_has_no_feed(tmp_path: Path) -> None:
     store = in_memory("aggregate-hdfs")
     assert CheckpointFiles(store).has_feed(3)
     said = store.get("offsets/3").decode()
     store.put("offsets/3", said.replace('shuffle.partitions":"2"', 'shuffle.partitions":"4"').encode())
-    assert not CheckpointFiles(store).has_feed(3)
-    assert not CheckpointFiles(store).has_feed(4)
-    assert CheckpointFiles(store).has_feed(2)
+    files = CheckpointFiles(store)
+    assert [files.has_feed(batch) for batch in (2, 3, 4, 5)] == [True, False, False, True]
+    with pytest.raises(Refused, match=r"batch 3 of the checkpoint .* has its state in 4 partitions"):
+        files.bring_whole(files.stores(), 3, tmp_path)
+
+
+def test_an_operator_has_as_many_partitions_as_folders() -> None:
+    store = in_memory("aggregate-hdfs")
+    for info in [*store.list("state/0/1/")]:
+        store.delete(info.key)
+    assert len(CheckpointFiles(store).stores()) == 1
 
 
 def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
