@@ -1,4 +1,4 @@
-"""`slackwater attach` beside a live query of plain Spark, which runs in a process of its own and knows nothing of it."""
+"""`slackwater attach` beside a live query of plain Spark, in a process of its own, which knows nothing of it."""
 
 import hashlib
 import signal
