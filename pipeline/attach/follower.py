@@ -91,7 +91,9 @@ class Follower:
             return Beat(tail.writer, tail.by, {tail.stage: epoch}, {tail.stage: tail.newest_batch + 1})
 
         while not over.is_set():
-            heart.beat(beat)
+            # Before the first look, nobody knows how far behind it is.
+            if tail.newest_batch >= 0:
+                heart.beat(beat)
             over.wait(_LOOK_S)
         heart.end(tail.writer)
 
