@@ -13,7 +13,7 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema, shape
 from ...store.versions import keys
 from ...store.versions.manifest import Column, Manifest, SideTable, Table
-from .checkpoint import StateTable
+from .checkpoint import ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _LONGEST = 63
@@ -24,7 +24,7 @@ def name_from(text: str, otherwise: str) -> str:
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-_")[:_LONGEST] or otherwise
 
 
-def declared(tables: Sequence[StateTable], partitions: int) -> dict[str, Table]:
+def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Table]:
     """The tables by their names behind the stage's, empty for its own. Raises `Refused` for what cannot be one."""
     found: dict[str, Table] = {}
     for number, table in enumerate(tables):

@@ -12,12 +12,12 @@ from slackwater.keep.attach.memory import MemoryCheckpoint, Row
 from slackwater.keep.attach.tail import Tail
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.verify.verify import verify
+from slackwater.moments.query.log import batches_brought
 from slackwater.moments.take.audit_log import list_operations
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.models.profiles import SEARCHES
-from tests.support.attaching import (
+from tests.keep.attach.following import (
     SEEN,
     START_MS,
     TOTALS,
@@ -31,6 +31,7 @@ from tests.support.attaching import (
     truth,
     versions,
 )
+from tests.models.profiles import SEARCHES
 from tests.support.collecting import AgingStore, Killed
 
 DAY = datetime.date(2026, 11, 26)
@@ -59,7 +60,7 @@ def batches(checkpoint: MemoryCheckpoint, count: int) -> None:
 
 
 def brought(store: MemoryStore) -> list[str]:
-    return [str(each.attached) for each in versions(store) if each.kind == "batch"]
+    return [batches_brought(each) for each in versions(store) if each.kind == "batch"]
 
 
 def test_each_batch_is_a_version_and_the_first_has_all_that_came_before(cache: SstCache) -> None:
