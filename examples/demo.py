@@ -237,8 +237,8 @@ def main() -> None:
     say(
         "10  And a query that knows nothing of all this",
         "`examples/spark_totals.py` is plain Spark: totals by customer, with state in RocksDB. It goes on unchanged "
-        "while its checkpoint is read, and nothing is written there. Each of its batches becomes a version; one of them "
-        "has an order in the wrong unit.",
+        "while its checkpoint is read, and nothing is written there. Each of its batches becomes a version; one of "
+        "them has an order in the wrong unit.",
     )
     attach()
     console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
