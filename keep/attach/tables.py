@@ -17,6 +17,8 @@ from .checkpoint import ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _LONGEST = 63
+_WHOLE = "whole"
+"""The key of a table that has one row and no key, as of an aggregation of all rows: true."""
 
 
 def name_from(text: str, otherwise: str) -> str:
@@ -87,6 +89,8 @@ def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Ta
     """
     schema = arrow_schema(columns)
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    if _WHOLE in schema.names and _WHOLE not in table.column_names:
+        table = table.append_column(_WHOLE, pa.repeat(pa.scalar(True), table.num_rows))
     try:
         return table.select(schema.names).cast(schema)
     except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
