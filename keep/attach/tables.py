@@ -35,11 +35,10 @@ def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Tabl
             name = f"{name[: _LONGEST - 4]}-{number}"
         what = f"the table {table.name or 'of the query'} ({table.kind})"
         try:
-            keys.check_columns(what, [*table.key.names, *table.values.names])
-            hash_keys(table.key.empty_table(), table.key.names)
-            key, values = (
-                tuple(Column(each.name, from_arrow(each.type)) for each in s) for s in (table.key, table.values)
-            )
+            named = table.key if len(table.key) else pa.schema([(_WHOLE, pa.bool_())])
+            keys.check_columns(what, [*named.names, *table.values.names])
+            hash_keys(named.empty_table(), named.names)
+            key, values = map(_columns, (named, table.values))
         except Usage as error:
             raise Refused(f"{what} cannot be carried: {error.message}", hint=error.hint) from error
         found[name] = Table(key, values, partitions, Attached(table.kind).stored)
