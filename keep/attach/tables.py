@@ -45,6 +45,10 @@ def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Tabl
     return found
 
 
+def _columns(schema: pa.Schema) -> tuple[Column, ...]:
+    return tuple(Column(each.name, from_arrow(each.type)) for each in schema)
+
+
 def agreed(stored: Mapping[str, Table], found: Mapping[str, Table]) -> dict[str, Table]:
     """The tables that there are, with what is stored of them, and those that came since.
 
