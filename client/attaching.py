@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..keep.attach.tables import name_from
 from ..keep.attach.tail import Tail
-from ..results import attached as shown
+from ..results import programs as shown
 from ..results.shown import Result
 from ..store.versions import keys
 from ..store.versions.apps import folder_of
@@ -56,7 +56,8 @@ def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> 
     """What keeps it going: rounds, signs of life, merges. `tell` hears of each version."""
     from ..pipeline.attach.follower import Follower
 
-    return Follower(tail, client.store, lambda landed: tell(shown.landed(tail.app, landed)))
+    retention = client.settings.retention_of(tail.app)
+    return Follower(tail, client.store, lambda landed: tell(shown.landed(tail.app, landed)), retention)
 
 
 def attached(client: Backends, tail: Tail, tell: "Callable[[Result], None]", *, dry_run: bool) -> Result:
