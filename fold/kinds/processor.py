@@ -21,6 +21,7 @@ from ...store.sst.types import DUE
 from .. import multi_input
 from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
 from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, StateVariable, Timers, Variable, expires
+from .structs import MakesRow
 from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
@@ -30,6 +31,10 @@ _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "waterma
 
 class PythonRows(Protocol):
     """How a user's code sees rows: as Spark's `Row`, or as frames of pandas. Crosses to workers by pickle."""
+
+    @property
+    def row(self) -> MakesRow:
+        """What makes a row that knows its fields."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Each key, as a tuple."""
@@ -232,7 +237,7 @@ class BoundProcessor(Bound):
         """All rows first, key by key; then the timers that have passed, in their order."""
         until_ms, python = self.moment.until_ms, self.python
         at_hand = KeysAtHand(groups.num, until_ms or 0)
-        variables = {each.name: each.of(at_hand, old) for each in self.columns}
+        variables = {each.name: each.of(at_hand, old, python.row) for each in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)
         given: list[Any] = []
