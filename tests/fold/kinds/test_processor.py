@@ -15,6 +15,7 @@ from tests.fold.event_time.falling import DELAY, MINUTE_MS, Stage
 from tests.fold.kinds.spark_model import (
     OPS,
     OUTPUT,
+    RICH,
     STATE,
     TIMER_OPS,
     Commanded,
@@ -77,6 +78,10 @@ def kept(stage: Stage) -> dict[str, dict[str, Any]]:
         if row["by_name"]:
             entries = [(tuple(key.values()), tuple(value.values())) for key, value in row["by_name"]]
             mine["by_name"] = sorted(entries, key=str)
+        if row["rich"] is not None:
+            at, day, words, inner, counts = row["rich"].values()
+            inner = tuple(inner.values())
+            mine["rich"] = [(None, RICH.toInternal((at, day, words, inner, dict(counts))))]
         if row.get("timers"):
             mine["timers"] = row["timers"]
         found[row["k"]] = mine
