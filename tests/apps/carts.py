@@ -18,6 +18,7 @@ from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 app = sw.App("carts")
 REST_MS = 60_000
+SAID = "account string, what string, n long, balance long, said_ms long"
 
 
 class Accounts(StatefulProcessor):
@@ -47,7 +48,7 @@ class Accounts(StatefulProcessor):
         for timer in list(self._handle.listTimers()):
             self._handle.deleteTimer(timer)
         self._handle.registerTimer(last + REST_MS)
-        yield Row(account=key[0], what="booked", n=n, balance=balance)
+        yield self._said(key, "booked", timerValues)
 
     def handleExpiredTimer(
         self,
@@ -55,19 +56,19 @@ class Accounts(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        booked = self._booked.get()
-        assert booked is not None
         self._recent.clear()
-        yield Row(account=key[0], what="rests", n=booked[0], balance=booked[1])
+        yield self._said(key, "rests", timerValues)
+
+    def _said(self, key: Any, what: str, times: TimerValues) -> Row:
+        n, balance = self._booked.get() or (0, 0)
+        return Row(account=key[0], what=what, n=n, balance=balance, said_ms=times.getCurrentProcessingTimeInMs())
 
 
 @app.stage(
     reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
     writes=sw.repartition("said", key="account", partitions=2),
     key="account",
-    state=sw.processor(
-        Accounts(), "account string, what string, n long, balance long", time_mode="EventTime", order_by="seq"
-    ),
+    state=sw.processor(Accounts(), SAID, time_mode="EventTime", order_by="seq"),
     table=sw.table(partitions=2),
     on_error="reject",
 )

@@ -103,6 +103,7 @@ def test_a_class_gives_the_rows_that_spark_documents(
         found = stage.batch([{**row, "at": row["at_ms"] * 1_000} for row in batch], now_ms)
         assert by_key(found) == by_key(expected)
         assert kept(stage) == plain.table
+        assert not timers or stage.head.event_time.wall_ms == now_ms, "a replay is told the same time"  # type: ignore[union-attr]
 
 
 @scaled(40, in_ci=1_000)
