@@ -26,7 +26,7 @@ from .kind import (
     input_of,
     only,
 )
-from .processor import PythonRows, in_order
+from .spark_code import PythonRows, in_order
 from .structs import Fields, Structs
 from .update import Update
 
