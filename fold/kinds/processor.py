@@ -20,7 +20,7 @@ from ...store.sst.types import DUE
 from .. import multi_input
 from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
 from .spark_code import Begin, Handle, PythonRows, in_order
-from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, Timers, Variable, expires
+from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, Timers, Variable, expires, least
 from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
@@ -216,15 +216,17 @@ class BoundProcessor(Bound):
                 given += instance.expired(names[at_hand.at], at_ms)
                 timers.deleteTimer(at_ms)
         instance.close()
-        columns = [one for each in variables.values() for one in each.arrays]
-        is_empty = reduce(np.logical_and, (each.is_empty for each in variables.values()), np.ones(groups.num, bool))
+        made = [each.arrays for each in variables.values()]
+        columns = [one for each in made for one in each]
+        is_empty = reduce(np.logical_and, (np.asarray(kept.is_null()) for kept, *_ in made), np.ones(groups.num, bool))
         if timers is not None:
-            first = [timers.first_ms, *(at for each in variables.values() if (at := each.first_ms) is not None)]
-            due = np.minimum.reduce(first)
-            is_empty &= timers.first_ms == NEVER
+            columns.append(timers.array)
+            first = least(columns[-1])
+            due = reduce(np.minimum, (least(times) for _, *each in made for times in each), first)
+            is_empty &= first == NEVER
             # What has passed by now and was not there in time falls due with the next batch.
             due_ms = np.maximum(due, until_ms + 1) if until_ms is not None else due
-            columns += [timers.array, pa.array(due_ms, mask=due == NEVER)]
+            columns.append(pa.array(due_ms, mask=due == NEVER))
         emitted = tuple(python.table(given, schema) for schema in self.emits)
         return Merged(pa.table(columns, schema=self.values), is_empty, at_hand.changed, emitted)
 

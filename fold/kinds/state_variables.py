@@ -131,7 +131,7 @@ class Timers(_PerKey):
 
     def expired(self, until_ms: int) -> list[tuple[int, int]]:
         """The timers of all keys that have passed by then, with the positions of their keys: in their order."""
-        if not self._written and not (self.first_ms <= until_ms).any():
+        if not self._written and not (least(self._stored) <= until_ms).any():
             return []
         return sorted((at_ms, key) for key, mine in enumerate(self._all) for at_ms in mine or () if at_ms <= until_ms)
 
@@ -139,11 +139,6 @@ class Timers(_PerKey):
     def array(self) -> pa.Array:
         """The column."""
         return pa.array(self._rows, self._stored.type) if self._written else self._stored
-
-    @property
-    def first_ms(self) -> Times:
-        """int64[keys], each one's first."""
-        return _least(self.array)
 
     def _python(self, stored: pa.Array) -> list[Any]:
         return stored.to_pylist()  # type: ignore[no-any-return]
@@ -157,7 +152,7 @@ class StateVariable(_PerKey):
         super().__init__(keys, stored)
         self._fields, self._times = Structs(column.name, column.fields, row), times[0] if times else None
         self._until = (keys.wall_ms + column.variable.ttl_ms,) if times else ()
-        if (soon := self.first_ms) is not None and (over := soon <= keys.wall_ms).any():
+        if self._times is not None and (over := least(self._times) <= keys.wall_ms).any():
             for at in np.flatnonzero(over).tolist():
                 self._all[at] = self._alive(self._all[at])
             self._written, keys.changed = True, keys.changed | over
@@ -177,16 +172,6 @@ class StateVariable(_PerKey):
         if self._written:
             return self._arrays(self._all)
         return [self._stored, *([self._times] if self._times is not None else [])]
-
-    @property
-    def is_empty(self) -> npt.NDArray[np.bool_]:
-        """bool[keys], which of them have nothing in it."""
-        return np.asarray(self.arrays[0].is_null())
-
-    @property
-    def first_ms(self) -> Times | None:
-        """int64[keys], when the first of what each has expires; None where nothing does."""
-        return _least(self.arrays[1]) if self._times is not None else None
 
     def _taken(self, value: Sequence[Any]) -> Fields:
         return self._fields.taken(value) + self._until
@@ -356,7 +341,7 @@ def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
     return pa.array([at for mine in known for at in mine], pa.int64())
 
 
-def _least(times: pa.Array) -> Times:
+def least(times: pa.Array) -> Times:
     """int64[n], the least of each list of times, or each time; `NEVER` where there is none."""
     if not pa.types.is_list(times.type):
         return np.asarray(pc.fill_null(times, NEVER).to_numpy())
