@@ -115,14 +115,14 @@ class Timers(_PerKey):
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have one more, unless it is there."""
-        if expiryTimestampMs not in (mine := list(self._row or ())):
-            insort(mine, int(expiryTimestampMs))
+        if (at_ms := int(expiryTimestampMs)) not in (mine := self._row or []):
+            insort(mine, at_ms)
             self._put(mine)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Have one less, if it is there."""
-        if expiryTimestampMs in (mine := list(self._row or ())):
-            mine.remove(expiryTimestampMs)
+        if (at_ms := int(expiryTimestampMs)) in (mine := self._row or []):
+            mine.remove(at_ms)
             self._put(mine or None)
 
     def listTimers(self) -> Iterator[int]:
