@@ -2,17 +2,19 @@
 
 accounts  reads the topic, JSON: what each account books, and when it has rested
   | said
-counts    (aggregate) of what the class gives
+counts    of what the class gives, by a function written for `applyInPandasWithState`
 """
 
 import os
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
 import slackwater as sw
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
@@ -78,9 +80,19 @@ def accounts(raw: DataFrame) -> DataFrame:
     return rows.withColumn("at", F.timestamp_seconds("seq")).withWatermark("at", "10 seconds")
 
 
+def tally(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    n, balance = state.getOption or (0, 0)
+    for frame in frames:
+        n, balance = n + len(frame), int(frame["balance"].iloc[-1])
+    state.update((n, balance))
+    yield pd.DataFrame({"n": [n]})
+
+
 @app.stage(
-    reads="said", key=["account", "what"], state=sw.aggregate(n=sw.count(), balance=sw.last("balance", by="n")),
+    reads="said",
+    key=["account", "what"],
+    state=sw.pandas_state(tally, "n long", "n long, balance long", order_by="said_ms"),
     table=sw.table(partitions=2),
-)  # fmt: skip
+)
 def counts(rows: DataFrame) -> DataFrame:
     return rows

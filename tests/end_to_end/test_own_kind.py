@@ -107,9 +107,12 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
     assert [row["message"] for row in app.table("accounts_rejected").to_pylist()] != []
     assert all(row["timers"] for row in found.values() if row["recent"]), "an account rests, or will"
     rested = [name for name, row in found.items() if not row["recent"]]
-    said = {(row["account"], row["what"]): row["n"] for row in app.table("counts").to_pylist()}
+    said = {(row["account"], row["what"]): row["balance"] for row in app.table("counts").to_pylist()}
     assert rested
     assert {name for name, what in said if what == "rests"} >= {*rested}
+    assert {name: said[name, "booked"] for name in found} == {
+        name: row["booked"]["balance"] for name, row in found.items()
+    }
     app.verify(app.app)
     os.environ["LEDGER_TOPIC"] = app.topic
     with open_program(
