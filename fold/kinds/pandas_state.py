@@ -26,8 +26,8 @@ from .kind import (
     input_of,
     only,
 )
-from .processor import PythonRows, in_order
-from .state_variables import Fields, Structs
+from .spark_code import PythonRows, in_order
+from .structs import Fields, Structs
 from .update import Update
 
 Timeout: TypeAlias = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
@@ -149,7 +149,7 @@ class BoundPandasState(Bound):
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """All rows first, key by key; then the keys that have timed out."""
-        structs = Structs("state", pa.struct(list(self.state)))
+        structs = Structs("state", pa.struct(list(self.state)), self.frames.row)
         defined = old[_DEFINED].combine_chunks().fill_null(False)
         kept = [old[name].combine_chunks() for name in self.state.names]
         values = structs.python(pa.StructArray.from_arrays(kept, fields=list(self.state), mask=pc.invert(defined)))

@@ -4,15 +4,14 @@ Its state variables are columns of the table, so that a key's row has all that t
 looked up, and written, a batch at a time; only the user's own code runs once for each.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import field
 from msgspec.structs import replace as with_fields
 
@@ -20,48 +19,13 @@ from ...errors import NotFound, Refused, Usage
 from ...store.sst.types import DUE
 from .. import multi_input
 from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
-from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, StateVariable, Timers, Variable, expires
+from .spark_code import Begin, Handle, PythonRows, in_order
+from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, Timers, Variable, expires, least
 from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "watermark"}
 """What passes the time of timers."""
-
-
-class PythonRows(Protocol):
-    """How a user's code sees rows: as Spark's `Row`, or as frames of pandas. Crosses to workers by pickle."""
-
-    def keys(self, keys: pa.Table) -> list[Any]:
-        """Each key, as a tuple."""
-
-    def groups(self, rows: pa.Table, ids: npt.NDArray[np.int32], num: int) -> Callable[[int], Iterator[Any] | None]:
-        """The rows of a key by its position, None where it has none; `ids` says whose each is, and ascends."""
-
-    def nothing(self, rows: pa.Schema) -> Iterator[Any]:
-        """What a key is called with that has no such rows."""
-
-    def table(self, given: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """What the user's code gave. Raises `Refused` where that is something else."""
-
-
-class Instance(Protocol):
-    """An instance of the user's class, for one batch."""
-
-    def rows(self, key: Any, rows: Iterator[Any]) -> Iterable[Any]:
-        """What it gives for the rows of a key."""
-
-    def initial(self, key: Any, rows: Iterator[Any]) -> None:
-        """Give it what a key begins with."""
-
-    def expired(self, key: Any, at_ms: int) -> Iterable[Any]:
-        """What it gives for a timer that has passed."""
-
-    def close(self) -> None:
-        """Have it end."""
-
-
-Begin: TypeAlias = Callable[["Handle", BatchMoment], Instance]
-"""Makes the instance for a batch, and has it ask for its variables. Crosses to workers by pickle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +37,7 @@ class ProcessorCode:
     columns: Callable[[], tuple[StateColumn, ...]]
     """The state variables that it asks for, in that order."""
     emits: Callable[[], pa.Schema]
-    begin: Callable[[tuple[str, ...]], "Begin"]
+    begin: Callable[[tuple[str, ...]], Begin]
     """What makes instances, for keys of these columns; asked for when the class is bound."""
     python: PythonRows
     order_by: tuple[str, ...] = ()
@@ -232,7 +196,7 @@ class BoundProcessor(Bound):
         """All rows first, key by key; then the timers that have passed, in their order."""
         until_ms, python = self.moment.until_ms, self.python
         at_hand = KeysAtHand(groups.num, until_ms or 0)
-        variables = {each.name: each.of(at_hand, old) for each in self.columns}
+        variables = {each.name: each.of(at_hand, old, python.row) for each in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)
         given: list[Any] = []
@@ -252,15 +216,17 @@ class BoundProcessor(Bound):
                 given += instance.expired(names[at_hand.at], at_ms)
                 timers.deleteTimer(at_ms)
         instance.close()
-        columns = [one for each in variables.values() for one in each.arrays]
-        is_empty = reduce(np.logical_and, (each.is_empty for each in variables.values()), np.ones(groups.num, bool))
+        made = [each.arrays for each in variables.values()]
+        columns = [one for each in made for one in each]
+        is_empty = reduce(np.logical_and, (np.asarray(kept.is_null()) for kept, *_ in made), np.ones(groups.num, bool))
         if timers is not None:
-            first = [timers.first_ms, *(at for each in variables.values() if (at := each.first_ms) is not None)]
-            due = np.minimum.reduce(first)
-            is_empty &= timers.first_ms == NEVER
+            columns.append(timers.array)
+            first = least(columns[-1])
+            due = reduce(np.minimum, (least(times) for _, *each in made for times in each), first)
+            is_empty &= first == NEVER
             # What has passed by now and was not there in time falls due with the next batch.
             due_ms = np.maximum(due, until_ms + 1) if until_ms is not None else due
-            columns += [timers.array, pa.array(due_ms, mask=due == NEVER)]
+            columns.append(pa.array(due_ms, mask=due == NEVER))
         emitted = tuple(python.table(given, schema) for schema in self.emits)
         return Merged(pa.table(columns, schema=self.values), is_empty, at_hand.changed, emitted)
 
@@ -268,67 +234,3 @@ class BoundProcessor(Bound):
         """The rows of each DataFrame, with its own columns, and the positions of their keys."""
         for schema, table in zip(self.inputs, multi_input.untag(rows, self.inputs, self.key, groups.ids), strict=True):
             yield in_order(table, self.order_by).select(schema.names), table["_key"].to_numpy()
-
-
-def in_order(table: pa.Table, order_by: Sequence[str]) -> pa.Table:
-    """Rows with the position of their key (`_key`), sorted by it and by these columns; as they are without any."""
-    if not order_by:
-        return table
-    return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("_key", *order_by)]))
-
-
-class Handle:
-    """What a class gets to ask for its variables and its timers, by the names of Spark's `StatefulProcessorHandle`."""
-
-    def __init__(self, variables: Mapping[str, StateVariable], timers: Timers | None) -> None:
-        self._variables, self._timers = variables, timers
-
-    def getValueState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
-        """The variable of this name."""
-        return self._variable(stateName)
-
-    def getListState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
-        """The variable of this name."""
-        return self._variable(stateName)
-
-    def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: object,
-        valueSchema: object,
-        ttlDurationMs: int | None = None,
-    ) -> StateVariable:
-        """The variable of this name."""
-        return self._variable(stateName)
-
-    def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have the key at hand called at this time."""
-        self._timed.registerTimer(expiryTimestampMs)
-
-    def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Do not have it called then."""
-        self._timed.deleteTimer(expiryTimestampMs)
-
-    def listTimers(self) -> Iterator[int]:
-        """The times at which it will be called."""
-        return self._timed.listTimers()
-
-    def deleteIfExists(self, stateName: str) -> None:
-        """Nothing: a variable that the class does not ask for leaves the table when the program is migrated."""
-
-    def _variable(self, name: str) -> StateVariable:
-        if name not in self._variables:
-            raise Refused(
-                f"the class asks for state variable {name!r}, and did not when the app was started",
-                hint="init() asks for all of them, the same ones each time",
-            )
-        return self._variables[name]
-
-    @property
-    def _timed(self) -> Timers:
-        if self._timers is None:
-            raise Refused(
-                "the class has timers, and time_mode is 'None'",
-                hint='say time_mode="ProcessingTime" or "EventTime", as to Spark',
-            )
-        return self._timers

@@ -7,7 +7,6 @@ methods are about the key at hand (`KeysAtHand.at`). What has expired is left ou
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -18,11 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from ...errors import Refused
+from .structs import Fields, MakesRow, Structs
 
 Form: TypeAlias = Literal["value", "list", "map"]
-Fields: TypeAlias = tuple[Any, ...]
-"""The values of a struct's fields."""
 Times = npt.NDArray[np.int64]
 TIMERS = "timers"
 """The column with a key's timers, milliseconds since 1970 UTC, ascending."""
@@ -56,9 +53,9 @@ class StateColumn:
             kind, times = pa.map_(self.key, kind) if self.key is not None else pa.list_(kind), pa.list_(times)
         return [pa.field(self.name, kind), *([pa.field(expires(self.name), times)] if self.variable.ttl_ms else [])]
 
-    def of(self, keys: "KeysAtHand", old: pa.Table) -> "StateVariable":
+    def of(self, keys: "KeysAtHand", old: pa.Table, row: MakesRow) -> "StateVariable":
         """What the keys of a batch have in it: `old` has the table's columns, one row for each."""
-        return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old)
+        return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old, row)
 
 
 def expires(name: str) -> str:
@@ -118,14 +115,14 @@ class Timers(_PerKey):
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have one more, unless it is there."""
-        if expiryTimestampMs not in (mine := list(self._row or ())):
-            insort(mine, int(expiryTimestampMs))
+        if (at_ms := int(expiryTimestampMs)) not in (mine := self._row or []):
+            insort(mine, at_ms)
             self._put(mine)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Have one less, if it is there."""
-        if expiryTimestampMs in (mine := list(self._row or ())):
-            mine.remove(expiryTimestampMs)
+        if (at_ms := int(expiryTimestampMs)) in (mine := self._row or []):
+            mine.remove(at_ms)
             self._put(mine or None)
 
     def listTimers(self) -> Iterator[int]:
@@ -134,7 +131,7 @@ class Timers(_PerKey):
 
     def expired(self, until_ms: int) -> list[tuple[int, int]]:
         """The timers of all keys that have passed by then, with the positions of their keys: in their order."""
-        if not self._written and not (self.first_ms <= until_ms).any():
+        if not self._written and not (least(self._stored) <= until_ms).any():
             return []
         return sorted((at_ms, key) for key, mine in enumerate(self._all) for at_ms in mine or () if at_ms <= until_ms)
 
@@ -143,11 +140,6 @@ class Timers(_PerKey):
         """The column."""
         return pa.array(self._rows, self._stored.type) if self._written else self._stored
 
-    @property
-    def first_ms(self) -> Times:
-        """int64[keys], each one's first."""
-        return _least(self.array)
-
     def _python(self, stored: pa.Array) -> list[Any]:
         return stored.to_pylist()  # type: ignore[no-any-return]
 
@@ -155,12 +147,12 @@ class Timers(_PerKey):
 class StateVariable(_PerKey):
     """A state variable, for the keys of a batch. Where it has a time to live, entries end in when they expire."""
 
-    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table) -> None:
+    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, row: MakesRow) -> None:
         stored, *times = (old[each.name].combine_chunks() for each in column.columns)
         super().__init__(keys, stored)
-        self._fields, self._times = Structs(column.name, column.fields), times[0] if times else None
+        self._fields, self._times = Structs(column.name, column.fields, row), times[0] if times else None
         self._until = (keys.wall_ms + column.variable.ttl_ms,) if times else ()
-        if (soon := self.first_ms) is not None and (over := soon <= keys.wall_ms).any():
+        if self._times is not None and (over := least(self._times) <= keys.wall_ms).any():
             for at in np.flatnonzero(over).tolist():
                 self._all[at] = self._alive(self._all[at])
             self._written, keys.changed = True, keys.changed | over
@@ -180,16 +172,6 @@ class StateVariable(_PerKey):
         if self._written:
             return self._arrays(self._all)
         return [self._stored, *([self._times] if self._times is not None else [])]
-
-    @property
-    def is_empty(self) -> npt.NDArray[np.bool_]:
-        """bool[keys], which of them have nothing in it."""
-        return np.asarray(self.arrays[0].is_null())
-
-    @property
-    def first_ms(self) -> Times | None:
-        """int64[keys], when the first of what each has expires; None where nothing does."""
-        return _least(self.arrays[1]) if self._times is not None else None
 
     def _taken(self, value: Sequence[Any]) -> Fields:
         return self._fields.taken(value) + self._until
@@ -266,15 +248,15 @@ class ListState(StateVariable):
 class MapState(StateVariable):
     """Values of each key by keys of the user's, which come in their order."""
 
-    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table) -> None:
+    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, row: MakesRow) -> None:
         assert column.key is not None  # noqa: S101  a map has one
-        self._user_keys = Structs(column.name, column.key)
-        super().__init__(column, keys, old)
+        self._user_keys = Structs(column.name, column.key, row)
+        super().__init__(column, keys, old, row)
 
-    def getValue(self, key: Sequence[Any]) -> Fields | None:
-        """The value of a key; None where there is none."""
+    def getValue(self, key: Sequence[Any]) -> Any:
+        """The value of a key, here as a row that knows its fields; None where there is none."""
         entry = (self._row or {}).get(self._user_keys.taken(key))
-        return self._given(entry) if entry is not None else None
+        return self._fields.named(self._given(entry)) if entry is not None else None
 
     def containsKey(self, key: Sequence[Any]) -> bool:
         """Whether a key has a value."""
@@ -325,88 +307,6 @@ class MapState(StateVariable):
         ]
 
 
-class Structs:
-    """Structs of one type as tuples, and back."""
-
-    def __init__(self, column: str, kind: pa.StructType) -> None:
-        self._column, self._kind = column, kind
-        self._nested = any(pa.types.is_nested(each.type) for each in kind)
-        self._python_types = tuple(_python_type(each.type) for each in kind)
-
-    def python(self, structs: pa.Array, times: pa.Array | None = None) -> list[Fields | None]:
-        """Tuples with the fields, and at the end what `times` has; None for a null."""
-        parts = [each.to_pylist() for each in (*structs.flatten(), *((times,) if times is not None else ()))]
-        rows: list[Fields | None] = list(zip(*parts, strict=True))
-        for at in np.flatnonzero(np.asarray(structs.is_null())).tolist() if structs.null_count else ():
-            rows[at] = None
-        return rows
-
-    def arrays(self, rows: Sequence[Fields | None], *, timed: bool = False) -> list[pa.Array]:
-        """The structs of tuples, and where they are `timed`, what these have at the end."""
-        count = self._kind.num_fields + timed
-        there = [row for row in rows if row is not None]
-        parts = list(zip(*there, strict=True)) or [()] * count
-        place = None
-        if len(there) < len(rows):
-            is_there = np.array([row is not None for row in rows], bool)
-            place = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
-        made = [self._array(*each) for each in zip(self._kind, parts, strict=False)]
-        structs = pa.StructArray.from_arrays(made, fields=list(self._kind))
-        every = [structs, pa.array(parts[-1], pa.int64())] if timed else [structs]
-        return every if place is None else [each.take(place) for each in every]
-
-    def taken(self, value: Sequence[Any]) -> Fields:
-        """What a user gives, in Python's own types. Raises `Refused` where it is something else than such a struct."""
-        if type(value) is tuple and tuple(map(type, value)) == self._python_types:
-            return value  # nearly always
-        if not isinstance(value, tuple | list):
-            raise Refused(
-                f"state variable {self._column!r}: {type(value).__name__} was given; expected a tuple of "
-                f"{', '.join(each.name for each in self._kind)}"
-            )
-        if len(value) != self._kind.num_fields:
-            raise Refused(
-                f"state variable {self._column!r}: {len(value)} values were given; expected {self._kind.num_fields}: "
-                f"{', '.join(each.name for each in self._kind)}"
-            )
-        return tuple(
-            each if type(each) is kind or each is None else _plain(each, kind)
-            for each, kind in zip(value, self._python_types, strict=True)
-        )
-
-    def given(self, value: Fields) -> Fields:
-        """A struct for the user, who may change what is in it."""
-        return deepcopy(value) if self._nested else value
-
-    def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
-        try:
-            return pa.array(values, field.type)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise Refused(
-                f"state variable {self._column!r}: a value of field {field.name!r} is no {field.type}: {error}"
-            ) from error
-
-
-def _python_type(kind: pa.DataType) -> type | None:
-    """The type of Python's that such values have, where one says all."""
-    types = pa.types
-    checks = {bool: types.is_boolean, int: types.is_integer, float: types.is_floating, str: types.is_string}
-    return next((python for python, is_one in checks.items() if is_one(kind)), None)
-
-
-def _plain(value: Any, kind: type | None) -> Any:
-    """A value of numpy's or pandas' as Python's; a whole number for a float is one."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    elif (convert := getattr(value, "to_pydatetime", None) or getattr(value, "to_pytimedelta", None)) is not None:
-        value = convert()
-    elif isinstance(value, list | tuple):
-        value = [_plain(each, None) for each in value]
-    elif isinstance(value, dict):
-        value = {_plain(name, None): _plain(each, None) for name, each in value.items()}
-    return float(value) if kind is float and type(value) is int else value
-
-
 def _ordered(keys: Iterable[Fields]) -> list[Fields]:
     """Keys of a map in an order that does not depend on that in which they came: nulls are before all."""
     try:
@@ -441,7 +341,7 @@ def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
     return pa.array([at for mine in known for at in mine], pa.int64())
 
 
-def _least(times: pa.Array) -> Times:
+def least(times: pa.Array) -> Times:
     """int64[n], the least of each list of times, or each time; `NEVER` where there is none."""
     if not pa.types.is_list(times.type):
         return np.asarray(pc.fill_null(times, NEVER).to_numpy())

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.state import GroupState
 from ...errors import Usage
 from ...fold.kinds.kind import BatchMoment
 from ...fold.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout
-from ...fold.kinds.state_variables import Fields
+from ...fold.kinds.structs import Fields
 from .python_rows import AsFrames
 from .update import Columns, schema_of
 

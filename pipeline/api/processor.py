@@ -12,7 +12,8 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 
 from ...errors import Refused, Usage
 from ...fold.kinds.kind import BatchMoment
-from ...fold.kinds.processor import Handle, Processor, ProcessorCode, TimeMode
+from ...fold.kinds.processor import Processor, ProcessorCode, TimeMode
+from ...fold.kinds.spark_code import Handle
 from ...fold.kinds.state_variables import Form, StateColumn, Variable
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from .python_rows import AsFrames, AsRows

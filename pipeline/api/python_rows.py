@@ -10,12 +10,18 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from ...errors import Refused
+from ...fold.kinds.structs import MakesRow
 
 Ids = npt.NDArray[np.int32]
 
 
 class AsRows:
     """One `Row` for each row."""
+
+    @property
+    def row(self) -> MakesRow:
+        """Spark's."""
+        return Row
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Each key, as a tuple."""
@@ -52,6 +58,11 @@ class AsRows:
 class AsFrames:
     """One frame for each key."""
 
+    @property
+    def row(self) -> MakesRow:
+        """Spark's."""
+        return Row
+
     def keys(self, keys: pa.Table) -> list[Any]:
         """Each key, as a tuple."""
         return list(_frame(keys).itertuples(index=False, name=None))
@@ -74,23 +85,22 @@ class AsFrames:
 
     def table(self, given: Sequence[Any], schema: pa.Schema) -> pa.Table:
         """Frames by the names of their columns, or, where these are no strings, by their positions."""
-        columns: list[list[Any]] = [[] for _ in schema]
+        names, rows = schema.names, []
         for frame in given:
             if not isinstance(frame, pd.DataFrame):
-                raise Refused(f"a frame was expected, and {type(frame).__name__} was given")
+                raise Refused(f"{type(frame).__name__} was given; expected a frame of pandas")
             if not len(frame):
                 continue
-            if any(isinstance(name, str) for name in frame.columns):
-                if missing := [name for name in schema.names if name not in frame.columns]:
-                    raise Refused(f"a frame lacks the column {missing[0]!r}; it has {', '.join(map(str, frame))}")
-                parts = [frame[name] for name in schema.names]
-            elif len(frame.columns) != len(schema):
-                raise Refused(f"a frame has {len(frame.columns)} columns; expected {', '.join(schema.names)}")
-            else:
-                parts = [frame.iloc[:, at] for at in range(len(schema))]
-            for column, part in zip(columns, parts, strict=True):
-                column += part.tolist()
-        return _table(columns, schema, nan_is_null=True)
+            has = frame.columns.tolist()
+            if any(isinstance(name, str) for name in has):
+                if missing := [name for name in names if name not in has]:
+                    raise Refused(f"a frame lacks the column {missing[0]!r}; it has {', '.join(map(str, has))}")
+                frame = frame if has == names else frame[names]
+            elif len(has) != len(names):
+                raise Refused(f"a frame has {len(has)} columns; expected {len(names)}: {', '.join(names)}")
+            # Python's values of all columns at once: most frames have few rows, and a column alone costs more.
+            rows += frame.to_numpy(dtype=object).tolist()
+        return _table(list(zip(*rows, strict=True)) or [()] * len(names), schema, nan_is_null=True)
 
 
 def _frame(rows: pa.Table) -> pd.DataFrame:

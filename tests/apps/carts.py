@@ -2,22 +2,25 @@
 
 accounts  reads the topic, JSON: what each account books, and when it has rested
   | said
-counts    (aggregate) of what the class gives
+counts    of what the class gives, by a function written for `applyInPandasWithState`
 """
 
 import os
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
 import slackwater as sw
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 app = sw.App("carts")
 REST_MS = 60_000
+SAID = "account string, what string, n long, balance long, said_ms long"
 
 
 class Accounts(StatefulProcessor):
@@ -47,7 +50,7 @@ class Accounts(StatefulProcessor):
         for timer in list(self._handle.listTimers()):
             self._handle.deleteTimer(timer)
         self._handle.registerTimer(last + REST_MS)
-        yield Row(account=key[0], what="booked", n=n, balance=balance)
+        yield self._said(key, "booked", timerValues)
 
     def handleExpiredTimer(
         self,
@@ -55,19 +58,19 @@ class Accounts(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        booked = self._booked.get()
-        assert booked is not None
         self._recent.clear()
-        yield Row(account=key[0], what="rests", n=booked[0], balance=booked[1])
+        yield self._said(key, "rests", timerValues)
+
+    def _said(self, key: Any, what: str, times: TimerValues) -> Row:
+        n, balance = self._booked.get() or (0, 0)
+        return Row(account=key[0], what=what, n=n, balance=balance, said_ms=times.getCurrentProcessingTimeInMs())
 
 
 @app.stage(
     reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
     writes=sw.repartition("said", key="account", partitions=2),
     key="account",
-    state=sw.processor(
-        Accounts(), "account string, what string, n long, balance long", time_mode="EventTime", order_by="seq"
-    ),
+    state=sw.processor(Accounts(), SAID, time_mode="EventTime", order_by="seq"),
     table=sw.table(partitions=2),
     on_error="reject",
 )
@@ -77,9 +80,19 @@ def accounts(raw: DataFrame) -> DataFrame:
     return rows.withColumn("at", F.timestamp_seconds("seq")).withWatermark("at", "10 seconds")
 
 
+def tally(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    n, balance = state.getOption or (0, 0)
+    for frame in frames:
+        n, balance = n + len(frame), int(frame["balance"].iloc[-1])
+    state.update((n, balance))
+    yield pd.DataFrame({"n": [n]})
+
+
 @app.stage(
-    reads="said", key=["account", "what"], state=sw.aggregate(n=sw.count(), balance=sw.last("balance", by="n")),
+    reads="said",
+    key=["account", "what"],
+    state=sw.pandas_state(tally, "n long", "n long, balance long", order_by="said_ms"),
     table=sw.table(partitions=2),
-)  # fmt: skip
+)
 def counts(rows: DataFrame) -> DataFrame:
     return rows

@@ -1,4 +1,4 @@
-"""A kind of state from outside of the package does what those of the package do, on the real thing."""
+"""A kind of state from outside of the package, and a class for Spark, do what other kinds do, on the real thing."""
 
 import heapq
 import json
@@ -85,6 +85,45 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
     assert of_now == copy.expected(2)
     copy.verify(copy.app)
     assert app.tops() != of_now
+
+
+def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    app = Ledger(kafka.bootstrap, tmp_path, program=APPS / "carts.py")
+    store = open_store(app.store)
+    bad = json.dumps({"seq": 602, "account": "a1", "branch": 1, "amount": None}).encode()
+    huge = json.dumps({"seq": 601, "account": "a2", "branch": 1, "amount": 10**9}).encode()
+    app.send(600, raw=(bad, huge))
+    app.catch_up(max_records=150)
+    every: dict[str, list[dict[str, int]]] = defaultdict(list)
+    for row in app.raw().to_pylist():
+        if row["amount"] is not None:
+            every[row["account"]].append(row)
+    found = {row["account"]: row for row in app.table("accounts").to_pylist()}
+    assert {name: row["booked"] for name, row in found.items()} == {
+        name: {"n": len(rows), "balance": sum(row["amount"] for row in rows)} for name, rows in every.items()
+    }
+    assert [row["message"] for row in app.table("accounts_rejected").to_pylist()] != []
+    assert all(row["timers"] for row in found.values() if row["recent"]), "an account rests, or will"
+    rested = [name for name, row in found.items() if not row["recent"]]
+    said = {(row["account"], row["what"]): row["balance"] for row in app.table("counts").to_pylist()}
+    assert rested
+    assert {name for name, what in said if what == "rests"} >= {*rested}
+    assert {name: said[name, "booked"] for name in found} == {
+        name: row["booked"]["balance"] for name, row in found.items()
+    }
+    app.verify(app.app)
+    os.environ["LEDGER_TOPIC"] = app.topic
+    with open_program(
+        load_app(str(app.program), name=app.app), store, SstCache(tmp_path / "replay", 1 << 30), app.kafka
+    ) as program:
+        for version in [one for one in history.after(store, app.app, "accounts", 0) if one.kind == "batch"]:
+            replay = StageReplay.of(program, version)
+            assert compare(replay, sent_rows(replay)).same
+    where = "SELECT * FROM accounts WHERE booked.balance > 500000000"
+    verdict = app.slackwater("bisect", app.app, "--where", where, "--code", str(app.program), "--json")
+    assert json.loads(verdict.stdout)["record"]["topic"] == app.topic, verdict.stdout
 
 
 @pytest.mark.ci

@@ -6,6 +6,7 @@ can be compared row by row.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -13,13 +14,25 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
-from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 VALUE_OPS = ("value", "value-null", "value-clear")
 LIST_OPS = ("append", "extend", "put", "list-clear")
 MAP_OPS = ("map", "map-remove", "map-clear")
 TIMER_OPS = ("timer", "timer-delete", "timer-past")
-OPS = (*VALUE_OPS, *LIST_OPS, *MAP_OPS, "look", "nothing")
+OPS = (*VALUE_OPS, *LIST_OPS, *MAP_OPS, "rich", "look", "nothing")
 
 
 def struct(**fields: DataType) -> StructType:
@@ -30,6 +43,13 @@ OUTPUT = struct(k=StringType(), n=LongType(), seen=StringType())
 INTEGERS = struct(n=IntegerType())
 VALUE, MAP_KEY, MAP_VALUE = struct(n=LongType(), s=StringType()), struct(k=StringType(), j=IntegerType()), INTEGERS
 STATE = struct(n=LongType(), s=StringType())
+RICH = struct(
+    at=TimestampType(),
+    day=DateType(),
+    words=ArrayType(StringType()),
+    inner=struct(x=IntegerType(), f=DoubleType()),
+    counts=MapType(StringType(), LongType()),
+)
 
 
 class Commanded(StatefulProcessor):
@@ -44,6 +64,7 @@ class Commanded(StatefulProcessor):
         self._list = handle.getListState("every", INTEGERS, self._ttl_ms)
         self._map = handle.getMapState("by_name", MAP_KEY, MAP_VALUE, self._ttl_ms)
         self._kept = handle.getValueState("kept", INTEGERS)
+        self._rich = handle.getValueState("rich", RICH)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Any]:
         for row in rows:
@@ -106,6 +127,9 @@ class Commanded(StatefulProcessor):
             case "timer-delete":
                 for timer in sorted(self._handle.listTimers())[:1]:
                     self._handle.deleteTimer(timer)
+            case "rich":
+                at = datetime.fromtimestamp(n, UTC)
+                self._rich.update((at, at.date(), [f"w{n}", None], (n, n / 2), {"n": n}))
             case "look":
                 name = (f"k{n % 3}", n % 2 or None)
                 found = self._map.getValue(name)
@@ -117,7 +141,11 @@ class Commanded(StatefulProcessor):
         maps = sorted(((*key, *value) for key, value in self._map.iterator()), key=str)
         exist = [int(each.exists()) for each in (self._value, self._list, self._map, self._kept)]
         clocks = times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs()
-        return f"{self._value.get()} {list(self._list.get())} {maps} {self._kept.get()} {exist} {timers} {clocks}"
+        if (rich := self._rich.get()) is not None:
+            rich = (*rich[:3], tuple(rich[3]), rich[4])
+        return (
+            f"{rich} {self._value.get()} {list(self._list.get())} {maps} {self._kept.get()} {exist} {timers} {clocks}"
+        )
 
     def _row(self, key: Any, n: int, seen: str) -> Any:
         return Row(k=key[0], n=n, seen=seen)
@@ -178,8 +206,8 @@ Entry = tuple[Any, Any, float]
 class PlainVariable:
     """A state variable of the key at hand: a list of entries."""
 
-    def __init__(self, plain: "PlainSpark", name: str, ttl_ms: int | None) -> None:
-        self.plain, self.name, self.ttl_ms = plain, name, ttl_ms
+    def __init__(self, plain: "PlainSpark", name: str, schema: StructType, ttl_ms: int | None) -> None:
+        self.plain, self.name, self.schema, self.ttl_ms = plain, name, schema, ttl_ms
 
     @property
     def entries(self) -> list[Entry]:
@@ -190,7 +218,11 @@ class PlainVariable:
         self.plain.state.setdefault(self.plain.key, {})[self.name] = entries
 
     def entry(self, value: Any, name: Any = None) -> Entry:
-        return name, tuple(value), self.plain.now_ms + self.ttl_ms if self.ttl_ms else float("inf")
+        return (
+            name,
+            self.schema.toInternal(tuple(value)),
+            self.plain.now_ms + self.ttl_ms if self.ttl_ms else float("inf"),
+        )
 
     def exists(self) -> bool:
         return bool(self.entries)
@@ -251,15 +283,15 @@ class PlainSpark:
         self.now_ms = self.watermark_ms = 0
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> PlainVariable:
-        return PlainValue(self, stateName, ttlDurationMs)
+        return PlainValue(self, stateName, schema, ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> PlainVariable:
-        return PlainList(self, stateName, ttlDurationMs)
+        return PlainList(self, stateName, schema, ttlDurationMs)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> PlainVariable:
-        return PlainVariable(self, stateName, ttlDurationMs)
+        return PlainVariable(self, stateName, valueSchema, ttlDurationMs)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self.timers.setdefault(self.key, set()).add(expiryTimestampMs)

@@ -15,6 +15,7 @@ from tests.fold.event_time.falling import DELAY, MINUTE_MS, Stage
 from tests.fold.kinds.spark_model import (
     OPS,
     OUTPUT,
+    RICH,
     STATE,
     TIMER_OPS,
     Commanded,
@@ -77,6 +78,10 @@ def kept(stage: Stage) -> dict[str, dict[str, Any]]:
         if row["by_name"]:
             entries = [(tuple(key.values()), tuple(value.values())) for key, value in row["by_name"]]
             mine["by_name"] = sorted(entries, key=str)
+        if row["rich"] is not None:
+            at, day, words, inner, counts = row["rich"].values()
+            inner = tuple(inner.values())
+            mine["rich"] = [(None, RICH.toInternal((at, day, words, inner, dict(counts))))]
         if row.get("timers"):
             mine["timers"] = row["timers"]
         found[row["k"]] = mine
@@ -98,6 +103,7 @@ def test_a_class_gives_the_rows_that_spark_documents(
         found = stage.batch([{**row, "at": row["at_ms"] * 1_000} for row in batch], now_ms)
         assert by_key(found) == by_key(expected)
         assert kept(stage) == plain.table
+        assert not timers or stage.head.event_time.wall_ms == now_ms, "a replay is told the same time"  # type: ignore[union-attr]
 
 
 @scaled(40, in_ci=1_000)
