@@ -1,11 +1,11 @@
 """What is read over HTTP, a few lines a route: ask `client`, show what `results` makes of it."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from ..errors import Usage
 from ..instants import now_ms
 from ..moments.query.columns import key_of
+from ..moments.query.sql import Bounds
 from ..results import history as shown
 from ..results import rows, values
 from ..results.shown import Result, encoded, fields
@@ -127,7 +127,7 @@ async def query(
         seen_ms=now_ms() if reading.is_newest else 0,
         sql=sql,
         max_rows=min(limit, service.options.sql_rows),
-        bounds=replace(service.options.sql, tables=tables),
+        bounds=Bounds(service.options.sql_s, service.options.sql_memory_mb, tables=tables),
         is_of_one_app=not grant.may_read_app("*"),
     )
     found = await service.statements.answer(statement)
@@ -189,7 +189,7 @@ async def commits(asked: Asked, app: AppName) -> AsyncIterator[bytes]:
 
     async def events() -> AsyncIterator[bytes]:
         async for reading in newest.changes():
-            data = await asked.service.in_thread(lambda reading=reading: encoded(reading.freshness()))
+            data = encoded(await asked.service.in_thread(reading.freshness))
             yield b"event: commit\nid: %d\ndata: %s\n\n" % (reading.moment.cut.time_ms, data)
 
     return events()
