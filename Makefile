@@ -66,7 +66,7 @@ test-with-servers: $(READY)
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@MYPYPATH=.types $(BIN)/mypy -m slackwater -m slackwater.testing $(addprefix -p slackwater.,chandy_lamport store fold moments keep search pipeline results client cli)
+	@MYPYPATH=.types $(BIN)/mypy -m slackwater -m slackwater.testing $(addprefix -p slackwater.,chandy_lamport store fold moments keep search pipeline results client serve cli)
 	@$(BIN)/lint-imports
 
 format: $(READY) ## format the code and fix what ruff can fix
@@ -98,7 +98,7 @@ $(READY): pyproject.toml constraints.txt
 	@command -v mvn >/dev/null || { echo "slackwater needs Maven on PATH (it brings Kafka's jars)"; exit 1; }
 	@echo "installing into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[demo,dev,iceberg,registry]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[demo,dev,iceberg,registry,serve]'
 	@touch $@
 
 # What only the benchmark compares with.

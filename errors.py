@@ -32,6 +32,11 @@ class SlackwaterError(Exception):
 
 
 def _rebuild(cls: type[SlackwaterError], state: dict[str, object]) -> SlackwaterError:
+    return again(cls, **state)
+
+
+def again(cls: type[SlackwaterError], **state: object) -> SlackwaterError:
+    """An error with these attributes, as it came from elsewhere."""
     error = cls.__new__(cls)
     error.__dict__.update(state)
     error.args = (state["message"],)

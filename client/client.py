@@ -1,9 +1,10 @@
 """Where a notebook begins: a store, the apps in it, and what all of them are reached with."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -22,20 +23,29 @@ if TYPE_CHECKING:
     from .moment import Moment
 
 
-def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noqa: A001  said as sw.open()
+def open(store: str | None = None, kafka: str | None = None, *, token: str = "") -> "Client":  # noqa: A001  said as sw.open()
     """The apps of a store, to be looked at and worked with.
 
     Args:
-        store: the store root, `s3://bucket/prefix` or a folder. Default, as for the command line: the environment's
-            `SLACKWATER_STORE`, then `store` of the nearest `slackwater.toml`.
+        store: the store root, `s3://bucket/prefix` or a folder; or the address of a server (`slackwater serve`),
+            `http://…`, which gives what it offers: `Server`, whose apps and moments have the same methods to read.
+            Default, as for the command line: the environment's `SLACKWATER_STORE`, then `store` of the nearest
+            `slackwater.toml`.
         kafka: the brokers, `host:port`; likewise from `SLACKWATER_KAFKA` or the file. Needed only for records in flight
             that no snapshot keeps, for cloning, and to verify deeply.
+        token: for a server; default the environment's `SLACKWATER_TOKEN`.
 
     Raises:
         Usage: nothing says where the store is, or the file is not understood.
         Unavailable: the store did not answer.
     """
-    return Client(load(store=store, kafka=kafka))
+    settings = load(store=store, kafka=kafka)
+    if (settings.store or "").startswith(("http://", "https://")):
+        from .remote import Server
+
+        # What it offers has the same names; types would have whoever opens a store ask which of the two it got.
+        return cast("Client", Server(settings.store_root(), token or os.environ.get("SLACKWATER_TOKEN", "")))
+    return Client(settings)
 
 
 class Client(Backends, Shown):
@@ -298,7 +308,13 @@ class Client(Backends, Shown):
         from ..keep.access import tokens
         from ..results.access import token_added
 
-        how = {"per_s": per_s, "days": days, "certificate": certificate, "by": self.by, "now_ms": now_ms()}
+        how: dict[str, Any] = {
+            "per_s": per_s,
+            "days": days,
+            "certificate": certificate,
+            "by": self.by,
+            "now_ms": now_ms(),
+        }
         made = tokens.add(self.store, name, apps_=apps, tables=tables, verbs=verbs, dry_run=dry_run, **how)
         return token_added(*made, dry_run=dry_run)
 

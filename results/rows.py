@@ -29,9 +29,14 @@ def rows(found: pa.Table, others: Mapping[str, Cut], cut: Cut, limit: int) -> Re
     """Rows at a moment, for people the first `limit` (0 for all); `others` are other moments that were read."""
     moments = {ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()}
     about = {"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, "moments": moments}
+    return rows_with(found, about, limit)
+
+
+def rows_with(found: pa.Table, about: Mapping[str, object], limit: int) -> Result:
+    """Rows, with what machines are told beside them."""
     more = found.num_rows - limit if limit else 0
     notes = [f"and {formats.plural(more, 'more row')}; --limit 0 prints all"] if more > 0 else []
-    return Result(about | values.for_json(found), values.grid(found, limit or None), notes=notes)
+    return Result({**about, **values.for_json(found)}, values.grid(found, limit or None), notes=notes)
 
 
 def tables_data(cut: Cut) -> list[dict[str, Any]]:

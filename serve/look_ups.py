@@ -27,7 +27,7 @@ _FEW_KEYS = 16
 _PATIENCE_S = 0.005
 """A look-up that takes longer waits for something: whatever comes then need not wait for it."""
 
-Key = tuple[str | None, ...]
+Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class _Queue:
 
     def batch(self) -> list[_Asked]:
         """What goes together now."""
-        batch, keys = [], 0
+        batch: list[_Asked] = []
+        keys = 0
         while self.waiting and (not batch or keys + len(self.waiting[0].keys) <= _MOST_KEYS):
             batch.append(self.waiting.pop(0))
             keys += len(batch[-1].keys)

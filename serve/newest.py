@@ -84,6 +84,7 @@ class Newest:
         self._listeners = 0
         self._tables: dict[str, float] = {}
         self._warming: asyncio.Task[None] | None = None
+        self._is_to_warm = False
 
     async def reading(self) -> Reading:
         """The newest moment, as it was found a moment ago. Raises as `StoredApp.at`."""
@@ -102,7 +103,7 @@ class Newest:
         is_new = table not in self._tables
         self._tables[table] = time.monotonic()
         if is_new:
-            self._warm()
+            self.warm()
 
     async def until(self, holds: Callable[[Reading], bool], timeout_s: float) -> tuple[Reading, bool]:
         """The newest moment as soon as something holds of it, or when the time is over; and whether it does."""
@@ -157,7 +158,7 @@ class Newest:
         if found is not None and (self._reading is None or found.versions != self._reading.moment.versions):
             self._reading = Reading(found, is_newest=True)
             self._tell()
-            self._warm()
+            self.warm()
 
     def _read(self, known: Reading | None) -> Moment | None:
         found = self._app.newer(known.moment) if known is not None else self._app.at()
@@ -165,15 +166,16 @@ class Newest:
             found.read_up_to()  # its manifests are known then
         return found
 
-    def _warm(self) -> None:
+    def warm(self) -> None:
+        """Have warm what is this instance's to have, which may be more than a moment ago."""
+        self._is_to_warm = True
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._have_warm())
 
     async def _have_warm(self) -> None:
         """Fetch and open what the tables that are asked for have at the newest moment, one after the other."""
-        reading = None
-        while reading is not self._reading and self._reading is not None:
-            reading = self._reading
+        while self._is_to_warm and (reading := self._reading) is not None:
+            self._is_to_warm = False
             old_s = time.monotonic() - IDLE_S
             self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
             for table in [each for each in self._tables if each in reading.moment.cut.tables]:

@@ -55,7 +55,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         if name in endpoint.in_path or not in_body
     ]
     words = (endpoint.function.__doc__ or "").strip()
-    media = {"text/event-stream": {}} if endpoint.streams else {JSON: {"schema": {}}}
+    media: dict[str, Any] = {"text/event-stream": {}} if endpoint.streams else {JSON: {"schema": {}}}
     if "format" in schema["properties"]:
         media[ARROW] = {}
     found: dict[str, Any] = {

@@ -66,7 +66,7 @@ async def _passed_on(
     query += [("column", each) for each in columns]
     declared = reading.moment.cut.tables[table].table
     is_seen_now = reading.is_newest and declared is not None and declared.ttl is not None
-    headers = {HOP: str(now_ms() if is_seen_now else 0), "accept": ARROW} | asked.credentials
+    headers = {HOP: str(now_ms() if is_seen_now else 0), "accept": ARROW, **asked.credentials}
     found = await asked.service.peers.ask(owner, path, query, headers)
     if found is None or FOUND not in found.schema.names:
         return None

@@ -53,13 +53,18 @@ class Peers:
         store: where they say that they live.
         url: where the others reach this one.
         in_thread: where the store is waited for.
+        on_change: called when others came or went.
     """
 
     def __init__(
-        self, store: ObjectStore, url: str, in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
+        self,
+        store: ObjectStore,
+        url: str,
+        in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
+        on_change: Callable[[], None],
     ) -> None:
         self.me = Instance(str(ULID()), url.rstrip("/"))
-        self._store, self._in_thread = store, in_thread
+        self._store, self._in_thread, self._on_change = store, in_thread, on_change
         self.others: Mapping[str, Instance] = {}
         """By id; itself is none of them."""
         self._known: dict[str, Instance] = {}
@@ -119,7 +124,10 @@ class Peers:
         while True:
             await asyncio.sleep(BEAT_S)
             try:
+                before = self.others.keys()
                 await self._in_thread(self._beat)
+                if self.others.keys() != before:
+                    self._on_change()
             except SlackwaterError as error:
                 _log.warning("other instances are not known: %s", error.message)
 

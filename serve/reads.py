@@ -1,11 +1,11 @@
 """What is read over HTTP, a few lines a route: ask `client`, show what `results` makes of it."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from ..errors import Usage
 from ..instants import now_ms
 from ..moments.query.columns import key_of
+from ..moments.query.sql import Bounds
 from ..results import history as shown
 from ..results import rows, values
 from ..results.shown import Result, encoded, fields
@@ -56,9 +56,9 @@ async def get(
     if etag in asked.known_etags and headers:
         return Answer(b"", status=304, headers=headers)
     keys = [(None,) if each == _NULL else tuple(key_of(table, declared, each)) for each in key]
-    if reading.is_newest:
-        (await asked.service.newest(app)).asked_for(table)
     found = await passing.rows(asked, app, reading, table, key, keys, column)
+    if reading.is_newest:  # what is fetched beside answers is not in the way of this one
+        (await asked.service.newest(app)).asked_for(table)
     fresh = reading.freshness(table)
     if asked.wants_arrow:
         with_found = found.table.append_column(passing.FOUND, [list(found.present)])
@@ -127,7 +127,7 @@ async def query(
         seen_ms=now_ms() if reading.is_newest else 0,
         sql=sql,
         max_rows=min(limit, service.options.sql_rows),
-        bounds=replace(service.options.sql, tables=tables),
+        bounds=Bounds(service.options.sql_s, service.options.sql_memory_mb, tables=tables),
         is_of_one_app=not grant.may_read_app("*"),
     )
     found = await service.statements.answer(statement)
@@ -189,7 +189,7 @@ async def commits(asked: Asked, app: AppName) -> AsyncIterator[bytes]:
 
     async def events() -> AsyncIterator[bytes]:
         async for reading in newest.changes():
-            data = await asked.service.in_thread(lambda reading=reading: encoded(reading.freshness()))
+            data = encoded(await asked.service.in_thread(reading.freshness))
             yield b"event: commit\nid: %d\ndata: %s\n\n" % (reading.moment.cut.time_ms, data)
 
     return events()

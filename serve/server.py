@@ -3,7 +3,6 @@
 import ipaddress
 import ssl
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,31 +46,53 @@ class Listening:
             raise Usage("--client-ca goes with TLS", hint="give --certificate FILE, and --key FILE")
 
 
-def serve(client: Client, listening: Listening, options: Options, note: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `note` is told where."""
-    listening.check()
-    # A thread that looks something up holds the interpreter for at most so long while an answer waits to be sent.
-    sys.setswitchinterval(0.001)
-    service = Service(client, options, listening.advertise)
-    is_open = listening.is_local and not listening.needs_tokens
-    app = application(service, Doorkeeper(client, service.in_thread, is_open=is_open))
-    config = uvicorn.Config(
-        app,
-        host=listening.host,
-        port=listening.port,
-        log_level="warning",
-        access_log=False,
-        loop="uvloop",
-        http=Protocol,
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=5,
-        ssl_certfile=listening.certificate,
-        ssl_keyfile=listening.key,
-        ssl_ca_certs=None if listening.client_ca is None else str(listening.client_ca),
-        ssl_cert_reqs=ssl.CERT_NONE if listening.client_ca is None else ssl.CERT_OPTIONAL,
-    )
-    scheme, who = "http" if listening.certificate is None else "https", "anybody" if is_open else "whoever has a token"
-    note(f"serving {client.root} at {scheme}://{listening.host}:{listening.port} to {who}; Ctrl-C ends it")
-    uvicorn.Server(config).run()
+class Instance:
+    """One instance of a store, which serves until it is told to stop.
+
+    Raises `Usage` where options do not go together.
+    """
+
+    def __init__(self, client: Client, listening: Listening, options: Options) -> None:
+        listening.check()
+        self._client, self._listening = client, listening
+        self._is_open = listening.is_local and not listening.needs_tokens
+        service = Service(client, options, listening.advertise)
+        app = application(service, Doorkeeper(client, service.in_thread, is_open=self._is_open))
+        config = uvicorn.Config(
+            app,
+            host=listening.host,
+            port=listening.port,
+            log_level="warning",
+            access_log=False,
+            loop="uvloop",
+            http=Protocol,
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=5,
+            ssl_certfile=listening.certificate,
+            ssl_keyfile=listening.key,
+            ssl_ca_certs=None if listening.client_ca is None else str(listening.client_ca),
+            ssl_cert_reqs=ssl.CERT_NONE if listening.client_ca is None else ssl.CERT_OPTIONAL,
+        )
+        self._server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM, or `stop`."""
+        # A thread that looks something up holds the interpreter for at most so long while an answer waits.
+        sys.setswitchinterval(0.001)
+        self._server.run()
+
+    def stop(self) -> None:
+        """Have `run` end, once what is under way is answered."""
+        self._server.should_exit = True
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it listens."""
+        return self._server.started
+
+    def __str__(self) -> str:
+        who, listening = "anybody" if self._is_open else "whoever has a token", self._listening
+        scheme = "http" if listening.certificate is None else "https"
+        return f"{self._client.root} at {scheme}://{listening.host}:{listening.port} for {who}"

@@ -12,7 +12,6 @@ from cachetools import LRUCache, TTLCache
 
 from ..client import Client
 from ..errors import NotFound
-from ..moments.query.sql import Bounds
 from ..results.shown import encoded
 from .access import Grant
 from .errors import NotYet
@@ -41,8 +40,10 @@ class Options:
     """What a request may take."""
     threads: int = 16
     """That wait for the store."""
-    sql: Bounds = Bounds()  # noqa: RUF009  it is frozen
+    sql_s: float = 10.0
     """What a statement may take."""
+    sql_memory_mb: int = 512
+    """And what memory, in MiB."""
     sql_rows: int = 10_000
     """That it may return."""
     sql_processes: int = 2
@@ -67,11 +68,11 @@ class Service:
     def __init__(self, client: Client, options: Options, advertise: str = "") -> None:
         self.client, self.options = client, options
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="serve")
-        self.peers = Peers(client.store, advertise, self.in_thread) if advertise else None
+        self.peers = Peers(client.store, advertise, self.in_thread, self._rewarm) if advertise else None
         self._followed: LRUCache[str, Newest] = LRUCache(256)
         self._moments: TTLCache[tuple[str, str, str], Reading] = TTLCache(1_024, _REMEMBERED_S)
         self.look_ups = LookUps(self.in_thread)
-        self.statements = Statements(client.settings, options.sql_processes, options.sql.memory_mb << 20)
+        self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20)
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Call a function where it may wait for the store."""
@@ -87,6 +88,10 @@ class Service:
 
     def _owned(self, app: str, table: str, partitions: Iterable[int]) -> Sequence[int]:
         return [*partitions] if self.peers is None else self.peers.owns(app, table, partitions)
+
+    def _rewarm(self) -> None:
+        for each in self._followed.values():
+            each.warm()
 
     async def reading(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> Reading:
         """A moment of an app; the newest where that has this version of the stage, if it is to be preferred.
@@ -165,32 +170,35 @@ class Asked:
         if table:
             self.grant.check_table(table)
             stage = stage or (table if _VERSION.fullmatch(ref) else "")
-        reading = await self.service.reading(app, ref, stage, prefer_newest=self.is_passed_on)
-        wanted = [_min_offset(each) for each in min_offsets]
-        tables = (table,) if table else ()
+        reading = await self._with(table, await self.service.reading(app, ref, stage, prefer_newest=self.is_passed_on))
+        if not min_offsets:
+            return reading
+        wanted, tables = [_min_offset(each) for each in min_offsets], (table,) if table else ()
 
         def has_read(found: Reading) -> bool:
             at = found.offsets(*tables)
-            return all(
-                topic in at and part < len(at[topic]) and at[topic][part] > offset for topic, part, offset in wanted
-            )
+            return all(topic in at and part < len(at[topic]) and at[topic][part] > last for topic, part, last in wanted)
 
-        if wanted and not has_read(reading):
-            is_there = False
-            known = reading.offsets(*tables)
-            if missing := {topic for topic, _, _ in wanted} - known.keys():
-                raise NotFound("topic that is read", min(missing), known)
-            if reading.is_newest:
-                reading, is_there = await (await self.service.newest(app)).until(has_read, wait_ms / 1_000)
-            if not is_there:
-                raise NotYet(
-                    f"the state has not read {', '.join(min_offsets)} yet",
-                    offsets=reading.offsets(*tables),
-                    hint="offsets says the next that it reads of each partition; ask again, or wait longer (wait_ms)",
-                )
-        if table and table not in reading.moment.cut.tables:
-            reading = Reading(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
+        known = await self.service.in_thread(lambda: reading.offsets(*tables))
+        if unknown := {topic for topic, _, _ in wanted} - known.keys():
+            raise NotFound("topic that is read", min(unknown), known)
+        is_there = has_read(reading)
+        if not is_there and reading.is_newest:
+            later, is_there = await (await self.service.newest(app)).until(has_read, wait_ms / 1_000)
+            reading = await self._with(table, later)
+        if not is_there:
+            raise NotYet(
+                f"the state has not read {', '.join(min_offsets)} yet",
+                offsets=reading.offsets(*tables),
+                hint="offsets says the next that it reads of each partition; ask again, or wait longer (wait_ms)",
+            )
         return reading
+
+    async def _with(self, table: str, reading: Reading) -> Reading:
+        """The moment with a table, by whatever name it had then. Raises `NotFound`."""
+        if not table or table in reading.moment.cut.tables:
+            return reading
+        return Reading(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
 
     def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:
         """A document of JSON."""
@@ -212,4 +220,5 @@ def arrow_bytes(table: pa.Table, metadata: dict[str, object]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data

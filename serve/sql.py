@@ -90,7 +90,7 @@ class Statements:
 
     def close(self) -> None:
         """End them."""
-        self._pool.stop()
+        self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join(5)
 
 
@@ -133,5 +133,7 @@ def _answer(statement: Statement) -> Found:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
-    told = {ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()}
+    told: dict[str, dict[str, object]] = {
+        ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()
+    }
     return Found(sink.getvalue().to_pybytes(), told, is_cut_off)

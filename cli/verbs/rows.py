@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import typer
 
@@ -22,6 +23,7 @@ from ..session import Session, verb
     "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
     "slackwater query flights@before-deploy --ui",
     "slackwater query flights --file report.sql --json",
+    'slackwater query flights "FROM carriers" --server http://10.0.0.7:8350',
     kafka=True,
 )
 def query(
@@ -32,6 +34,7 @@ def query(
     out: Path | None = option("FILE", "Write all rows to a .parquet, .csv or .json file."),
     limit: int = option("N", "Print this many rows; 0 for all.", 50, min=0),
     ui: bool = flag("--ui", "Open DuckDB's own page in the browser, over an export of that moment."),
+    server: str = option("URL", "Ask a server (slackwater serve) instead of reading the store.", ""),
 ) -> None:
     """Query the state with DuckDB, now or at any earlier moment.
 
@@ -58,6 +61,9 @@ def query(
             raise Usage(f"{where}: {wrong}", hint="save it as UTF-8") from None
     if out is not None and sql is not None:
         values.check_ending(out)
+    if server:
+        _ask(session, server, ref, sql, out, limit)
+        return
     moment = session.client.moment(ref, "shown")
     if sql is None:
         session.show(rows.tables(moment.cut))
@@ -69,6 +75,27 @@ def query(
     values.write(found, out)
     written = {"file": out, "rows": found.num_rows, "thinned_out": moment.thinned_out}
     session.show(Result(written, f"{formats.plural(found.num_rows, 'row')} in {out}"))
+
+
+def _ask(session: Session, server: str, ref: str, sql: str | None, out: Path | None, limit: int) -> None:
+    """What `query` does, of a server."""
+    from ...client import open as opened
+    from ...results import rows, values
+
+    with opened(server) as asked:
+        moment: Any = asked.moment(ref, "shown")  # a server's: it gives what is said beside rows as data
+        if sql is None:
+            tables = [{"table": name, "columns": each} for name, each in moment.tables.items()]
+            session.show(Result(tables, rows.columns_table(moment.tables)))
+            return
+        found, about = moment.answer(sql, limit=limit if limit and out is None else 10_000)
+        if about["cut_off"] and (out is not None or not limit):
+            raise Usage(f"there are more than {found.num_rows:,} rows, the most of a server", hint="add a LIMIT")
+    if out is None:
+        session.show(rows.rows_with(found, about, 0))
+    else:
+        values.write(found, out)
+        session.show(Result({"file": out, "rows": found.num_rows}, f"{formats.plural(found.num_rows, 'row')} in {out}"))
 
 
 def _show_page(session: Session, ref: str) -> None:

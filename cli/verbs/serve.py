@@ -6,7 +6,7 @@ from typing import Any
 from ..options import DRY_RUN, Many, argument, flag, option, span
 from ..session import Session, group, verb
 
-_PEM = {"exists": True, "dir_okay": False}
+_PEM: Any = {"exists": True, "dir_okay": False}
 
 
 @verb(
@@ -39,15 +39,16 @@ def serve(
     number of them serve the same store, and find each other there (--advertise). It only reads.
     """
     from ...serve.audit import write_to
-    from ...serve.server import Listening
-    from ...serve.server import serve as run
-    from ...serve.service import Bounds, Options
+    from ...serve.server import Instance, Listening
+    from ...serve.service import Options
 
     listening = Listening(host, port, certificate, key, client_ca, needs_tokens=tokens, advertise=advertise)
-    bounds = Bounds(seconds=sql_time / 1_000, memory_mb=sql_memory)
-    options = Options(every / 1_000, sql=bounds, sql_rows=sql_rows, sql_processes=sql_processes)
+    how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes}
+    options = Options(every / 1_000, sql_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
+    instance = Instance(session.client, listening, options)
     with write_to(audit):
-        run(session.client, listening, options, session.note)
+        session.note(f"serving {instance}; Ctrl-C ends it")
+        instance.run()
 
 
 token = group(

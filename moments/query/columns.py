@@ -116,6 +116,15 @@ def _parse_or_say(text: object, field: pa.Field, name: str, expected: str) -> pa
         ) from error
 
 
+def value_of(value: object, kind: pa.DataType) -> object:
+    """A value of a type, from JSON's: text for what JSON has no word for. Raises `ValueError` and Arrow's errors."""
+    if value is None or not isinstance(value, str | int | float | bool):
+        return value
+    if pa.types.is_decimal(kind) and not isinstance(value, str):
+        value = str(value)
+    return _parse(value, kind)[0].as_py()
+
+
 def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Many values at once, where they are plain text; one after the other else."""
     is_plain = pa.types.is_string(kind) or pa.types.is_integer(kind)

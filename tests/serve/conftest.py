@@ -1,0 +1,120 @@
+"""A store with three stages, served by an instance in a thread of this process."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import urllib3
+from slackwater.client import Client
+from slackwater.client.remote import Server
+from slackwater.serve.server import Instance, Listening
+from slackwater.serve.service import Options
+from slackwater.settings import Settings
+from slackwater.store.objects.local import LocalStore
+
+from tests.conftest import free_port
+from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, flights
+
+FAST = Options(every_s=0.02)
+HERE = Listening()
+
+
+class Answered(NamedTuple):
+    status: int
+    headers: Any
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class Ask:
+    """Asks one instance, as anybody does."""
+
+    def __init__(self, url: str, **more: Any) -> None:
+        self.url = url
+        self._pool = urllib3.PoolManager(retries=False, timeout=30, **more)
+
+    def __call__(
+        self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None, **asked: Any
+    ) -> Answered:
+        each = ((name, value if isinstance(value, list) else [value]) for name, value in asked.items())
+        fields = [(name, one) for name, values in each for one in values]
+        found = self._pool.request("GET", self.url + path, fields=fields or None, headers=headers)
+        return Answered(found.status, found.headers, found.data)
+
+    def token(self, token: str, path: str, **asked: Any) -> Answered:
+        return self(path, headers={"authorization": f"Bearer {token}"}, **asked)
+
+
+@contextmanager
+def serving(store: str, cache: Path, listening: Listening = HERE, options: Options = FAST) -> Iterator[str]:
+    """An instance: its address."""
+    port = free_port()
+    listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
+    with Client(Settings(store=store, cache=str(cache), cache_max_bytes=1 << 30)) as client:
+        instance = Instance(client, listening, options)
+        thread = threading.Thread(target=instance.run)
+        thread.start()
+        try:
+            wait_until(lambda: instance.is_up)
+            yield f"{'http' if listening.certificate is None else 'https'}://127.0.0.1:{port}"
+        finally:
+            instance.stop()
+            thread.join()
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come to hold"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
+    app = FlightsApp(LocalStore(tmp_path_factory.mktemp("served") / "store"), Kafka(), clock=Clock(START_MS))
+    app.run(flights(60))
+    return app
+
+
+@pytest.fixture(scope="session")
+def instance(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One instance for all tests that change nothing."""
+    with serving(written.store.url, tmp_path_factory.mktemp("cache")) as url:
+        yield url
+
+
+@pytest.fixture
+def ask(instance: str) -> Ask:
+    return Ask(instance)
+
+
+@pytest.fixture
+def server(instance: str) -> Iterator[Server]:
+    with Server(instance) as opened:
+        yield opened
+
+
+@pytest.fixture
+def app(written: FlightsApp, tmp_path: Path) -> FlightsApp:
+    """An app of the test's own."""
+    return copied(written, LocalStore(tmp_path / "store"))
+
+
+@pytest.fixture
+def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
+    """Instances of that app."""
+    with ExitStack() as stack:
+
+        def begun(listening: Listening = HERE, options: Options = FAST, cache: str = "cache", **how: Any) -> Ask:
+            return Ask(stack.enter_context(serving(app.store.url, tmp_path / cache, listening, options)), **how)
+
+        yield begun
