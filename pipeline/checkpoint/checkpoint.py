@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ...errors import ObjectNotFound, Refused
-from ...own_folder import temporary_folder
+from ...whole_file import temporary_folder
 from .files import CheckpointBatch, CheckpointFiles
 from .places import place
 from .state_files import StoreFolder

@@ -11,7 +11,7 @@ from functools import lru_cache
 from ...errors import NotFound, Usage
 from ...instants import iso
 from ...moments.cut.graph import Cut
-from ...moments.cut.moments import having, read_version
+from ...moments.cut.moments import having, heads_of, read_version
 from ...moments.cut.resolve import resolve, telling_if_collected
 from ...store.objects.open import access_to, open_store, take
 from ...store.objects.protocol import ObjectStore
@@ -19,7 +19,7 @@ from ...store.objects.s3.settings import S3Access, S3Place, S3Settings
 from ...store.versions import history
 from ...store.versions.apps import in_folder
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import owner, table_of, tables_of
+from ...store.versions.side_tables import may_have, owner, table_of, tables_of
 
 _log = logging.getLogger("slackwater")
 _HINT = 'spark.read.format("slackwater").option("at", "-5m").load("APP/TABLE")'
@@ -89,7 +89,7 @@ class TableAt:
         """The table of `APP/TABLE` at a version of its stage. Raises as `find`."""
         store, (app, table) = place.open(), _names(path)
         folder = in_folder(store, app)
-        stage = owner(table, history.list_stages(store, folder))
+        stage = owner(table, heads_of(store, folder, may_have(table, history.list_stages(store, folder))))
         return cls(place, folder, stage, version, table, clock_ms)
 
     def read(self, store: ObjectStore) -> Manifest:
