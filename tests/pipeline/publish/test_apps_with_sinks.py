@@ -21,7 +21,7 @@ from slackwater.keep.gc.retention import Retention
 from slackwater.moments.status.overview import overview
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.messages.outgoing import objects
+from slackwater.pipeline.messages.json_rows import objects
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.publish.reader import committed
