@@ -25,7 +25,11 @@ from tests.support.checkpoints import PROVIDERS, QUERIES, run_query, write_input
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
-RECORDINGS = sorted(each.stem for each in RECORDED.glob("*.zip"))
+MORE = ("aggregate-changelog", "join-changelog", "transform-format2")
+RECORDINGS = [
+    pytest.param(each.stem, marks=pytest.mark.ci if each.stem in MORE else ())
+    for each in sorted(RECORDED.glob("*.zip"))
+]
 State = dict[tuple[Any, ...], tuple[Any, ...]]
 
 
@@ -109,8 +113,8 @@ def test_a_checkpoint_on_s3_is_read_without_hadoop(
 def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
     before = _listing(folder)
     with opened(str(folder), spark) as checkpoint:
-        batches = checkpoint.available()
-        assert len(batches) > 3
+        batches = checkpoint.available()[-4:]
+        assert len(batches) == 4
         assert len({table.name for table in checkpoint.tables}) == len(checkpoint.tables) > 0
         for table in checkpoint.tables:
             state: State = {}
@@ -140,9 +144,11 @@ def _by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: 
 def _flat(table: StateTable, frame: DataFrame, row: Row) -> tuple[Any, ...]:
     values = []
     for part in table.parts:
-        value: Any = row[frame.columns.index(part.within)]
+        value: Any = row[frame.columns.index(part.within)] if part.path else 0
         for number in part.place:
             value = value[number] if value is not None else None
+        if part.name in ("due_at", "expires_at") and isinstance(value, int):
+            value = datetime.fromtimestamp(value / (1e6 if part.path[-1] == "expiresAtMicros" else 1e3), UTC)
         values.append(_plain(value))
     return tuple(values)
 

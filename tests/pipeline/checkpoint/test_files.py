@@ -164,6 +164,22 @@ def test_an_operator_has_as_many_partitions_as_folders() -> None:
     assert len(CheckpointFiles(store).stores()) == 1
 
 
+def test_a_query_that_was_set_back_is_not_followed() -> None:
+    store = in_memory("aggregate-hdfs")
+    files = CheckpointFiles(store)
+    newest = files.committed()[-1]
+    store.delete(f"commits/{newest}")
+    with pytest.raises(Refused, match=f"was set back: batch {newest} is not the one that it was"):
+        files.committed()
+    store = in_memory("aggregate-hdfs")
+    files = CheckpointFiles(store)
+    before_ms = files.batch(3).committed_ms
+    while next(store.list("commits/3")).modified_ms == before_ms:
+        store.put("commits/3", store.get("commits/3"))
+    with pytest.raises(Refused, match="was set back: batch 3 is not the one that it was"):
+        files.committed()
+
+
 def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
     store = in_memory("aggregate-changelog")
     operator = {"operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"}}
