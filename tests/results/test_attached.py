@@ -32,9 +32,13 @@ def test_a_plan_says_which_tables_there_are_and_where_history_begins(tmp_path: P
     batches(5)
     checkpoint.clean_up(before=2)
     text = plan(following)
-    assert "memory:checkpoint, the query 6a1c9c30-0000-4000-8000-000000000000, as shop/totals; nothing was changed" in text
+    assert (
+        "memory:checkpoint, the query 6a1c9c30-0000-4000-8000-000000000000, as shop/totals; nothing was changed" in text
+    )
     assert "totals_seen" in text
-    assert "batches 2 to 4 can be read: history begins 2023-11-14T22:13:22Z, with all rows at the end of batch 2" in text
+    assert (
+        "batches 2 to 4 can be read: history begins 2023-11-14T22:13:22Z, with all rows at the end of batch 2" in text
+    )
     assert store.list_folders("") == [] or not list(store.list("shop/")), "a look writes nothing"
     made = caught_up(following)
     assert "shop/totals@v2  batches 0 to 2, 1 row changed" in said(landed("shop", made[0]))
