@@ -167,13 +167,8 @@ class Tail:
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
         committed, available = self.checkpoint.committed(), self.checkpoint.available
         self.newest_batch = committed[-1] if committed else -1
-        step = next_step(
-            head.attached.next_batch,
-            committed,
-            available,
-            misses=self._misses,
-            whole=self._whole or not head.attached.next_batch,
-        )
+        whole = self._whole or not head.attached.next_batch
+        step = next_step(head.attached.next_batch, committed, available, misses=self._misses, whole=whole)
         if step is None:
             return ()
         if time.monotonic() - self._seen_s > _KNOWN_S:
