@@ -180,6 +180,19 @@ def test_a_query_that_was_set_back_is_not_followed() -> None:
         files.committed()
 
 
+def test_variables_come_in_an_order_of_their_own() -> None:
+    (operator,) = CheckpointFiles(in_memory("transform-changelog")).operators
+    assert [each.name for each in operator.tables] == [
+        *("total", "total_ttl", "by_o", "by_o_ttl", "seen", "seen_ttl", "timers")
+    ]
+    assert [each.name for each in operator.tables if not each.has_feed] == ["seen", "seen_ttl", "timers"]
+
+
+def test_operators_of_one_query_are_all_there() -> None:
+    kinds = [each.kind for each in CheckpointFiles(in_memory("two-hdfs")).operators]
+    assert kinds == ["aggregate", "distinct"]
+
+
 def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
     store = in_memory("aggregate-changelog")
     operator = {"operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"}}
