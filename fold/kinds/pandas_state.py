@@ -149,7 +149,7 @@ class BoundPandasState(Bound):
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """All rows first, key by key; then the keys that have timed out."""
-        structs = Structs("state", pa.struct(list(self.state)), self.frames.row)
+        structs = Structs("state", pa.struct(list(self.state)), self.frames.struct)
         defined = old[_DEFINED].combine_chunks().fill_null(False)
         kept = [old[name].combine_chunks() for name in self.state.names]
         values = structs.python(pa.StructArray.from_arrays(kept, fields=list(self.state), mask=pc.invert(defined)))

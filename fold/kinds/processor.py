@@ -196,7 +196,7 @@ class BoundProcessor(Bound):
         """All rows first, key by key; then the timers that have passed, in their order."""
         until_ms, python = self.moment.until_ms, self.python
         at_hand = KeysAtHand(groups.num, until_ms or 0)
-        variables = {each.name: each.of(at_hand, old, python.row) for each in self.columns}
+        variables = {each.name: each.of(at_hand, old, python.struct) for each in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)
         given: list[Any] = []

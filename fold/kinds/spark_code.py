@@ -11,15 +11,14 @@ import pyarrow.compute as pc
 from ...errors import Refused
 from .kind import BatchMoment
 from .state_variables import StateVariable, Timers
-from .structs import MakesRow
+from .structs import SparkStruct
 
 
 class PythonRows(Protocol):
     """How a user's code sees rows: as Spark's `Row`, or as frames of pandas. Crosses to workers by pickle."""
 
-    @property
-    def row(self) -> MakesRow:
-        """What makes a row that knows its fields."""
+    def struct(self, kind: pa.StructType) -> SparkStruct:
+        """Spark's type of such structs."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Each key, as a tuple."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from .structs import Fields, MakesRow, Structs
+from .structs import Fields, StructOf, Structs
 
 Form: TypeAlias = Literal["value", "list", "map"]
 Times = npt.NDArray[np.int64]
@@ -53,9 +53,9 @@ class StateColumn:
             kind, times = pa.map_(self.key, kind) if self.key is not None else pa.list_(kind), pa.list_(times)
         return [pa.field(self.name, kind), *([pa.field(expires(self.name), times)] if self.variable.ttl_ms else [])]
 
-    def of(self, keys: "KeysAtHand", old: pa.Table, row: MakesRow) -> "StateVariable":
+    def of(self, keys: "KeysAtHand", old: pa.Table, struct_of: StructOf) -> "StateVariable":
         """What the keys of a batch have in it: `old` has the table's columns, one row for each."""
-        return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old, row)
+        return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old, struct_of)
 
 
 def expires(name: str) -> str:
@@ -147,10 +147,10 @@ class Timers(_PerKey):
 class StateVariable(_PerKey):
     """A state variable, for the keys of a batch. Where it has a time to live, entries end in when they expire."""
 
-    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, row: MakesRow) -> None:
+    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
         stored, *times = (old[each.name].combine_chunks() for each in column.columns)
         super().__init__(keys, stored)
-        self._fields, self._times = Structs(column.name, column.fields, row), times[0] if times else None
+        self._fields, self._times = Structs(column.name, column.fields, struct_of), times[0] if times else None
         self._until = (keys.wall_ms + column.variable.ttl_ms,) if times else ()
         if self._times is not None and (over := least(self._times) <= keys.wall_ms).any():
             for at in np.flatnonzero(over).tolist():
@@ -248,10 +248,10 @@ class ListState(StateVariable):
 class MapState(StateVariable):
     """Values of each key by keys of the user's, which come in their order."""
 
-    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, row: MakesRow) -> None:
+    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
         assert column.key is not None  # noqa: S101  a map has one
-        self._user_keys = Structs(column.name, column.key, row)
-        super().__init__(column, keys, old, row)
+        self._user_keys = Structs(column.name, column.key, struct_of)
+        super().__init__(column, keys, old, struct_of)
 
     def getValue(self, key: Sequence[Any]) -> Any:
         """The value of a key, here as a row that knows its fields; None where there is none."""

@@ -8,20 +8,22 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Row
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from ...errors import Refused
-from ...fold.kinds.structs import MakesRow
 
 Ids = npt.NDArray[np.int32]
 
 
-class AsRows:
-    """One `Row` for each row."""
+class _AsPython:
+    def struct(self, kind: pa.StructType) -> StructType:
+        """Spark's type of such structs."""
+        return from_arrow_schema(pa.schema(list(kind)))
 
-    @property
-    def row(self) -> MakesRow:
-        """Spark's."""
-        return Row
+
+class AsRows(_AsPython):
+    """One `Row` for each row."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Each key, as a tuple."""
@@ -55,13 +57,8 @@ class AsRows:
         return _table(list(zip(*taken, strict=True)) or [()] * len(names), schema, nan_is_null=False)
 
 
-class AsFrames:
+class AsFrames(_AsPython):
     """One frame for each key."""
-
-    @property
-    def row(self) -> MakesRow:
-        """Spark's."""
-        return Row
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Each key, as a tuple."""

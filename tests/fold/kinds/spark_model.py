@@ -264,7 +264,8 @@ class PlainVariable:
 
 class PlainValue(PlainVariable):
     def get(self) -> Any:
-        return next((value for _, value, _ in self.entries), None)
+        found = [tuple(self.schema.fromInternal(value)) for _, value, _ in self.entries]
+        return found[0] if found else None
 
 
 class PlainList(PlainVariable):

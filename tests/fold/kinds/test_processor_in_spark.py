@@ -142,8 +142,12 @@ def same(kind: Kind, batches: Sequence[Batch]) -> None:
     stage = Stage(kind.bind([of_input(ROWS, "t", "at")], ("k",)), ("k",), ROWS, kind.stored)
     for number, batch in enumerate(batches):
         assert (stage.head.watermark_ms or 0) == batch.watermark_ms
-        ours = stage.batch([{**row, "at": row["at_ms"] * 1_000} for row in batch.rows], batch.wall_ms)
-        assert by_key(ours) == by_key(batch.given), f"batch {number}"
+        ours = by_key(stage.batch([{**row, "at": row["at_ms"] * 1_000} for row in batch.rows], batch.wall_ms))
+        theirs = by_key(list(batch.given))
+        differ = [
+            (number, *both) for key in {*ours, *theirs} if (both := (ours.get(key), theirs.get(key)))[0] != both[1]
+        ]
+        assert not differ, "\n".join(map(str, differ[0]))
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_values_of_numpy_and_pandas_are_kept_as_pythons_own_and_what_is_read_may
         return made.v.get()[3]
 
     stage = stage_of(Scripted(value(schema=every), write))
-    assert [each["seen"] for each in stage.batch([row("a")])] == ["['int', 'int', 'int', 'list']"]
+    assert [each["seen"] for each in stage.batch([row("a")])] == ["['int', 'int', 'datetime', 'list']"]
     assert [each["seen"] for each in stage.batch([row("a")])] == ["['x', 'y']"]
 
 
