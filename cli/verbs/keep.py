@@ -262,6 +262,9 @@ def gc(
     session.show(session.app(app_name).gc(margin_ms=margin, explained=explain or "", dry_run=dry_run, **rules))
 
 
+app = group("Remove an app wholly.", "slackwater app rm flights-staging --dry-run")
+
+
 @verb(
     "slackwater app rm flights-staging --dry-run",
     "slackwater app rm flights-staging --topics          # with its topics and consumer groups in Kafka",
