@@ -297,12 +297,11 @@ class Tail:
         if last < 0 or last not in self.checkpoint.committed():
             return
         with suppress(Gone):
-            inputs = _inputs(head, self.checkpoint.batch(last))
-            if any(
-                read.offsets != head.inputs[topic].offsets for topic, read in inputs.items() if topic in head.inputs
-            ):
+            read = _inputs(head, self.checkpoint.batch(last))
+            known = {topic: each.offsets for topic, each in head.inputs.items()}
+            if any(each.offsets != known.get(topic, each.offsets) for topic, each in read.items()):
                 raise Refused(
-                    f"the query in {self.checkpoint.where} was set back: its batch {last} read other offsets than the one "
+                    f"the query in {self.checkpoint.where} was set back: its batch {last} read other offsets than that "
                     f"of {self.app}/{self.stage}@v{head.version}",
                     hint="choose another --app, or another --stage; or rewind the app to a version before that",
                 )
