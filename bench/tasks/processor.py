@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StatefulProcessor
 
-BATCH = {"slackwater": 100_000, "transformWithState": 10_000}
+BATCH = {"slackwater": 100_000, "transformWithState": 4_000}
 """Rows of a batch: as many as each works off in some seconds, for larger ones are better for both of them."""
 WARM_UP = {"slackwater": 2, "transformWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3}

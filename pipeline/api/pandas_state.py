@@ -69,7 +69,7 @@ class _Begin:
             state = GroupState(
                 optionalValue=Row(*value) if value is not None else None,  # type: ignore[arg-type]
                 batchProcessingTimeMs=now_ms,
-                eventTimeWatermarkMs=watermark_ms if watermark_ms is not None else 0,
+                eventTimeWatermarkMs=max(0, watermark_ms or 0),
                 timeoutConf=self.timeout,
                 hasTimedOut=timed_out,
                 watermarkPresent=watermark_ms is not None or self.timeout == "EventTimeTimeout",

@@ -158,10 +158,10 @@ class _Begin:
     def __call__(self, handle: Handle, moment: BatchMoment) -> "_Instance":
         made: StatefulProcessor = cloudpickle.loads(self.pickled)
         made.init(handle)  # type: ignore[arg-type]
-        # Without timers, Spark says no time; where there is no watermark yet, it says 0.
+        # Without timers, Spark says no time; a watermark is 0 at first, and never below.
         now_ms = moment.until_ms if self.mode == "ProcessingTime" else moment.wall_ms
         watermark_ms = moment.until_ms if self.mode == "EventTime" else moment.watermark_ms
-        values = TimerValues(-1, -1) if self.mode == "None" else TimerValues(now_ms or 0, watermark_ms or 0)
+        values = TimerValues(-1, -1) if self.mode == "None" else TimerValues(now_ms or 0, max(0, watermark_ms or 0))
         return _Instance(made, values, self.key)
 
 
