@@ -94,7 +94,7 @@ class Moment(Shown):
         self._cut = as_known(self._client.store, self._cut)
         return self._cut
 
-    def _now(self) -> Cut:
+    def current(self) -> Cut:
         """Its manifests, with what was forgotten up to now: a moment may be held for long. One listing."""
         forgotten.newest(self._client.store, self._cut.app)
         return self.cut
@@ -147,7 +147,7 @@ class Moment(Shown):
         Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
         `TooMuch`; `on_moment` hears of each other moment before it is read, and may raise.
         """
-        client, cut = self._client, self._now()
+        client, cut = self._client, self.current()
         others: dict[str, Cut] = {}
         # A stage that could not be read is none that has not begun.
         later = later_stages(client.store, cut) if self._is_whole else {}
@@ -227,7 +227,7 @@ class Moment(Shown):
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
         """What `export` does of a file, for some tables or all; gives what was written."""
-        client, _ = self._client, self._now()
+        client, _ = self._client, self.current()
 
         def written() -> Exported:
             return export(client.store, client.cache, self.cut, self.ref, path, only=tables, force=force)
@@ -290,9 +290,9 @@ class Moment(Shown):
 
     def keys_of(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
         """Keys, the values of each in the order of its columns, as `rows_of` takes them. Errors as of `get`."""
-        declared = self.having(table).cut.tables[table].table
-        assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
-        return parse_keys(table, declared, keys)
+        manifest = self.having(table).cut.table(table)
+        assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
+        return parse_keys(table, manifest.table, keys)
 
     def rows_of(self, table: str, keys: pa.Table, *, seen_ms: int = 0) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The visible columns of the rows of keys, in their order, and which are there; nulls where one is not.
@@ -348,7 +348,7 @@ class Moment(Shown):
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
         """What `get` does: the row, or none, as a table; the cut that has the table; requests and bytes read for it."""
-        self._now()
+        self.current()
 
         def read() -> tuple[pa.Table, Cut, CountingStore]:
             counted = CountingStore(self._client.store)
@@ -368,7 +368,7 @@ class Moment(Shown):
         The other may be one of another app. What both have is not read: the cost follows what was written since the two
         parted. Raises `NotFound` where neither has such a table.
         """
-        one, two = (StoredCut(each._client.store, each._now()) for each in (self, other))
+        one, two = (StoredCut(each._client.store, each.current()) for each in (self, other))
         found = diff(self._client.cache, one, two, table=table)
         return Difference((self.ref, other.ref), (self.cut, other.cut), found)
 
