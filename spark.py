@@ -39,7 +39,7 @@ class SparkSource(DataSource):
         super().__init__(options)
         from . import instants
         from .errors import Usage
-        from .pipeline.reading.table_at import StorePlace, TableAt
+        from .pipeline.reading.table_at import StorePlace, VersionedTable
         from .settings import load
         from .validation import nearest
 
@@ -55,9 +55,9 @@ class SparkSource(DataSource):
         if version and (at or not version.isdecimal()):
             raise Usage(f"version {version!r} is not the number of a version, or a moment is given as well")
         if version:
-            self._at = TableAt.of_version(place, path, int(version), int(options.get("clock_ms", "0")))
+            self._at = VersionedTable.of_version(place, path, int(version), int(options.get("clock_ms", "0")))
         else:
-            self._at = TableAt.find(place, path, at, instants.now_ms())
+            self._at = VersionedTable.find(place, path, at, instants.now_ms())
 
     def schema(self) -> StructType:
         """Spark's hook: the columns that users see."""
@@ -76,11 +76,11 @@ def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Co
     """A table that a cut of the store `root` has, or some of its columns. Raises `NotFound` for one that it has not."""
     from .errors import NotFound
     from .pipeline.reading.reader import columns_of
-    from .pipeline.reading.table_at import StorePlace, TableAt
+    from .pipeline.reading.table_at import StorePlace, VersionedTable
     from .settings import load
 
     register(spark)
-    at = TableAt.of_cut(StorePlace(root, load(store=root).s3), cut, table)
+    at = VersionedTable.of_cut(StorePlace(root, load(store=root).s3), cut, table)
     there, rows = columns_of(at), spark.read.format(SparkSource.name())
     for name in columns:
         if name not in there.names:

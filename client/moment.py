@@ -183,7 +183,7 @@ class Moment(Shown):
         # Spark's Python side takes a second or two.
         from ..spark import load_table
 
-        cut = having(self._client.store, self._now(), (table,))
+        cut = having(self._client.store, self.cut, (table,))
         return load_table(spark, self._client.root, cut, table, columns)
 
     def _note_name(self, name: str, then: str) -> None:

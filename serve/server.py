@@ -49,7 +49,7 @@ class Listening:
             raise Usage("--client-ca goes with TLS", hint="give --certificate FILE, and --key FILE")
 
 
-class Instance:
+class ServeInstance:
     """One instance of a store, which serves until it is told to stop.
 
     Raises `Usage` where options do not go together.

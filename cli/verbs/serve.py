@@ -45,13 +45,13 @@ def serve(
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
     from ...serve.audit import write_to
-    from ...serve.server import Instance, Listening
+    from ...serve.server import ServeInstance, Listening
     from ...serve.service import ServeOptions
 
     listening = Listening(host, port, certificate, key, client_ca, needs_tokens=tokens, advertise=advertise)
     how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes}
     options = ServeOptions(every / 1_000, sql_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
-    instance = Instance(session.client, listening, options)
+    instance = ServeInstance(session.client, listening, options)
     with write_to(audit):
         session.note(f"serving {instance}; Ctrl-C ends it")
         instance.run()

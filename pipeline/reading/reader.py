@@ -21,7 +21,7 @@ from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest, Table
 from ..source.spark_types import arrow_of, spark_schema_of
 from .filters import keys_in
-from .table_at import TableAt
+from .table_at import VersionedTable
 
 _BATCH_ROWS = 50_000
 """Rows that go to Spark at once."""
@@ -35,7 +35,7 @@ class _StatePartition(InputPartition):
 class TableReader(DataSourceReader):
     """Reads all rows of a table. It crosses to tasks by pickle."""
 
-    def __init__(self, at: TableAt, schema: StructType) -> None:
+    def __init__(self, at: VersionedTable, schema: StructType) -> None:
         """`schema` has the columns to read. Raises `NotFound` and `Usage` where the table does not have them so."""
         self._at, self._schema = replace(at, store=at.store.as_here()), schema
         self._keys: pa.Table | None = None
@@ -98,7 +98,7 @@ class FilteringReader(TableReader):
         return filters
 
 
-def reader_for(at: TableAt, schema: StructType) -> TableReader:
+def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
     """The reader for this process of Spark's, which asks for filters or does not.
 
     Where the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that would take any; it
@@ -108,7 +108,7 @@ def reader_for(at: TableAt, schema: StructType) -> TableReader:
     return (FilteringReader if asks else TableReader)(at, schema)
 
 
-def columns_of(at: TableAt) -> StructType:
+def columns_of(at: VersionedTable) -> StructType:
     """The columns that users see, as Spark has them. Raises `NotFound` where the version was collected."""
     return spark_schema_of(visible_schema(_table(at.read(at.store.open()))))
 

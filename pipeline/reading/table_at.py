@@ -49,7 +49,7 @@ def _open(root: str, settings: S3Settings, place: S3Place | None) -> ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
-class TableAt:
+class VersionedTable:
     """A version of a stage that has the table. Its manifest is read where it is needed: names of SSTs may change."""
 
     store: StorePlace
@@ -63,7 +63,7 @@ class TableAt:
     """By which its rows are expired."""
 
     @classmethod
-    def find(cls, place: StorePlace, path: str, at: str, now_ms: int) -> TableAt:
+    def find(cls, place: StorePlace, path: str, at: str, now_ms: int) -> VersionedTable:
         """The table of `APP/TABLE` at a moment, as it stands behind the `@` of a ref; the newest for an empty one.
 
         Raises `Usage` for what is no such path or moment, and `NotFound` for what there is not.
@@ -78,14 +78,14 @@ class TableAt:
         return cls.of_cut(place, having(store, cut, (table,)), table)
 
     @classmethod
-    def of_cut(cls, place: StorePlace, cut: Cut, table: str) -> TableAt:
+    def of_cut(cls, place: StorePlace, cut: Cut, table: str) -> VersionedTable:
         """A table that a cut has."""
         stage, manifest = next((name, each) for name, each in cut.stages.items() if table in tables_of(each, name))
         then = manifest.stage + table.removeprefix(stage)
         return cls(place, cut.app, manifest.stage, manifest.version, then, cut.clock_ms(table))
 
     @classmethod
-    def of_version(cls, place: StorePlace, path: str, version: int, clock_ms: int) -> TableAt:
+    def of_version(cls, place: StorePlace, path: str, version: int, clock_ms: int) -> VersionedTable:
         """The table of `APP/TABLE` at a version of its stage. Raises as `find`."""
         store, (app, table) = place.open(), _names(path)
         folder = in_folder(store, app)

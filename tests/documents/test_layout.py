@@ -46,7 +46,7 @@ def test_no_file_is_longer_than_one_idea() -> None:
 def test_every_folder_of_the_package_is_packaged() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     folders = [".".join(("slackwater", *folder.relative_to(ROOT).parts)) for folder in PACKAGE_FOLDERS]
-    assert project["tool"]["setuptools"]["packages"] == folders
+    assert project["tool"]["setuptools"]["packages"] == ["pyspark_slackwater", *folders]
     assert [name(folder) for folder in PACKAGE_FOLDERS if not (folder / "__init__.py").exists()] == []
 
 

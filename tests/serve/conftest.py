@@ -13,7 +13,7 @@ import pytest
 import urllib3
 from slackwater.client import Client
 from slackwater.client.remote import Server
-from slackwater.serve.server import Instance, Listening
+from slackwater.serve.server import ServeInstance, Listening
 from slackwater.serve.service import ServeOptions
 from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore
@@ -65,7 +65,7 @@ def serving(store: str, cache: Path, listening: Listening = HERE, options: Serve
     port = free_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
     with Client(Settings(store=store, cache=str(cache), cache_max_bytes=1 << 30)) as client:
-        instance = Instance(client, listening, options)
+        instance = ServeInstance(client, listening, options)
         thread = threading.Thread(target=instance.run)
         thread.start()
         try:

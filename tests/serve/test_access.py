@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 from slackwater.client import Client
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.keep.access import tokens as kept
-from slackwater.serve.server import Instance, Listening
+from slackwater.serve.server import ServeInstance, Listening
 from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
@@ -123,7 +123,7 @@ def test_on_any_other_everybody_does(host: str) -> None:
 
 def test_certificates_of_clients_want_tls(client: Client) -> None:
     with pytest.raises(Usage, match="goes with TLS"):
-        Instance(client, Listening(client_ca=Path("ca.pem")), ServeOptions())
+        ServeInstance(client, Listening(client_ca=Path("ca.pem")), ServeOptions())
 
 
 def test_whoever_comes_with_a_certificate_is_who_it_names(

@@ -11,7 +11,7 @@ from slackwater import errors
 from slackwater.client import Client
 from slackwater.pipeline.reading.filters import keys_in
 from slackwater.pipeline.reading.reader import FilteringReader, TableReader, columns_of
-from slackwater.pipeline.reading.table_at import StorePlace, TableAt
+from slackwater.pipeline.reading.table_at import StorePlace, VersionedTable
 from slackwater.settings import Settings
 from slackwater.spark import SparkSource
 from slackwater.store.objects.local import LocalStore
@@ -153,7 +153,7 @@ def test_a_moment_that_went_is_named(tmp_path: Path) -> None:
     app = old_app()
     place = _Here("", S3Settings())
     object.__setattr__(place, "app", app)
-    at = TableAt(place, "flights", "carriers", 3, "carriers", 0)
+    at = VersionedTable(place, "flights", "carriers", 3, "carriers", 0)
     reader = TableReader(at, columns_of(at))
     store_of(app).once("get", "/sst/", lambda: gc(app))
     with pytest.raises(errors.NotFound, match=r"carriers@v3 went while it was read: retention does not keep it"):
