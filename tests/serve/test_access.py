@@ -1,0 +1,174 @@
+"""Who may what: tokens, certificates, this machine; and how often."""
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from slackwater.client import Client
+from slackwater.errors import NotFound, Refused, Usage
+from slackwater.keep.access import tokens as kept
+from slackwater.serve.server import Instance, Listening
+from slackwater.serve.service import Options
+from slackwater.settings import Settings
+
+from tests.support.histories import FlightsApp
+
+from .conftest import Ask
+
+CARRIERS = "/apps/flights/at/now/tables/carriers"
+GUARDED = Listening(needs_tokens=True)
+
+
+@pytest.fixture
+def client(app: FlightsApp) -> Client:
+    return Client(Settings(store=app.store.url))
+
+
+def made(client: Client, name: str, *apps: str, **how: Any) -> str:
+    data: Any = client.add_token(name, apps or ("flights",), **how).data
+    token: str = data["token"]
+    return token
+
+
+def test_a_token_is_kept_as_a_hash_and_shown_once(client: Client, app: FlightsApp) -> None:
+    token = made(client, "reports")
+    (found,) = client.tokens()
+    assert found.digest == kept.digest(token)
+    stored = app.store.get("_serve/tokens/reports.json")
+    assert token.encode() not in stored
+    with pytest.raises(Refused, match="already"):
+        made(client, "reports")
+    with pytest.raises(NotFound):
+        made(client, "others", "flihgts")
+    with pytest.raises(Usage):
+        made(client, "No Name")
+
+
+def test_who_has_no_token_hears_nothing(client: Client, own: Callable[..., Ask]) -> None:
+    ask, token = own(GUARDED), made(client, "reports")
+    assert ask("/apps").status == 401
+    assert ask("/apps").headers["www-authenticate"] == "Bearer"
+    assert ask.token("slackwater_guessed", "/apps").status == 401
+    assert ask("/apps", headers={"authorization": f"Basic {token}"}).status == 401
+    assert ask.token(token, "/apps").json == {"apps": ["flights"]}
+    assert ask("/healthz").status == 200
+
+
+def test_a_token_names_apps_tables_and_verbs(client: Client, own: Callable[..., Ask]) -> None:
+    ask = own(GUARDED)
+    of_carriers = made(client, "carriers", tables=("carriers",), verbs=("read", "sql"))
+    reads = made(client, "reads")
+    assert ask.token(of_carriers, CARRIERS, key="C1").status == 200
+    assert ask.token(of_carriers, CARRIERS.replace("carriers", "aircraft"), key="N001").status == 403
+    assert ask.token(of_carriers, "/apps/flights/diff", before="~1").status == 403
+    assert ask.token(of_carriers, "/apps/flights/log").status == 403
+    assert ask.token(of_carriers, "/apps/flights/tables/aircraft/history", key="N001").status == 403
+    assert [each["table"] for each in ask.token(of_carriers, "/apps/flights").json["tables"]] == ["carriers"]
+    query = "/apps/flights/at/now/query"
+    assert ask.token(of_carriers, query, sql="FROM carriers").status == 200
+    for hidden in ("FROM aircraft", "FROM aircraft AT '~1'", "FROM versions('aircraft')", "FROM input('flights')"):
+        assert ask.token(of_carriers, query, sql=hidden).status == 404, hidden
+    assert ask.token(of_carriers, query, sql="FROM inflight('by-carrier')").status == 404
+    assert ask.token(reads, query, sql="FROM carriers").status == 403
+    assert ask.token(reads, "/apps/other").status == 403
+
+
+def test_a_token_that_was_removed_or_has_ended_is_none(
+    client: Client, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slackwater.serve.tokens._KNOWN_S", 0.0)
+    ask, token = own(GUARDED), made(client, "reports", days=1)
+    assert ask.token(token, "/apps").status == 200
+    monkeypatch.setattr("slackwater.serve.tokens.now_ms", lambda: 1 << 45)
+    assert ask.token(token, "/apps").status == 401
+    monkeypatch.undo()
+    client.remove_token("reports")
+    assert client.tokens() == ()
+    with pytest.raises(NotFound):
+        client.remove_token("reports")
+
+
+def test_a_token_may_ask_so_often(client: Client, own: Callable[..., Ask]) -> None:
+    ask, token = own(GUARDED), made(client, "slow", per_s=2)
+    found = [ask.token(token, "/apps").status for _ in range(5)]
+    assert found[:2] == [200, 200]
+    assert 429 in found
+    assert int(ask.token(token, "/apps").headers["retry-after"]) >= 1
+
+
+def test_a_page_of_somebody_elses_gets_nothing_from_this_machine(own: Callable[..., Ask]) -> None:
+    ask = own()
+    assert ask("/apps", headers={"host": "evil.example"}).status == 403
+    assert ask("/apps", headers={"host": "evil.example:8350"}).status == 403
+    assert ask("/apps", headers={"host": "localhost:1"}).status == 200
+    found = ask("/apps", headers={"origin": "http://evil.example"})
+    assert not [name for name in found.headers if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize(("host", "is_local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.7", False), ("example.org", False)])  # fmt: skip
+def test_only_on_a_machines_own_address_nobody_needs_a_token(host: str, is_local: bool) -> None:
+    assert Listening(host).is_local is is_local
+
+
+def test_certificates_of_clients_want_tls(client: Client) -> None:
+    with pytest.raises(Usage, match="goes with TLS"):
+        Instance(client, Listening(client_ca=Path("ca.pem")), Options())
+
+
+def test_whoever_comes_with_a_certificate_is_who_it_names(
+    client: Client, own: Callable[..., Ask], tmp_path: Path
+) -> None:
+    ca = Authority(tmp_path)
+    server, grafana, stranger = ca.signed("localhost"), ca.signed("grafana"), ca.signed("stranger")
+    made(client, "grafana", certificate=True)
+    ask = own(Listening(certificate=server, client_ca=ca.file, needs_tokens=True), ca_certs=str(ca.file))
+    at = {"ca_certs": str(ca.file), "assert_hostname": False}
+    assert Ask(ask.url, cert_file=str(grafana), **at)("/apps").json == {"apps": ["flights"]}
+    assert Ask(ask.url, cert_file=str(stranger), **at)("/apps").status == 401
+    assert Ask(ask.url, **at)("/apps").status == 401
+    (tmp_path / "other").mkdir()
+    with pytest.raises(urllib3.exceptions.HTTPError):
+        Ask(ask.url, cert_file=str(Authority(tmp_path / "other").signed("grafana")), **at)("/apps")
+
+
+class Authority:
+    """Signs certificates."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+        self.file = folder / "ca.pem"
+        self.file.write_bytes(self._certificate(self._name, self._key, is_ca=True))
+
+    def signed(self, name: str) -> Path:
+        """A file with a key, and a certificate of this common name."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        file = self._folder / f"{name}.pem"
+        file.write_bytes(pem + self._certificate(subject, key, is_ca=False))
+        return file
+
+    def _certificate(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_ca: bool) -> bytes:
+        now = dt.datetime.now(dt.UTC)
+        built = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(minutes=5))
+            .not_valid_after(now + dt.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        return built.public_bytes(serialization.Encoding.PEM)

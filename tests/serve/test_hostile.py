@@ -1,0 +1,100 @@
+"""Whatever is sent, nothing hangs, nothing is a bug of the server's, and what it says is what its document says."""
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import CHECKS
+from slackwater.serve.declare import ENDPOINTS
+
+from tests.models.profiles import scaled
+
+from .conftest import Ask
+
+_CHECKS = [
+    check
+    for check in CHECKS.get_all()
+    if check.__name__ in ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance", "negative_data_rejection")
+]  # fmt: skip
+_STREAMS = [each.path for each in ENDPOINTS if each.streams]
+_HOW: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+
+
+def _schema(url: str) -> Any:
+    return schemathesis.openapi.from_url(f"{url}/openapi.json").exclude(path=_STREAMS)
+
+
+def test_what_the_document_allows_and_what_it_does_not(instance: str) -> None:
+    """A few hundred cases; with `SLACKWATER_PROFILE=ci`, some ten thousand."""
+    asked = 0
+    for found in _schema(instance).get_all_operations():
+        operation = found.ok()
+
+        def try_one(case: Any) -> None:
+            nonlocal asked
+            asked += 1
+            case.call_and_validate(checks=_CHECKS, timeout=15)
+
+        schemathesis_modes = schemathesis.GenerationMode.all()
+        for mode in schemathesis_modes:
+            strategy = operation.as_strategy(generation_mode=mode)
+            from hypothesis import given
+
+            how = settings(max_examples=scaled(20), phases=[Phase.generate], database=None, **_HOW)
+            how(given(case=strategy)(try_one))()
+    assert asked > 100
+
+
+@pytest.fixture
+def connected(instance: str) -> Callable[[], socket.socket]:
+    host, port = instance.removeprefix("http://").split(":")
+    return lambda: socket.create_connection((host, int(port)), timeout=15)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x00\xff" * 100,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET  HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /apps/%00%ff%c3 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /apps HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /apps/flights/at/now/query HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /apps HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+    ],
+)  # fmt: skip
+def test_what_is_no_request_ends_the_connection(connected: Callable[[], socket.socket], ask: Ask, sent: bytes) -> None:
+    with connected() as connection:
+        try:
+            connection.sendall(sent)
+            answered = connection.recv(1 << 16)
+        except ConnectionError:
+            answered = b""
+    assert not answered or answered.startswith(b"HTTP/1.1 4")
+    assert ask("/apps").status == 200
+
+
+def test_a_request_that_never_ends_is_not_waited_for(
+    connected: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slackwater.serve.protocol._PATIENCE_S", 0.3)
+    for begun in (b"", b"GET /apps HTT", b"POST /apps/flights/at/now/query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"):
+        with connected() as connection:
+            connection.sendall(begun)
+            began_s = time.monotonic()
+            while connection.recv(1 << 16):
+                pass
+            assert time.monotonic() - began_s < 5
+
+
+def test_a_body_that_is_too_large_is_not_read(instance: str) -> None:
+    import urllib3
+
+    sql = b'{"sql": "' + b"x" * (2 << 20) + b'"}'
+    found = urllib3.PoolManager(retries=False).request("POST", f"{instance}/apps/flights/at/now/query", body=sql)
+    assert found.status == 413

@@ -1,0 +1,143 @@
+"""SQL from elsewhere takes no more than it may, and sees nothing of the machine."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pyarrow as pa
+import pytest
+from slackwater.serve.audit import AUDIT, without_values
+from slackwater.serve.service import Options
+
+from tests.support.histories import FlightsApp
+
+from .conftest import Ask
+
+QUERY = "/apps/flights/at/now/query"
+TIGHT = Options(every_s=0.05, sql_s=1.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
+
+
+@pytest.fixture(scope="module")
+def tight(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    from .conftest import serving
+
+    with serving(written.store.url, tmp_path_factory.mktemp("cache"), options=TIGHT) as url:
+        yield Ask(url)
+
+
+def test_rows_of_a_query_and_of_what_moment_they_are(written: FlightsApp, tight: Ask) -> None:
+    found = tight(QUERY, sql="SELECT carrier, flights FROM carriers ORDER BY 1").json
+    assert found["rows"] == [{"carrier": each, "flights": written.state["carriers"][each][0]} for each in ("C0", "C1", "C2")]
+    assert found["versions"] == {stage: head.version for stage, head in written.heads.items()}
+    assert found["cut_off"] is False
+
+
+def test_the_same_of_a_body_and_in_arrow(tight: Ask) -> None:
+    import urllib3
+
+    body = msgspec.json.encode({"sql": "SELECT sum(flights) AS n FROM carriers", "format": "arrow"})
+    found = urllib3.PoolManager().request("POST", tight.url + QUERY, body=body)
+    assert pa.ipc.open_stream(found.data).read_all().column_names == ["n"]
+
+
+def test_an_earlier_moment_and_two_at_once(written: FlightsApp, tight: Ask) -> None:
+    sql = "SELECT now.flights - before.flights AS more FROM carriers now JOIN carriers AT '~3' AS before USING (carrier)"
+    found = tight(QUERY, sql=sql).json
+    assert sum(row["more"] for row in found["rows"]) > 0
+    assert [*found["moments"]] == ["flights@~3"]
+    assert tight("/apps/flights/at/~3/query", sql="FROM carriers").json["versions"]["carriers"] < written.heads["carriers"].version
+
+
+def test_rows_beyond_what_is_given_are_cut_off_and_that_is_said(tight: Ask) -> None:
+    found = tight(QUERY, sql="FROM range(1000)", limit="20").json
+    assert (len(found["rows"]), found["cut_off"]) == (20, True)
+    found = tight(QUERY, sql="FROM range(1000)").json
+    assert (len(found["rows"]), found["cut_off"]) == (100, True)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b",
+        "WITH RECURSIVE t AS (SELECT 1 AS a UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t",
+    ],
+)
+def test_what_takes_too_long_is_stopped(tight: Ask, sql: str) -> None:
+    began_s = time.monotonic()
+    found = tight(QUERY, sql=sql)
+    assert (found.status, found.json["error"]) == (413, "TooMuch")
+    assert time.monotonic() - began_s < 10
+    assert tight(QUERY, sql="SELECT 1").status == 200
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT length(repeat('x', 3000000000))",  # gigabytes in one call that nothing interrupts
+        "SELECT len(range(2000000000))",
+        "SELECT list(range) FROM range(300000000)",
+        "SELECT repeat('x', 10000000) FROM range(100)",
+    ],
+)
+def test_what_takes_too_much_memory_is_stopped(tight: Ask, sql: str) -> None:
+    found = tight(QUERY, sql=sql)
+    assert found.status in (413, 422), found.json
+    assert tight(QUERY, sql="SELECT 1").status == 200
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM '/etc/passwd'",
+        "FROM read_csv('/etc/passwd')",
+        "FROM read_text('/etc/hostname')",
+        "FROM glob('/*')",
+        "FROM 'http://127.0.0.1:1/x.parquet'",
+        "FROM 's3://bucket/x.parquet'",
+        "FROM duckdb_settings()",
+        "FROM \"duckdb_views\"()",
+        "FROM duckdb_views",
+        "SELECT current_setting('temp_directory')",
+        "FROM query('FROM duckdb' || '_settings()')",
+        "FROM information_schema.views",
+        "FROM pg_catalog.pg_views",
+        "EXPLAIN ANALYZE FROM carriers",
+        "COPY carriers TO '/tmp/x.csv'",
+        "ATTACH '/tmp/x.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET memory_limit = '10GB'",
+        "PRAGMA database_list",
+        "CREATE TABLE t AS SELECT 1",
+        "SELECT getenv('HOME')",
+        "SELECT filename FROM carriers",
+        "SELECT 1; SELECT 2",
+    ],
+)
+def test_nothing_of_the_machine_is_reached(written: FlightsApp, tight: Ask, sql: str) -> None:
+    found = tight(QUERY, sql=sql)
+    assert 400 <= found.status < 500, (sql, found.body[:500])
+    assert written.store.url.encode() not in found.body
+    assert b"root:" not in found.body
+
+
+def test_a_line_for_the_audit_has_who_and_what_and_no_values(
+    own: Callable[..., Ask], caplog: pytest.LogCaptureFixture
+) -> None:
+    ask = own()
+    with caplog.at_level(logging.INFO, AUDIT.name):
+        ask("/apps/flights/at/now/tables/carriers", key=["C1", "C2"])
+        ask("/apps/flights/tables/carriers/history", key="C1")
+        ask(QUERY, sql="SELECT 'C1', 17 FROM carriers -- C2")
+    lines = [msgspec.json.decode(each.message) for each in caplog.records if each.name == AUDIT.name]
+    assert [each["what"] for each in lines] == ["get", "history", "query"]
+    assert [each["status"] for each in lines] == [200] * 3
+    assert lines[0]["asked"]["key"] == 2
+    assert lines[2]["asked"]["sql"] == "SELECT ? , ? FROM carriers"
+    assert "C1" not in caplog.text
+
+
+def test_a_statement_without_its_values() -> None:
+    sql = "SELECT $$x$$, e'y', 'it''s', 1.5 FROM \"my table\" WHERE a = 'open"
+    assert without_values(sql) == 'SELECT ? , ? , ? , ? FROM "my table" WHERE a = ?'
