@@ -56,9 +56,9 @@ async def get(
     if etag in asked.known_etags and headers:
         return Answer(b"", status=304, headers=headers)
     keys = [(None,) if each == _NULL else tuple(key_of(table, declared, each)) for each in key]
-    if reading.is_newest:
-        (await asked.service.newest(app)).asked_for(table)
     found = await passing.rows(asked, app, reading, table, key, keys, column)
+    if reading.is_newest:  # what is fetched beside answers is not in the way of this one
+        (await asked.service.newest(app)).asked_for(table)
     fresh = reading.freshness(table)
     if asked.wants_arrow:
         with_found = found.table.append_column(passing.FOUND, [list(found.present)])

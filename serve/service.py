@@ -170,32 +170,35 @@ class Asked:
         if table:
             self.grant.check_table(table)
             stage = stage or (table if _VERSION.fullmatch(ref) else "")
-        reading = await self.service.reading(app, ref, stage, prefer_newest=self.is_passed_on)
-        wanted = [_min_offset(each) for each in min_offsets]
-        tables = (table,) if table else ()
+        reading = await self._with(table, await self.service.reading(app, ref, stage, prefer_newest=self.is_passed_on))
+        if not min_offsets:
+            return reading
+        wanted, tables = [_min_offset(each) for each in min_offsets], (table,) if table else ()
 
         def has_read(found: Reading) -> bool:
             at = found.offsets(*tables)
-            return all(
-                topic in at and part < len(at[topic]) and at[topic][part] > offset for topic, part, offset in wanted
-            )
+            return all(topic in at and part < len(at[topic]) and at[topic][part] > last for topic, part, last in wanted)
 
-        if wanted and not has_read(reading):
-            is_there = False
-            known = reading.offsets(*tables)
-            if missing := {topic for topic, _, _ in wanted} - known.keys():
-                raise NotFound("topic that is read", min(missing), known)
-            if reading.is_newest:
-                reading, is_there = await (await self.service.newest(app)).until(has_read, wait_ms / 1_000)
-            if not is_there:
-                raise NotYet(
-                    f"the state has not read {', '.join(min_offsets)} yet",
-                    offsets=reading.offsets(*tables),
-                    hint="offsets says the next that it reads of each partition; ask again, or wait longer (wait_ms)",
-                )
-        if table and table not in reading.moment.cut.tables:
-            reading = Reading(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
+        known = await self.service.in_thread(lambda: reading.offsets(*tables))
+        if unknown := {topic for topic, _, _ in wanted} - known.keys():
+            raise NotFound("topic that is read", min(unknown), known)
+        is_there = has_read(reading)
+        if not is_there and reading.is_newest:
+            later, is_there = await (await self.service.newest(app)).until(has_read, wait_ms / 1_000)
+            reading = await self._with(table, later)
+        if not is_there:
+            raise NotYet(
+                f"the state has not read {', '.join(min_offsets)} yet",
+                offsets=reading.offsets(*tables),
+                hint="offsets says the next that it reads of each partition; ask again, or wait longer (wait_ms)",
+            )
         return reading
+
+    async def _with(self, table: str, reading: Reading) -> Reading:
+        """The moment with a table, by whatever name it had then. Raises `NotFound`."""
+        if not table or table in reading.moment.cut.tables:
+            return reading
+        return Reading(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
 
     def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:
         """A document of JSON."""

@@ -44,7 +44,8 @@ def application(service: Service, door: Doorkeeper) -> ASGIApp:
         return Response(description, media_type=JSON)
 
     async def alive(_request: Request) -> Response:
-        return Response(b'{"alive":true}', media_type=JSON)
+        others = len(service.peers.others) if service.peers is not None else 0
+        return Response(encoded({"alive": True, "others": others}), media_type=JSON)
 
     routes = [Route(each.path, _Route(each, service, door), methods=[each.method]) for each in ENDPOINTS]
     others = [Route("/openapi.json", openapi), Route("/healthz", alive)]

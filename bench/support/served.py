@@ -64,11 +64,14 @@ def names(numbers: np.ndarray) -> list[str]:
 
 
 @contextmanager
-def serving(store: str, cache: Path, *words: str, **environ: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def serving(
+    store: str, cache: Path, *words: str, is_one_of_several: bool = False
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """An instance of `slackwater serve`: its address and its process."""
     port = free_port()
+    words = (*words, *(["--advertise", f"http://127.0.0.1:{port}"] if is_one_of_several else []))
     command = [sys.executable, "-m", "slackwater.cli.main", "serve", "--store", store, "--port", str(port), *words]
-    process = subprocess.Popen(command, env={**os.environ, "SLACKWATER_CACHE": str(cache), **environ})
+    process = subprocess.Popen(command, env={**os.environ, "SLACKWATER_CACHE": str(cache)})
     url = f"http://127.0.0.1:{port}"
     try:
         _wait(url, process)

@@ -4,9 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import urllib3
 from slackwater.client import Client
@@ -20,6 +22,7 @@ from tests.conftest import free_port
 from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, flights
 
 FAST = Options(every_s=0.02)
+HERE = Listening()
 
 
 class Answered(NamedTuple):
@@ -29,8 +32,6 @@ class Answered(NamedTuple):
 
     @property
     def json(self) -> Any:
-        import msgspec
-
         return msgspec.json.decode(self.body)
 
 
@@ -41,9 +42,12 @@ class Ask:
         self.url = url
         self._pool = urllib3.PoolManager(retries=False, timeout=30, **more)
 
-    def __call__(self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None, **asked: Any) -> Answered:
-        fields = [(name, each) for name, value in asked.items() for each in (value if isinstance(value, list) else [value])]
-        found = self._pool.request(method, self.url + path, fields=fields or None, headers=headers)
+    def __call__(
+        self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None, **asked: Any
+    ) -> Answered:
+        each = ((name, value if isinstance(value, list) else [value]) for name, value in asked.items())
+        fields = [(name, one) for name, values in each for one in values]
+        found = self._pool.request("GET", self.url + path, fields=fields or None, headers=headers)
         return Answered(found.status, found.headers, found.data)
 
     def token(self, token: str, path: str, **asked: Any) -> Answered:
@@ -51,14 +55,10 @@ class Ask:
 
 
 @contextmanager
-def serving(store: str, cache: Path, listening: Listening = Listening(), options: Options = FAST) -> Iterator[str]:
+def serving(store: str, cache: Path, listening: Listening = HERE, options: Options = FAST) -> Iterator[str]:
     """An instance: its address."""
-    import dataclasses
-
     port = free_port()
-    listening = dataclasses.replace(listening, port=port)
-    if listening.advertise:
-        listening = dataclasses.replace(listening, advertise=f"http://127.0.0.1:{port}")
+    listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
     with Client(Settings(store=store, cache=str(cache), cache_max_bytes=1 << 30)) as client:
         instance = Instance(client, listening, options)
         thread = threading.Thread(target=instance.run)
@@ -114,7 +114,7 @@ def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
     """Instances of that app."""
     with ExitStack() as stack:
 
-        def begun(listening: Listening = Listening(), options: Options = FAST, cache: str = "cache", **how: Any) -> Ask:
+        def begun(listening: Listening = HERE, options: Options = FAST, cache: str = "cache", **how: Any) -> Ask:
             return Ask(stack.enter_context(serving(app.store.url, tmp_path / cache, listening, options)), **how)
 
         yield begun

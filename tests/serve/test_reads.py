@@ -148,7 +148,11 @@ def test_whoever_has_produced_a_record_reads_its_effect(app: FlightsApp, own: Ca
     assert early.status == 409
     assert early.json["offsets"]["flights"][partition] == offset
     found: list[int] = []
-    waits = threading.Thread(target=lambda: found.append(ask(CARRIERS, key="C1", min_offsets=wanted).json["rows"][0]["flights"]))
+
+    def wait() -> None:
+        found.append(ask(CARRIERS, key="C1", min_offsets=wanted).json["rows"][0]["flights"])
+
+    waits = threading.Thread(target=wait)
     waits.start()
     app.step("legs")  # the record is not in `carriers` yet
     app.step("aircraft")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pyarrow as pa
 import pytest
+import urllib3
 from slackwater.serve.audit import AUDIT, without_values
 from slackwater.serve.service import Options
 
@@ -28,25 +29,30 @@ def tight(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def test_rows_of_a_query_and_of_what_moment_they_are(written: FlightsApp, tight: Ask) -> None:
     found = tight(QUERY, sql="SELECT carrier, flights FROM carriers ORDER BY 1").json
-    assert found["rows"] == [{"carrier": each, "flights": written.state["carriers"][each][0]} for each in ("C0", "C1", "C2")]
+    assert found["rows"] == [
+        {"carrier": each, "flights": written.state["carriers"][each][0]} for each in ("C0", "C1", "C2")
+    ]
     assert found["versions"] == {stage: head.version for stage, head in written.heads.items()}
     assert found["cut_off"] is False
 
 
 def test_the_same_of_a_body_and_in_arrow(tight: Ask) -> None:
-    import urllib3
-
     body = msgspec.json.encode({"sql": "SELECT sum(flights) AS n FROM carriers", "format": "arrow"})
     found = urllib3.PoolManager().request("POST", tight.url + QUERY, body=body)
     assert pa.ipc.open_stream(found.data).read_all().column_names == ["n"]
 
 
 def test_an_earlier_moment_and_two_at_once(written: FlightsApp, tight: Ask) -> None:
-    sql = "SELECT now.flights - before.flights AS more FROM carriers now JOIN carriers AT '~3' AS before USING (carrier)"
+    sql = (
+        "SELECT now.flights - before.flights AS more FROM carriers now JOIN carriers AT '~3' AS before USING (carrier)"
+    )
     found = tight(QUERY, sql=sql).json
     assert sum(row["more"] for row in found["rows"]) > 0
     assert [*found["moments"]] == ["flights@~3"]
-    assert tight("/apps/flights/at/~3/query", sql="FROM carriers").json["versions"]["carriers"] < written.heads["carriers"].version
+    assert (
+        tight("/apps/flights/at/~3/query", sql="FROM carriers").json["versions"]["carriers"]
+        < written.heads["carriers"].version
+    )
 
 
 def test_rows_beyond_what_is_given_are_cut_off_and_that_is_said(tight: Ask) -> None:
@@ -96,7 +102,7 @@ def test_what_takes_too_much_memory_is_stopped(tight: Ask, sql: str) -> None:
         "FROM 'http://127.0.0.1:1/x.parquet'",
         "FROM 's3://bucket/x.parquet'",
         "FROM duckdb_settings()",
-        "FROM \"duckdb_views\"()",
+        'FROM "duckdb_views"()',
         "FROM duckdb_views",
         "SELECT current_setting('temp_directory')",
         "FROM query('FROM duckdb' || '_settings()')",

@@ -1,0 +1,250 @@
+"""`slackwater serve` under load, beside Redis on the same machine; what is cold, killed, and asked right after a write.
+
+`python -m bench.tasks.serving [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys and less time.
+
+The load comes from vegeta (or nothing is measured): it asks at a rate, whether answers come or not, so that a wait
+counts for all who came meanwhile. Redis gets its load from `redis-benchmark` at the same rate of requests, as fast as
+its clients ask, where there is a redis-server: it holds all of it in memory, of one value a key. Server, load and store
+share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from shutil import which
+
+import boto3
+import numpy as np
+import urllib3
+from slackwater.client.remote import Server
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.manifest import AppInfo, Input
+
+from tests.support.s3_proxy import s3_proxy
+from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
+
+from ..multi_get import TABLE
+from ..support.row import Row
+from ..support.served import APP, TALL, TOPIC, WIDE, WIDE_COLUMNS, WIDE_KEYS, born, make, names, serving, tall_rows
+from ..support.written import Stage
+
+KEYS, QUICK_KEYS = 10_000_000, 1_000_000
+RATE = 1_000
+WIDE_RATE = 10
+TRIES = 10_000
+COLD_TABLES, COLD_KEYS = 60, 200_000
+MS = 1_000
+
+
+def rows(folder: Path, quick: bool) -> Iterator[Row]:
+    """Make the app in the folder and measure; some five minutes at full scale, 1 GB of disk.
+
+    Args:
+        folder: an empty one.
+        quick: 1 M keys instead of 10 M, and a fifth of the time.
+    """
+    if which("vegeta") is None:
+        raise RuntimeError("vegeta is not on PATH: go install github.com/tsenart/vegeta/v12@latest")
+    count, seconds = (QUICK_KEYS, 5) if quick else (KEYS, 30)
+    root, cache = str(folder / "store"), folder / "cache"
+    make(open_store(root), SstCache(cache, 1 << 40), count)
+    with serving(root, cache) as (url, _):
+        yield from _warm(url, count, seconds)
+        yield _wide(url, seconds)
+    if redis := _redis(folder, count, seconds):
+        yield redis
+    yield _two(root, folder, count, seconds)
+    yield _own_writes(root, cache, TRIES // 20 if quick else TRIES)
+    if which("go"):
+        yield _cold(folder, quick)
+
+
+def _targets(folder: Path, urls: Sequence[str], paths: Sequence[str]) -> Path:
+    file = folder / "targets"
+    file.write_text("".join(f"GET {urls[number % len(urls)]}{path}\n" for number, path in enumerate(paths)))
+    return file
+
+
+def _attack(targets: Path, rate: int, seconds: float) -> dict[str, float]:
+    """Milliseconds at quantiles, and the part that was answered with 200."""
+    words = ["-targets", str(targets), "-rate", str(rate), "-duration", f"{seconds}s", "-timeout", "5s"]
+    words += ["-workers", "16", "-max-workers", "256"]
+    attack = subprocess.run(["vegeta", "attack", *words], capture_output=True, check=True)
+    report = subprocess.run(["vegeta", "report", "-type=json"], input=attack.stdout, capture_output=True, check=True)
+    found = json.loads(report.stdout)
+    latencies = {name: value / 1e6 for name, value in found["latencies"].items()}
+    return {"p50": latencies["50th"], "p99": latencies["99th"], "max": latencies["max"], "ok": found["success"]}
+
+
+def _paths(count: int, keys: int, seed: int = 3) -> list[str]:
+    numbers = np.random.default_rng(seed).integers(keys, size=count)
+    return [f"/apps/{APP}/at/now/tables/{TALL}?key={name}" for name in names(numbers)]
+
+
+def _warm(url: str, keys: int, seconds: int) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as name:
+        targets = _targets(Path(name), [url], _paths(RATE * seconds, keys))
+        _attack(targets, RATE // 4, 3)
+        found = _attack(targets, RATE, seconds)
+    what = f"get of one key of {keys:,}, warm, {RATE:,} requests/s offered, over HTTP"
+    note = f"{found['ok']:.2%} answered; max {found['max']:.0f} ms"
+    yield Row.at_most(f"{what}: p50", f"{found['p50']:.2f} ms", note, found["p50"], 2)
+    yield Row.at_most(f"{what}: p99", f"{found['p99']:.2f} ms", note, found["p99"], 10)
+
+
+def _wide(url: str, seconds: int) -> Row:
+    random = np.random.default_rng(4)
+    asked = [
+        "&".join(f"key={name}" for name in names(random.integers(WIDE_KEYS, size=50))) for _ in range(WIDE_RATE * 30)
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        targets = _targets(Path(name), [url], [f"/apps/{APP}/at/now/tables/{WIDE}?{each}" for each in asked])
+        _attack(targets, WIDE_RATE, 3)
+        found = _attack(targets, WIDE_RATE, seconds)
+    what = f"50 keys of {WIDE_COLUMNS} columns in one request, warm, {WIDE_RATE} requests/s: p99"
+    return Row.at_most(what, f"{found['p99']:.1f} ms", f"p50 {found['p50']:.1f} ms", found["p99"], 60)
+
+
+def _redis(folder: Path, keys: int, seconds: int) -> Row | None:
+    """GET by Redis' own load, of as many keys as it takes in a while; None where there is no Redis."""
+    if which("redis-server") is None or which("redis-benchmark") is None:
+        return None
+    port = "6399"
+    server = subprocess.Popen(
+        ["redis-server", "--port", port, "--save", "", "--dir", str(folder)], stdout=subprocess.DEVNULL
+    )
+    try:
+        time.sleep(1)
+        several = min(keys, 1_000_000)
+        load = ["redis-benchmark", "-p", port, "-r", str(several), "--csv", "-q"]
+        subprocess.run([*load, "-t", "set", "-n", str(several * 2), "-P", "50"], capture_output=True, check=True)
+        done = subprocess.run(
+            [*load, "-t", "get", "-n", str(RATE * seconds), "-c", "8"], capture_output=True, check=True
+        )
+        heading, values = [line.replace('"', "").split(",") for line in done.stdout.decode().splitlines()[:2]]
+        found = dict(zip(heading, values, strict=True))
+    finally:
+        server.terminate()
+        server.wait()
+    p50, p99 = float(found["p50_latency_ms"]), float(found["p99_latency_ms"])
+    what = f"the peer: GET of one of {several:,} keys in Redis, 8 connections as fast as they can"
+    return Row(what, "-", f"p50 {p50:.2f} ms, p99 {p99:.2f} ms, {float(found['rps']):,.0f}/s", 1, "shown", True)
+
+
+def _two(root: str, folder: Path, keys: int, seconds: int) -> Row:
+    """One of two instances is killed while both are asked; what the other one was asked must all be right."""
+    http = urllib3.PoolManager(retries=False, timeout=5)
+    wrong = failed = answered = 0
+    random = np.random.default_rng(5)
+    one, two = (serving(root, folder / name, is_one_of_several=True) for name in ("one", "two"))
+    with one as (first, process), two as (second, _):
+        time.sleep(3)  # until they know of each other
+        deadline, killed_s, moved_s = time.monotonic() + seconds, 0.0, 0.0
+        began_s = time.monotonic()
+        while time.monotonic() < deadline:
+            numbers = random.integers(keys, size=2)
+            some = names(numbers)
+            for url in (first, second) if not killed_s else (second,):
+                path = f"{url}/apps/{APP}/at/now/tables/{TALL}?key={some[0]}&key={some[1]}&column=delay"
+                answer = http.request("GET", path)
+                answered += 1
+                failed += answer.status != 200
+                if answer.status == 200:
+                    wrong += [row["delay"] for row in answer.json()["rows"]] != (numbers / 4).tolist()
+            if not killed_s and time.monotonic() - began_s > seconds / 3:
+                process.kill()
+                killed_s = time.monotonic()
+            if killed_s and not moved_s and _is_alone(second):
+                moved_s = time.monotonic() - killed_s
+    what = f"two instances, one killed: wrong or failed answers of {answered:,} of the other; ranges move in {moved_s:.1f} s"
+    ratio = float(wrong + failed) if moved_s and moved_s <= 5 else 9.0
+    return Row(what, f"{wrong} wrong, {failed} failed", "none may", ratio, "<= 0", ratio == 0)
+
+
+def _is_alone(url: str) -> bool:
+    """Whether an instance knows of no other."""
+    return int(urllib3.request("GET", f"{url}/healthz").json()["others"]) == 0
+
+
+def _own_writes(root: str, cache: Path, tries: int) -> Row:
+    """A record is committed by a writer, and at once its effect is asked for, by its offset."""
+    store = open_store(root)
+    head = history.head(store, APP, TALL)
+    assert head is not None
+    stage = Stage(store, SstCache(cache, 1 << 40), head)
+    wrong, waits = 0, list[float]()
+    asked = threading.Semaphore(0)
+    done = threading.Semaphore(0)
+
+    def write() -> None:
+        for number in range(tries):
+            asked.acquire()
+            stage.put(tall_rows(np.array([7]), number + 100), {TOPIC: Input(TOPIC, (number + 1,))})
+            if number % 200 == 199:
+                stage.compact()
+            done.release()
+
+    writer = threading.Thread(target=write)
+    with serving(root, cache, "--every", "10ms") as (url, _), Server(url) as server:
+        writer.start()
+        path = ("apps", APP, "at", "now", "tables", TALL)
+        for number in range(tries):
+            asked.release()  # the record is produced; who produced it asks at once
+            began_s = time.perf_counter()
+            found = server.http.json(path, key="leg-00000007", min_offsets=f"{TOPIC}:0:{number}", wait_ms=20_000)
+            waits.append(time.perf_counter() - began_s)
+            wrong += found["rows"][0]["flights"] < 7 + number + 100
+            done.acquire()
+        writer.join()
+    what = f"read your writes: answers without the record's effect, of {tries:,}"
+    wait = f"committed and answered in {np.median(waits) * MS:.0f} ms (median), {np.quantile(waits, 0.99) * MS:.0f} ms (p99)"
+    return Row(what, str(wrong), wait, float(wrong), "<= 0", wrong == 0)
+
+
+def _cold(folder: Path, quick: bool) -> Row:
+    """A key of a table that the instance has nothing of, of one table after the other; requests take 30 ms longer."""
+    tables, took, requests = (10 if quick else COLD_TABLES), list[float](), list[int]()
+    (folder / "gw").mkdir()
+    os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": "us-east-1"}
+    with versitygw(folder / "gw") as endpoint, s3_proxy(endpoint, delay_s=0.03) as proxy:
+        os.environ["AWS_ENDPOINT_URL"] = endpoint
+        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
+        root, random = f"s3://{BUCKET}/cold", np.random.default_rng(6)
+        store, cache = open_store(root), SstCache(folder / "made", 1 << 40)
+        apps.create_app(store, AppInfo(APP, 1))
+        for number in range(tables):
+            born(store, cache, f"legs{number}", TABLE, tall_rows(np.arange(COLD_KEYS), 1))
+        os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+        with serving(root, folder / "none") as (url, _), Server(url) as server:
+            server.app(APP)
+            for number in range(tables):
+                path, (key,) = (
+                    ("apps", APP, "at", "now", "tables", f"legs{number}"),
+                    names(random.integers(COLD_KEYS, size=1)),
+                )
+                time.sleep(0.5)  # what is fetched beside an answer is there
+                before, began_s = proxy.requests, time.perf_counter()
+                server.http.json(path, key=key)
+                took.append(time.perf_counter() - began_s)
+                requests.append(proxy.requests - before)
+    p99 = float(np.quantile(took, 0.99)) * MS
+    note = f"p50 {np.median(took) * MS:.0f} ms, {np.median(requests):.0f} requests meanwhile"
+    what = f"get of one key of {COLD_KEYS:,}, cold, 30 ms added to each store request: p99 of {tables}"
+    return Row.at_most(what, f"{p99:.0f} ms", note, p99, 150)
+
+
+if __name__ == "__main__":
+    named = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    with tempfile.TemporaryDirectory(prefix="slackwater-bench-", dir=named[0] if named else None) as work:
+        for row in rows(Path(work), "--quick" in sys.argv):
+            print(row)

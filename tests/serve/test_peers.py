@@ -1,0 +1,88 @@
+"""Instances of one store: whose a part of a table is, all compute alike; whoever is gone is missed by nobody."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.serve.peers import INSTANCES, Instance, Peers
+from slackwater.serve.server import Listening
+from slackwater.store.objects.memory import MemoryStore
+
+from tests.support.histories import FlightsApp, flights
+
+from .conftest import Ask, wait_until
+
+AIRCRAFT = "/apps/flights/at/now/tables/aircraft"
+ONE_OF_SEVERAL = Listening(advertise="http://here")
+
+
+def peers(me: Instance, *others: Instance) -> Peers:
+    async def nobody(_function: Callable[[], object]) -> None:
+        raise AssertionError
+
+    made = Peers(MemoryStore(), me.url, nobody, lambda: None)
+    made.me, made.others = me, {each.id: each for each in others}
+    return made
+
+
+@given(st.integers(2, 6), st.integers(1, 64))
+def test_all_agree_on_owners_and_only_what_one_owned_moves_when_it_goes(count: int, partitions: int) -> None:
+    all_of_them = [Instance(f"i{number}", f"http://{number}") for number in range(count)]
+    each = [peers(me, *(other for other in all_of_them if other is not me)) for me in all_of_them]
+    owned = [set(one.owns("app", "table", range(partitions))) for one in each]
+    assert sorted(place for some in owned for place in some) == [*range(partitions)]
+    _, *left = all_of_them
+    after = [set(peers(me, *(o for o in left if o is not me)).owns("app", "table", range(partitions))) for me in left]
+    assert set().union(*after) == {*range(partitions)}
+    assert all(before <= now for before, now in zip(owned[1:], after, strict=True))
+
+
+def test_what_each_owns_is_about_as_much() -> None:
+    all_of_them = [Instance(f"i{number}", f"http://{number}") for number in range(4)]
+    found = peers(*all_of_them).owners("app", "table", np.arange(4_000, dtype=np.int32))
+    assert all(800 < len(places) < 1_200 for places in found.values())
+
+
+@pytest.fixture
+def two(own: Callable[..., Ask]) -> tuple[Ask, Ask]:
+    return own(ONE_OF_SEVERAL, cache="one"), own(ONE_OF_SEVERAL, cache="two")
+
+
+def test_any_instance_answers_any_key_the_same(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
+    tails = [*app.state["aircraft"], "none"]
+    wait_until(lambda: len(INSTANCES.listed(app.store)) == 2)
+    for _ in range(5):
+        app.run(flights(1))
+        expected = [app.state["aircraft"][tail][0] if tail != "none" else None for tail in tails]
+        for ask in two:
+            wait_until(lambda ask=ask: ask(AIRCRAFT, key="x").json["version"] == app.heads["aircraft"].version)
+            found = ask(AIRCRAFT, key=tails, column="flights").json["rows"]
+            assert [row and row["flights"] for row in found] == expected
+
+
+def test_a_key_is_passed_on_with_the_token_of_who_asked(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
+    """Both find each other within two signs of life; what is passed on is answered where it comes to."""
+    headers = {"slackwater-hop": "0"}
+    assert two[0](AIRCRAFT.replace("now", "v3"), key="N001", stage="aircraft", headers=headers).status == 200
+    assert two[0](AIRCRAFT, key="N001", headers={"slackwater-hop": "no number"}).status == 200
+
+
+def test_an_instance_that_is_gone_is_missed_by_nobody(app: FlightsApp, own: Callable[..., Ask], tmp_path: Path) -> None:
+    ask = own(ONE_OF_SEVERAL)
+    # It was killed: its sign of life is there, and nobody answers.
+    INSTANCES.put(app.store, Instance("0" * 26, "http://127.0.0.1:1"))
+    tails = [*app.state["aircraft"]]
+    for _ in range(30):
+        found = ask(AIRCRAFT, key=tails, column="flights").json["rows"]
+        assert [row["flights"] for row in found] == [app.state["aircraft"][tail][0] for tail in tails]
+
+
+def test_an_instance_that_ends_takes_its_sign_of_life_away(app: FlightsApp, tmp_path: Path) -> None:
+    from .conftest import serving
+
+    with serving(app.store.url, tmp_path / "cache", ONE_OF_SEVERAL):
+        assert len(INSTANCES.listed(app.store)) == 1
+    assert INSTANCES.listed(app.store) == ()

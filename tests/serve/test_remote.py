@@ -1,0 +1,98 @@
+"""`sw.open` of a server gives what it gives of the store."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import slackwater as sw
+from slackwater.client import Client
+from slackwater.client.remote import Server
+from slackwater.errors import Collected, Forbidden, NotFound, Refused, TooMuch, Unavailable, Usage
+from slackwater.serve.server import Listening
+from slackwater.settings import Settings
+
+from tests.conftest import free_port
+from tests.support.histories import FlightsApp
+
+from .conftest import Ask
+
+
+@pytest.fixture
+def client(written: FlightsApp) -> Iterator[Client]:
+    with Client(Settings(store=written.store.url)) as opened:
+        yield opened
+
+
+def test_an_address_opens_a_server(instance: str) -> None:
+    with sw.open(instance) as opened:
+        assert isinstance(opened, Server)
+        assert opened.apps == ("flights",)
+
+
+def test_moments_and_rows_are_the_same(client: Client, server: Server) -> None:
+    mine, theirs = client.app("flights").at("~2"), server.app("flights").at("~2")
+    assert theirs.versions == mine.versions
+    assert theirs.time == mine.time
+    assert theirs.tables == mine.tables
+    assert theirs.get("carriers", "C1") == mine.get("carriers", "C1")
+    assert theirs.get("carriers", "C9") is None
+    keys = ["C2", "C9", "C0"]
+    assert theirs.get_many("carriers", keys, ["delay"]) == mine.get_many("carriers", keys, ["delay"])
+    sql = "SELECT carrier, flights / 2 AS half FROM carriers ORDER BY 1"
+    assert theirs.query(sql).fetchall() == mine.query(sql).fetchall()
+    assert theirs.query(sql).types == mine.query(sql).types
+    assert repr(server.app("flights").at("v3", stage="carriers").tables) == repr(
+        client.app("flights").at("v3", stage="carriers").tables
+    ).replace("flights/carriers@v3", "flights/carriers@v3")
+
+
+def test_logs_histories_differences_and_lineage_are_the_same(client: Client, server: Server) -> None:
+    mine, theirs = client.app("flights"), server.app("flights")
+    assert theirs.log(5) == mine.log(5)
+    assert repr(theirs.log(5)) == repr(mine.log(5))
+    assert theirs.snapshots == mine.snapshots
+    assert theirs.lineage("carriers") == mine.lineage("carriers")
+    assert theirs.history("carriers", "C1") == mine.history("carriers", "C1")
+    found, expected = theirs.diff("~3"), mine.diff("~3")
+    assert found.keys() == expected.keys()
+    for table in expected:
+        assert found[table].rows.fetchall() == expected[table].rows.fetchall()
+    assert repr(found) == repr(expected)
+
+
+def test_now_stays_what_it_was(server: Server, written: FlightsApp) -> None:
+    moment = server.moment("flights")
+    assert moment.versions["carriers"] == written.heads["carriers"].version
+    assert moment.get("carriers", "C1") is not None
+
+
+def test_errors_are_the_same(server: Server) -> None:
+    with pytest.raises(NotFound, match="the nearest: flights"):
+        server.app("flihgts")
+    with pytest.raises(Usage, match="is still to come"):
+        server.app("flights").at("2999-01-01")
+    with pytest.raises(TooMuch, match="more than"):
+        server.moment("flights").query("FROM range(20000)")
+    with pytest.raises(Refused, match="has not read") as raised:
+        server.app("flights").at(min_offsets=["flights:0:999999"], wait_ms=1)
+    assert raised.value.__dict__["offsets"]["flights"]
+    assert Collected.__mro__[1] is NotFound
+
+
+def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = own(Listening(needs_tokens=True))
+    with Client(Settings(store=app.store.url)) as client:
+        token = client.add_token("reader", ["flights"]).data["token"]  # type: ignore[index]
+    with sw.open(ask.url) as opened, pytest.raises(Forbidden, match="token is needed"):
+        _ = opened.apps
+    with sw.open(ask.url, token=token) as opened:
+        assert opened.apps == ("flights",)
+        with pytest.raises(Forbidden, match="may not sql"):
+            opened.app("flights").at().query("SELECT 1")
+    monkeypatch.setenv("SLACKWATER_TOKEN", token)
+    with sw.open(ask.url) as opened:
+        assert opened.apps == ("flights",)
+
+
+def test_nobody_there_and_somebody_else_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(f"http://127.0.0.1:{free_port()}") as nobody, pytest.raises(Unavailable, match="does not answer"):
+        _ = nobody.apps
