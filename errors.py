@@ -7,7 +7,7 @@ prints both and exits 1. Anything else that escapes is a bug.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadRecord", "Collected", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "NotFound"]
+__all__ = ["BadRecord", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "MomentGone", "NotFound"]
 __all__ += ["ObjectExists", "ObjectNotFound", "Protected", "Refused", "SlackwaterError", "TooMuch", "Unavailable"]
 __all__ += ["Unstorable", "Usage"]
 
@@ -68,7 +68,7 @@ class NotFound(SlackwaterError, LookupError):
         super().__init__(f"no {what} named {name!r}{found}", hint=hint)
 
 
-class Collected(NotFound):
+class MomentGone(NotFound):
     """A moment that there was: garbage collection has taken it. The message says what is left."""
 
 

@@ -271,7 +271,7 @@ class Client(Backends, Shown):
         """
         from ..instants import now_ms
         from ..keep.access import tokens
-        from ..results.access import token_added
+        from ..results.maintenance import token_added
 
         how: dict[str, Any] = {
             "per_s": per_s,
@@ -286,7 +286,7 @@ class Client(Backends, Shown):
     def remove_token(self, name: str, *, dry_run: bool = False) -> "Result":
         """Remove a token: instances hear of it within five seconds. Raises `NotFound`."""
         from ..keep.access import tokens
-        from ..results.access import token_removed
+        from ..results.maintenance import token_removed
 
         return token_removed(tokens.remove(self.store, name, by=self.by, dry_run=dry_run), dry_run=dry_run)
 

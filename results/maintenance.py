@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .. import instants
+from ..keep.access.tokens import Token
 from ..keep.edit.edit import EditDone
 from ..keep.forget.forget import Forgot, Looked
 from ..keep.forget.held import Held
@@ -22,7 +23,7 @@ from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.forgotten.under_way import Forgetting
 from ..store.versions.manifest import Manifest
 from . import values
-from .document import Block, Remark, TableBlock, Title
+from .document import Block, Name, Remark, TableBlock, Title
 from .formats import MOST_SHOWN, count, duration, in_folder, plural, size, windows
 from .shown import Result, Words, fields, result
 from .status import archives
@@ -487,3 +488,48 @@ def _passes(each: OutOfReach) -> str:
     if each.retention_ms >= 0:
         return f"{duration(each.retention_ms)} after it was written, with its segment"
     return "when it is published" if each.what == "sink's own topic" else "never: delete it in Kafka"
+
+
+_OF_TOKEN = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "created_ms", "by", "message")
+
+
+@result
+def token_added(token: Token, sent: str, *, dry_run: bool) -> Words:
+    """A token that was made: the one place where it is told."""
+    what = f"{', '.join(token.verbs)} of {', '.join(token.apps)}, tables {', '.join(token.tables)}"
+    if dry_run:
+        yield f"would make token {token.name}: {what}"
+        return fields(token, *_OF_TOKEN) | {"token": "", "dry_run": True}
+    yield Title(f"token {token.name}: {what}")
+    if sent:
+        yield "it is shown here once, and kept nowhere:"
+        yield Name(sent)
+    else:
+        yield f"for whoever comes with a certificate of the common name {token.name}"
+    return fields(token, *_OF_TOKEN) | {"token": sent, "dry_run": False}
+
+
+def tokens(found: Sequence[Token]) -> Result:
+    """The tokens of a store."""
+    rows = (
+        (
+            each.name,
+            ", ".join(each.verbs),
+            ", ".join(each.apps),
+            ", ".join(each.tables),
+            "" if each.digest else "certificate",
+            instants.when(each.created_ms),
+            instants.iso(each.until_ms) if each.until_ms else "",
+            each.by,
+        )
+        for each in found
+    )
+    table = TableBlock.of(("name", "may", "apps", "tables", "", "made", "until", "by"), rows)
+    none = "this store has no token; `slackwater token add NAME --app APP` makes one"
+    return Result([fields(each, *_OF_TOKEN) for each in found], table if found else none)
+
+
+def token_removed(token: Token, *, dry_run: bool) -> Result:
+    """A token that went."""
+    done = "would remove" if dry_run else "removed"
+    return Result(fields(token, "name") | {"dry_run": dry_run}, f"{done} token {token.name}; it ends within 5 s")

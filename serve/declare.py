@@ -120,7 +120,7 @@ ENDPOINTS: list[Endpoint] = []
 def endpoint(
     path: str, *, verb: Verb = "read", methods: tuple[Literal["GET", "POST"], ...] = ("GET",), streams: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is `Asked`, as what answers a path."""
+    """Declare a function, whose first parameter is `Call`, as what answers a path."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = [*inspect.signature(function).parameters.values()][1:]

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import (
-    Collected,
     Corruption,
     Forbidden,
     Gone,
+    MomentGone,
     NotFound,
     Refused,
     SlackwaterError,
@@ -17,7 +17,7 @@ from ..errors import (
 )
 
 
-class Unknown(SlackwaterError):
+class NotKnown(SlackwaterError):
     """Nobody is known by what was sent to say who asks."""
 
 
@@ -25,7 +25,7 @@ class Denied(SlackwaterError):
     """Whoever asks is known, and may not have this."""
 
 
-class TooMany(SlackwaterError):
+class TooOften(SlackwaterError):
     """More was asked within a time than may be. `after_s` is when to ask again."""
 
     def __init__(self, sentence: str, *, after_s: float = 1.0) -> None:
@@ -43,14 +43,14 @@ class NotYet(SlackwaterError):
 
 STATUS: tuple[tuple[type[SlackwaterError], int], ...] = (
     (Usage, 400),
-    (Unknown, 401),
+    (NotKnown, 401),
     (Denied, 403),
-    (Collected, 410),
+    (MomentGone, 410),
     (Gone, 410),
     (NotFound, 404),
     (NotYet, 409),
     (TooMuch, 413),
-    (TooMany, 429),
+    (TooOften, 429),
     (Unavailable, 503),
     (Corruption, 500),
     (Forbidden, 502),

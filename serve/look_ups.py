@@ -18,7 +18,7 @@ from ..instants import now_ms
 from ..moments.query.columns import select
 from ..results import values
 from ..results.shown import encoded
-from .newest import InThread, Reading
+from .newest import FreshMoment, InThread
 
 _MOST_KEYS = 2_000
 """Of one look-up, unless a single request has more."""
@@ -54,7 +54,7 @@ _Name = tuple[int, str, tuple[str, ...], int]
 class _Queue:
     """Requests for the same columns of a table at a moment."""
 
-    def __init__(self, reading: Reading, name: _Name) -> None:
+    def __init__(self, reading: FreshMoment, name: _Name) -> None:
         self.reading, self.name = reading, name
         self.waiting: list[_Asked] = []
         self.under_way = 0
@@ -79,7 +79,7 @@ class _Queue:
             return [error] * len(batch)
 
 
-class LookUps:
+class SharedLookUps:
     """Of one event loop."""
 
     def __init__(self, in_thread: InThread) -> None:
@@ -89,7 +89,7 @@ class LookUps:
 
     async def rows(
         self,
-        reading: Reading,
+        reading: FreshMoment,
         table: str,
         keys: Sequence[Key],
         columns: tuple[str, ...],

@@ -36,7 +36,7 @@ Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FreshMoment:
     """A moment, and what an answer says of how fresh it is."""
 
     moment: Moment
@@ -76,7 +76,7 @@ class Newest:
 
     def __init__(self, app: AppHistory, in_thread: InThread, every_s: float, owned: Owned) -> None:
         self._app, self._in_thread, self._every_s, self._owned = app, in_thread, every_s, owned
-        self._reading: Reading | None = None
+        self._reading: FreshMoment | None = None
         self._asked_s = self._whole_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
@@ -86,7 +86,7 @@ class Newest:
         self._warming: asyncio.Task[None] | None = None
         self._is_to_warm = False
 
-    async def reading(self) -> Reading:
+    async def reading(self) -> FreshMoment:
         """The newest moment, as it was found a moment ago. Raises as `StoredApp.at`."""
         self._asked_s = time.monotonic()
         if self._reading is None:
@@ -105,7 +105,7 @@ class Newest:
         if is_new:
             self.warm()
 
-    async def until(self, holds: Callable[[Reading], bool], timeout_s: float) -> tuple[Reading, bool]:
+    async def until(self, holds: Callable[[FreshMoment], bool], timeout_s: float) -> tuple[FreshMoment, bool]:
         """The newest moment as soon as something holds of it, or when the time is over; and whether it does."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -114,7 +114,7 @@ class Newest:
                         return reading, True
         return await self.reading(), False
 
-    async def changes(self) -> AsyncIterator[Reading]:
+    async def changes(self) -> AsyncIterator[FreshMoment]:
         """The newest moment, and each that comes after it, for as long as somebody listens."""
         self._listeners += 1
         try:
@@ -156,11 +156,11 @@ class Newest:
             self._whole_s, known = now_s, None
         found = await self._in_thread(lambda: self._read(known))
         if found is not None and (self._reading is None or found.versions != self._reading.moment.versions):
-            self._reading = Reading(found, is_newest=True)
+            self._reading = FreshMoment(found, is_newest=True)
             self._tell()
             self.warm()
 
-    def _read(self, known: Reading | None) -> Moment | None:
+    def _read(self, known: FreshMoment | None) -> Moment | None:
         found = self._app.newer(known.moment) if known is not None else self._app.at()
         if found is not None:
             found.read_up_to()  # its manifests are known then

@@ -9,18 +9,18 @@ import pyarrow as pa
 
 from ..instants import now_ms
 from .look_ups import Key, Rows, encode_rows
-from .newest import Reading
+from .newest import FreshMoment
 from .peers import HOP
-from .service import ARROW, Asked
+from .service import ARROW, Call
 
 FOUND = "_found"
 """In an answer in Arrow, the column that says whether a key has a row."""
 
 
 async def rows(
-    asked: Asked,
+    asked: Call,
     app: str,
-    reading: Reading,
+    reading: FreshMoment,
     table: str,
     texts: Sequence[str],
     keys: Sequence[Key],
@@ -56,7 +56,7 @@ async def rows(
 
 
 async def _passed_on(
-    asked: Asked, owner: str, app: str, reading: Reading, table: str, texts: Sequence[str], columns: Sequence[str]
+    asked: Call, owner: str, app: str, reading: FreshMoment, table: str, texts: Sequence[str], columns: Sequence[str]
 ) -> Rows | None:
     """What the owner says of the same version; None where it says nothing."""
     assert asked.service.peers is not None  # noqa: S101  `rows` looked

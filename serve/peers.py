@@ -35,7 +35,7 @@ HOP = "slackwater-hop"
 """The header of what was passed on: it is answered where it comes to. Its value is the time as of which rows expire."""
 
 
-class Instance(msgspec.Struct, frozen=True):
+class Peer(msgspec.Struct, frozen=True):
     """One that serves the store."""
 
     id: limits.Id
@@ -43,7 +43,7 @@ class Instance(msgspec.Struct, frozen=True):
     """Where the others reach it."""
 
 
-INSTANCES = Notes(Instance, lambda: keys.INSTANCES, lambda one: one.id)
+INSTANCES = Notes(Peer, lambda: keys.INSTANCES, lambda one: one.id)
 
 
 class Peers:
@@ -63,11 +63,11 @@ class Peers:
         in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
         on_change: Callable[[], None],
     ) -> None:
-        self.me = Instance(str(ULID()), url.rstrip("/"))
+        self.me = Peer(str(ULID()), url.rstrip("/"))
         self._store, self._in_thread, self._on_change = store, in_thread, on_change
-        self.others: Mapping[str, Instance] = {}
+        self.others: Mapping[str, Peer] = {}
         """By id; itself is none of them."""
-        self._known: dict[str, Instance] = {}
+        self._known: dict[str, Peer] = {}
         self._suspects: dict[str, float] = {}
         self._http = urllib3.PoolManager(maxsize=32, timeout=_PATIENCE, retries=False)
         self._task: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class Peers:
             _log.info("%s does not answer: %s", url.partition("/apps")[0], error)
             return None
 
-    def _owner(self, app: str, table: str, partition: int) -> Instance:
+    def _owner(self, app: str, table: str, partition: int) -> Peer:
         now_s = time.monotonic()
         live = (each for each in self.others.values() if now_s - self._suspects.get(each.id, -9e9) > 2 * BEAT_S)
         place = f"/{app}/{table}/{partition}"

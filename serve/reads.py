@@ -27,15 +27,15 @@ from .declare import (
     WaitMs,
     endpoint,
 )
-from .service import ARROW, Answer, Asked, arrow_bytes
-from .sql import Statement
+from .service import ARROW, Answer, Call, arrow_bytes
+from .sql import Question
 
 _NULL = r"\N"
 
 
 @endpoint("/apps/{app}/at/{ref}/tables/{table}")
 async def get(
-    asked: Asked,
+    asked: Call,
     app: AppName,
     ref: Moment,
     table: Table,
@@ -67,20 +67,20 @@ async def get(
 
 
 @endpoint("/apps")
-def apps(asked: Asked) -> object:
+def apps(asked: Call) -> object:
     """The apps that may be read."""
     return {"apps": [name for name in asked.service.client.apps if asked.grant.may_read_app(name)]}
 
 
 @endpoint("/apps/{app}")
-async def app(asked: Asked, app: AppName) -> object:
+async def app(asked: Call, app: AppName) -> object:
     """An app at its newest moment: versions, how far each stage has read, and tables."""
     return await moment(asked, app, "now")
 
 
 @endpoint("/apps/{app}/at/{ref}")
 async def moment(
-    asked: Asked,
+    asked: Call,
     app: AppName,
     ref: Moment,
     stage: Stage = "",
@@ -105,7 +105,7 @@ async def moment(
 
 @endpoint("/apps/{app}/at/{ref}/query", verb="sql", methods=("GET", "POST"))
 async def query(
-    asked: Asked,
+    asked: Call,
     app: AppName,
     ref: Moment,
     sql: Sql,
@@ -119,7 +119,7 @@ async def query(
     reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
     cut, grant, service = reading.moment.cut, asked.grant, asked.service
     tables = None if grant.may_read("*") else grant.tables
-    statement = Statement(
+    statement = Question(
         app=cut.app,
         ref="" if reading.is_newest else ref,
         stage=stage,
@@ -139,20 +139,20 @@ async def query(
 
 
 @endpoint("/apps/{app}/log")
-def log(asked: Asked, app: AppName, limit: Limit = 20, stage: Stage = "") -> Result:
+def log(asked: Call, app: AppName, limit: Limit = 20, stage: Stage = "") -> Result:
     """Commits, newest first: what each read, and how long it took."""
     asked.grant.check_all_tables("the log of an app")
     return shown.log(asked.app(app).log(limit, stage=stage), app)
 
 
 @endpoint("/apps/{app}/snapshots")
-def snapshots(asked: Asked, app: AppName) -> Result:
+def snapshots(asked: Call, app: AppName) -> Result:
     """Snapshots, and those that were asked for."""
     return asked.app(app).all_snapshots()
 
 
 @endpoint("/apps/{app}/diff")
-def diff(asked: Asked, app: AppName, before: Moment, after: Moment = "now", table: TableOrNone = "") -> Result:
+def diff(asked: Call, app: AppName, before: Moment, after: Moment = "now", table: TableOrNone = "") -> Result:
     """The rows that differ between two moments, of one table or of all."""
     asked.grant.check_table(table or "*")
     found = asked.app(app).diff(before, after, table=table)
@@ -160,7 +160,7 @@ def diff(asked: Asked, app: AppName, before: Moment, after: Moment = "now", tabl
 
 
 @endpoint("/apps/{app}/tables/{table}/history")
-def history(asked: Asked, app: AppName, table: Table, key: Key, limit: Limit = 20) -> Result:
+def history(asked: Call, app: AppName, table: Table, key: Key, limit: Limit = 20) -> Result:
     """The changes of one key's row, newest first, with the offsets behind each."""
     asked.grant.check_table(table)
     of = asked.app(app)
@@ -171,7 +171,7 @@ def history(asked: Asked, app: AppName, table: Table, key: Key, limit: Limit = 2
 
 
 @endpoint("/apps/{app}/lineage")
-def lineage(asked: Asked, app: AppName, stage: Stage, version: Version = 0, after: Version = 0) -> object:
+def lineage(asked: Call, app: AppName, stage: Stage, version: Version = 0, after: Version = 0) -> object:
     """The offsets behind a version of a stage, or those after another one: on its inputs and on users' topics."""
     if not stage:
         raise Usage("lineage is of one stage", hint="give stage=NAME")
@@ -181,7 +181,7 @@ def lineage(asked: Asked, app: AppName, stage: Stage, version: Version = 0, afte
 
 
 @endpoint("/apps/{app}/commits", streams=True)
-async def commits(asked: Asked, app: AppName) -> AsyncIterator[bytes]:
+async def commits(asked: Call, app: AppName) -> AsyncIterator[bytes]:
     """Server-sent events: the newest moment, and each that comes after it, for as long as the connection lasts."""
     asked.grant.check_app(app)
     newest = await asked.service.newest(app)

@@ -11,7 +11,7 @@ import uvicorn
 from ..client import Client
 from ..errors import Usage
 from .protocol import Protocol
-from .service import Options, Service
+from .service import ServeOptions, Service
 from .tokens import Doorkeeper
 from .web import application
 
@@ -52,7 +52,7 @@ class Instance:
     Raises `Usage` where options do not go together.
     """
 
-    def __init__(self, client: Client, listening: Listening, options: Options) -> None:
+    def __init__(self, client: Client, listening: Listening, options: ServeOptions) -> None:
         listening.check()
         self._client, self._listening = client, listening
         self._is_open = listening.is_local and not listening.needs_tokens

@@ -13,12 +13,12 @@ from cachetools import LRUCache, TTLCache
 from ..client import Client
 from ..errors import NotFound
 from ..results.shown import encoded
-from .access import Grant
 from .errors import NotYet
-from .look_ups import LookUps
-from .newest import Newest, Reading
+from .look_ups import SharedLookUps
+from .newest import FreshMoment, Newest
 from .peers import HOP, Peers
 from .sql import Statements
+from .tokens import Grant
 
 if TYPE_CHECKING:
     from ..client.app import StoredApp
@@ -31,7 +31,7 @@ _VERSION = re.compile(r"v\d{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServeOptions:
     """How an instance serves."""
 
     every_s: float = 0.25
@@ -65,13 +65,13 @@ class Answer:
 class Service:
     """Of one event loop."""
 
-    def __init__(self, client: Client, options: Options, advertise: str = "") -> None:
+    def __init__(self, client: Client, options: ServeOptions, advertise: str = "") -> None:
         self.client, self.options = client, options
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="serve")
         self.peers = Peers(client.store, advertise, self.in_thread, self._rewarm) if advertise else None
         self._followed: LRUCache[str, Newest] = LRUCache(256)
-        self._moments: TTLCache[tuple[str, str, str], Reading] = TTLCache(1_024, _REMEMBERED_S)
-        self.look_ups = LookUps(self.in_thread)
+        self._moments: TTLCache[tuple[str, str, str], FreshMoment] = TTLCache(1_024, _REMEMBERED_S)
+        self.look_ups = SharedLookUps(self.in_thread)
         self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20)
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
@@ -93,7 +93,7 @@ class Service:
         for each in self._followed.values():
             each.warm()
 
-    async def reading(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> Reading:
+    async def reading(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> FreshMoment:
         """A moment of an app; the newest where that has this version of the stage, if it is to be preferred.
 
         Raises as `StoredApp.at`.
@@ -106,7 +106,7 @@ class Service:
         found = self._moments.get(name)
         if found is None:
             moment = await self.in_thread(lambda: self.client.app(app).at(ref, stage=stage))
-            found = self._moments.setdefault(name, Reading(moment))
+            found = self._moments.setdefault(name, FreshMoment(moment))
         return found
 
     async def begin(self) -> None:
@@ -130,7 +130,7 @@ async def _awaited(found: "asyncio.Future[T]") -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Call:
     """One request: of whom, for what, and how it wants to be answered."""
 
     service: Service
@@ -145,7 +145,7 @@ class Asked:
     """The time as of which rows expire by write time; 0 for the moment's own."""
 
     @classmethod
-    def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Asked":
+    def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Call":
         """From a request's headers and parameters."""
         wants_arrow = (found.get("format") or ("arrow" if ARROW in headers.get("accept", "") else "json")) == "arrow"
         known = (each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(","))
@@ -161,7 +161,7 @@ class Asked:
 
     async def moment(
         self, app: str, ref: str, stage: str = "", *, table: str = "", min_offsets: Sequence[str] = (), wait_ms: int = 0
-    ) -> Reading:
+    ) -> FreshMoment:
         """A moment that may be read; of the newest as soon as it has read some records.
 
         With a table, it has it. Raises `Denied`, `NotYet`, and as `StoredApp.at`.
@@ -175,7 +175,7 @@ class Asked:
             return reading
         wanted, tables = [_min_offset(each) for each in min_offsets], (table,) if table else ()
 
-        def has_read(found: Reading) -> bool:
+        def has_read(found: FreshMoment) -> bool:
             at = found.offsets(*tables)
             return all(topic in at and part < len(at[topic]) and at[topic][part] > last for topic, part, last in wanted)
 
@@ -194,11 +194,11 @@ class Asked:
             )
         return reading
 
-    async def _with(self, table: str, reading: Reading) -> Reading:
+    async def _with(self, table: str, reading: FreshMoment) -> FreshMoment:
         """The moment with a table, by whatever name it had then. Raises `NotFound`."""
         if not table or table in reading.moment.cut.tables:
             return reading
-        return Reading(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
+        return FreshMoment(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
 
     def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:
         """A document of JSON."""

@@ -19,7 +19,7 @@ from ..errors import SlackwaterError, TooMuch
 from ..moments.cut.graph import Cut
 from ..moments.query.sql import Bounds
 from ..settings import Settings
-from .errors import Denied, TooMany
+from .errors import Denied, TooOften
 
 _GRACE_S = 2.0
 """After DuckDB was told to stop."""
@@ -29,7 +29,7 @@ _WAITING = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class Question:
     """What is asked of which moment."""
 
     app: str
@@ -73,10 +73,10 @@ class Statements:
         """Start a process before it is asked for."""
         self._pool.schedule(_nothing)
 
-    async def answer(self, statement: Statement) -> Found:
-        """What a statement returns. Raises `TooMany`, `TooMuch`, and as `Moment.answer`."""
+    async def answer(self, statement: Question) -> Found:
+        """What a statement returns. Raises `TooOften`, `TooMuch`, and as `Moment.answer`."""
         if self._under_way >= _WAITING:
-            raise TooMany(f"{_WAITING} queries wait already")
+            raise TooOften(f"{_WAITING} queries wait already")
         self._under_way += 1
         future = self._pool.schedule(_answer, args=(statement,), timeout=statement.bounds.seconds + _GRACE_S)
         try:
@@ -113,7 +113,7 @@ def _begin(settings: Settings, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _answer(statement: Statement) -> Found:
+def _answer(statement: Question) -> Found:
     assert _client is not None  # noqa: S101  `_begin` made it
     app = _client.called(statement.app)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from cachetools import LRUCache
@@ -9,12 +10,56 @@ from starlette.requests import Request
 
 from ..client import Client
 from ..instants import now_ms
-from .access import Grant
-from .errors import Denied, TooMany, Unknown
+from .declare import Verb
+from .errors import Denied, NotKnown, TooOften
 
 _KNOWN_S = 5.0
 """So long after a token was removed it may still be taken."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
+ALL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What whoever asks may do."""
+
+    name: str
+    """Of the token; empty for somebody on this machine."""
+    apps: frozenset[str] = frozenset({ALL})
+    tables: frozenset[str] = frozenset({ALL})
+    verbs: frozenset[str] = frozenset({"read", "sql"})
+    per_s: int = 0
+    """Requests a second; 0 for any number."""
+
+    def check(self, verb: Verb) -> None:
+        """Raise `Denied` unless it may do that."""
+        if verb not in self.verbs:
+            raise Denied(
+                f"token {self.name!r} may not {verb}", hint="slackwater token add NAME --verb … makes one that may"
+            )
+
+    def check_app(self, app: str) -> None:
+        """Raise `Denied` unless it may read the app."""
+        if not self.may_read_app(app):
+            raise Denied(f"token {self.name!r} may not read app {app!r}")
+
+    def may_read_app(self, app: str) -> bool:
+        """Whether it may read the app."""
+        return bool({ALL, app} & self.apps)
+
+    def check_all_tables(self, what: str) -> None:
+        """Raise `Denied` unless it may read any table, as `what` tells of all."""
+        if ALL not in self.tables:
+            raise Denied(f"token {self.name!r} may read some tables, and {what} tells of all")
+
+    def check_table(self, table: str) -> None:
+        """Raise `Denied` unless it may read tables of that name."""
+        if not self.may_read(table):
+            raise Denied(f"token {self.name!r} may not read table {table!r}")
+
+    def may_read(self, table: str) -> bool:
+        """Whether it may read tables of that name."""
+        return bool({ALL, table} & self.tables)
 
 
 class Doorkeeper:
@@ -36,7 +81,7 @@ class Doorkeeper:
         self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(10_000)
 
     async def admit(self, request: Request) -> Grant:
-        """What whoever asks may do. Raises `Unknown`, `Denied` and `TooMany`."""
+        """What whoever asks may do. Raises `NotKnown`, `Denied` and `TooOften`."""
         given = request.headers.get("authorization", "")
         certificate = request.scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")
         if not given and not certificate:
@@ -49,7 +94,7 @@ class Doorkeeper:
         else:
             found = self._by_name.get(certificate)
         if found is None or 0 < found[1] < now_ms():
-            raise Unknown(
+            raise NotKnown(
                 "nobody is known by this token or certificate", hint="slackwater token add NAME makes a token"
             )
         self._count(found[0])
@@ -57,7 +102,7 @@ class Doorkeeper:
 
     def _admit_anybody(self, request: Request) -> Grant:
         if not self._is_open:
-            raise Unknown(
+            raise NotKnown(
                 "a token is needed", hint="send Authorization: Bearer TOKEN; slackwater token add NAME makes one"
             )
         # A page of somebody else's may have its name lead to this machine, and ask from the user's own browser.
@@ -84,7 +129,7 @@ class Doorkeeper:
         left, at_s = self._buckets.get(grant.name, (float(grant.per_s), now_s))
         left = min(grant.per_s, left + (now_s - at_s) * grant.per_s)
         if left < 1:
-            raise TooMany(
+            raise TooOften(
                 f"token {grant.name!r} may ask {grant.per_s} times a second", after_s=(1 - left) / grant.per_s
             )
         self._buckets[grant.name] = left - 1, now_s

@@ -18,9 +18,9 @@ from ..results.shown import Result, encoded
 from . import reads  # noqa: F401  declares its routes
 from .audit import line
 from .declare import ENDPOINTS, Endpoint
-from .errors import TooMany, problem, status_of
+from .errors import TooOften, problem, status_of
 from .openapi import document
-from .service import JSON, Answer, Asked, Service
+from .service import JSON, Answer, Call, Service
 from .tokens import Doorkeeper
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class _Route:
             grant.check(self._endpoint.verb)
             body = await _body(request) if request.method == "POST" else b""
             found = self._endpoint.understand(request.path_params, request.query_params.multi_items(), body)
-            response, rows = await self._given(request, Asked.of(self._service, grant, request.headers, found), found)
+            response, rows = await self._given(request, Call.of(self._service, grant, request.headers, found), found)
         except SlackwaterError as error:
             response = _problem(error, root=self._service.client.root)
         except ClientDisconnect:
@@ -86,7 +86,7 @@ class _Route:
         line(request, self._endpoint, who, found, response.status_code, rows, time.perf_counter() - began_s)
         await response(scope, receive, send)
 
-    async def _given(self, request: Request, asked: Asked, found: dict[str, Any]) -> tuple[Response, int]:
+    async def _given(self, request: Request, asked: Call, found: dict[str, Any]) -> tuple[Response, int]:
         """The answer, and how many rows are in it."""
         endpoint, limit_s = self._endpoint, self._service.options.request_s
         try:
@@ -112,7 +112,7 @@ def _problem(error: Exception, status: int = 0, root: str = "") -> Response:
     response = Response(body, status, media_type=JSON)
     if status == 401:
         response.headers["www-authenticate"] = "Bearer"
-    if isinstance(error, TooMany):
+    if isinstance(error, TooOften):
         response.headers["retry-after"] = str(max(1, round(error.after_s)))
     return response
 

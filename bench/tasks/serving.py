@@ -166,7 +166,7 @@ def _two(root: str, folder: Path, keys: int, seconds: int) -> Row:
                 killed_s = time.monotonic()
             if killed_s and not moved_s and _is_alone(second):
                 moved_s = time.monotonic() - killed_s
-    what = f"two instances, one killed: wrong or failed answers of {answered:,} of the other; ranges move in {moved_s:.1f} s"
+    what = f"two instances, one killed: wrong or failed answers of {answered:,}; ranges move in {moved_s:.1f} s"
     ratio = float(wrong + failed) if moved_s and moved_s <= 5 else 9.0
     return Row(what, f"{wrong} wrong, {failed} failed", "none may", ratio, "<= 0", ratio == 0)
 
@@ -207,7 +207,8 @@ def _own_writes(root: str, cache: Path, tries: int) -> Row:
             done.acquire()
         writer.join()
     what = f"read your writes: answers without the record's effect, of {tries:,}"
-    wait = f"committed and answered in {np.median(waits) * MS:.0f} ms (median), {np.quantile(waits, 0.99) * MS:.0f} ms (p99)"
+    p50, p99 = np.quantile(waits, (0.5, 0.99)) * MS
+    wait = f"committed and answered in {p50:.0f} ms (median), {p99:.0f} ms (p99)"
     return Row(what, str(wrong), wait, float(wrong), "<= 0", wrong == 0)
 
 

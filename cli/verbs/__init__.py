@@ -23,7 +23,7 @@ VERBS = {
     "forget": "forget",
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc"), "keep"),
-    "archive": "archive",
+    "archive": "keep",
     **dict.fromkeys(("serve", "token"), "serve"),
     "app": "keep",
 }

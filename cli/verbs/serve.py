@@ -40,11 +40,11 @@ def serve(
     """
     from ...serve.audit import write_to
     from ...serve.server import Instance, Listening
-    from ...serve.service import Options
+    from ...serve.service import ServeOptions
 
     listening = Listening(host, port, certificate, key, client_ca, needs_tokens=tokens, advertise=advertise)
     how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes}
-    options = Options(every / 1_000, sql_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
+    options = ServeOptions(every / 1_000, sql_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
     instance = Instance(session.client, listening, options)
     with write_to(audit):
         session.note(f"serving {instance}; Ctrl-C ends it")
@@ -94,7 +94,7 @@ def _verbs(given: list[str]) -> Any:
 @verb("slackwater token list", of=token, name="list")
 def list_(session: Session) -> None:
     """Show the tokens of the store: what each may read, and who made it."""
-    from ...results.access import tokens
+    from ...results.maintenance import tokens
 
     session.show(tokens(session.client.tokens()))
 

@@ -14,7 +14,7 @@ from ...errors import Forbidden, Refused, SlackwaterError, Unavailable, Usage
 
 T = TypeVar("T")
 _ARROW = "application/vnd.apache.arrow.stream"
-_AS = {"Unknown": Forbidden, "Denied": Forbidden, "TooMany": Unavailable, "NotYet": Refused}
+_AS = {"NotKnown": Forbidden, "Denied": Forbidden, "TooOften": Unavailable, "NotYet": Refused}
 """Errors that only a server has."""
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TypeVar
 
 from ... import instants
-from ...errors import Collected, Corruption, NotFound, SlackwaterError
+from ...errors import Corruption, MomentGone, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.forgotten import index as forgotten
@@ -78,7 +78,7 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
         gone = [f"{stage}@v{version}" for stage, version in read if not limit.allows(stage, version)]
         if not gone:
             raise
-        raise Collected(
+        raise MomentGone(
             f"moment of app {cut.app!r}",
             cut.ref,
             found=f"{', '.join(gone)} went while it was read: retention does not keep it any more (slackwater gc)",
@@ -183,7 +183,7 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
     else:
         found = f"the history of {where} begins at {_shown(min(times))}"
         hint = f"the earliest is {where}@{_shown(min(times))}"
-    return (Collected if limit.first else NotFound)("moment", ref.text, found=found, hint=hint)
+    return (MomentGone if limit.first else NotFound)("moment", ref.text, found=found, hint=hint)
 
 
 def _shown(time_ms: int) -> str:

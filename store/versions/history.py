@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 
-from ...errors import Collected, NotFound, ObjectNotFound
+from ...errors import MomentGone, NotFound, ObjectNotFound
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
 from . import apps, codec, horizon, keys
 from .forgotten import index as forgotten
@@ -72,7 +72,7 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     if len(kept) > 1:
         kept = [f"{len(kept)} of {kept[0]} to {kept[-1]}"]
     whole = f"v{first_version(store, app, stage)} to v{newest.version}"
-    error = Collected if 0 < version <= newest.version else NotFound
+    error = MomentGone if 0 < version <= newest.version else NotFound
     raise error(f"version of {app}/{stage}", f"v{version}", found=f"there are {' and '.join([*kept, whole])}")
 
 

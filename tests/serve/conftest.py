@@ -14,14 +14,14 @@ import urllib3
 from slackwater.client import Client
 from slackwater.client.remote import Server
 from slackwater.serve.server import Instance, Listening
-from slackwater.serve.service import Options
+from slackwater.serve.service import ServeOptions
 from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore
 
 from tests.conftest import free_port
 from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, flights
 
-FAST = Options(every_s=0.02)
+FAST = ServeOptions(every_s=0.02)
 HERE = Listening()
 
 
@@ -55,7 +55,7 @@ class Ask:
 
 
 @contextmanager
-def serving(store: str, cache: Path, listening: Listening = HERE, options: Options = FAST) -> Iterator[str]:
+def serving(store: str, cache: Path, listening: Listening = HERE, options: ServeOptions = FAST) -> Iterator[str]:
     """An instance: its address."""
     port = free_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
@@ -114,7 +114,7 @@ def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
     """Instances of that app."""
     with ExitStack() as stack:
 
-        def begun(listening: Listening = HERE, options: Options = FAST, cache: str = "cache", **how: Any) -> Ask:
+        def begun(listening: Listening = HERE, options: ServeOptions = FAST, cache: str = "cache", **how: Any) -> Ask:
             return Ask(stack.enter_context(serving(app.store.url, tmp_path / cache, listening, options)), **how)
 
         yield begun

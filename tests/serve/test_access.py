@@ -15,7 +15,7 @@ from slackwater.client import Client
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.keep.access import tokens as kept
 from slackwater.serve.server import Instance, Listening
-from slackwater.serve.service import Options
+from slackwater.serve.service import ServeOptions
 from slackwater.settings import Settings
 
 from tests.support.histories import FlightsApp
@@ -124,7 +124,7 @@ def test_on_any_other_everybody_does(host: str) -> None:
 
 def test_certificates_of_clients_want_tls(client: Client) -> None:
     with pytest.raises(Usage, match="goes with TLS"):
-        Instance(client, Listening(client_ca=Path("ca.pem")), Options())
+        Instance(client, Listening(client_ca=Path("ca.pem")), ServeOptions())
 
 
 def test_whoever_comes_with_a_certificate_is_who_it_names(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.serve.peers import INSTANCES, Instance, Peers
+from slackwater.serve.peers import INSTANCES, Peer, Peers
 from slackwater.serve.server import Listening
 from slackwater.store.objects.memory import MemoryStore
 
@@ -19,7 +19,7 @@ AIRCRAFT = "/apps/flights/at/now/tables/aircraft"
 ONE_OF_SEVERAL = Listening(advertise="http://here")
 
 
-def peers(me: Instance, *others: Instance) -> Peers:
+def peers(me: Peer, *others: Peer) -> Peers:
     async def nobody(_function: Callable[[], object]) -> None:
         raise AssertionError
 
@@ -30,7 +30,7 @@ def peers(me: Instance, *others: Instance) -> Peers:
 
 @given(st.integers(2, 6), st.integers(1, 64))
 def test_all_agree_on_owners_and_only_what_one_owned_moves_when_it_goes(count: int, partitions: int) -> None:
-    all_of_them = [Instance(f"i{number}", f"http://{number}") for number in range(count)]
+    all_of_them = [Peer(f"i{number}", f"http://{number}") for number in range(count)]
     each = [peers(me, *(other for other in all_of_them if other is not me)) for me in all_of_them]
     owned = [set(one.owns("app", "table", range(partitions))) for one in each]
     assert sorted(place for some in owned for place in some) == [*range(partitions)]
@@ -41,7 +41,7 @@ def test_all_agree_on_owners_and_only_what_one_owned_moves_when_it_goes(count: i
 
 
 def test_what_each_owns_is_about_as_much() -> None:
-    all_of_them = [Instance(f"i{number}", f"http://{number}") for number in range(4)]
+    all_of_them = [Peer(f"i{number}", f"http://{number}") for number in range(4)]
     found = peers(*all_of_them).owners("app", "table", np.arange(4_000, dtype=np.int32))
     assert all(800 < len(places) < 1_200 for places in found.values())
 
@@ -73,7 +73,7 @@ def test_a_key_is_passed_on_with_the_token_of_who_asked(app: FlightsApp, two: tu
 def test_an_instance_that_is_gone_is_missed_by_nobody(app: FlightsApp, own: Callable[..., Ask], tmp_path: Path) -> None:
     ask = own(ONE_OF_SEVERAL)
     # It was killed: its sign of life is there, and nobody answers.
-    INSTANCES.put(app.store, Instance("0" * 26, "http://127.0.0.1:1"))
+    INSTANCES.put(app.store, Peer("0" * 26, "http://127.0.0.1:1"))
     tails = [*app.state["aircraft"]]
     for _ in range(30):
         found = ask(AIRCRAFT, key=tails, column="flights").json["rows"]

@@ -188,6 +188,6 @@ def test_a_moment_that_gc_took_is_gone_and_what_is_left_is_told(app: FlightsApp,
         for version in range(1, 4):
             app.store.delete(keys.manifest("flights", stage, version))
     found = own(cache="another")("/apps/flights/at/v2/tables/carriers", key="C1")
-    assert (found.status, found.json["error"]) == (410, "Collected")
+    assert (found.status, found.json["error"]) == (410, "MomentGone")
     assert "there are v4 to" in found.json["message"]
     assert own(cache="third")("/apps/flights/at/v999/tables/carriers", key="C1").status == 404

@@ -6,7 +6,7 @@ import pytest
 import slackwater as sw
 from slackwater.client import Client
 from slackwater.client.remote import Server
-from slackwater.errors import Collected, Forbidden, NotFound, Refused, TooMuch, Unavailable, Usage
+from slackwater.errors import Forbidden, MomentGone, NotFound, Refused, TooMuch, Unavailable, Usage
 from slackwater.serve.server import Listening
 from slackwater.settings import Settings
 
@@ -75,7 +75,7 @@ def test_errors_are_the_same(server: Server) -> None:
     with pytest.raises(Refused, match="has not read") as raised:
         server.app("flights").at(min_offsets=["flights:0:999999"], wait_ms=1)
     assert raised.value.__dict__["offsets"]["flights"]
-    assert Collected.__mro__[1] is NotFound
+    assert MomentGone.__mro__[1] is NotFound
 
 
 def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 import urllib3
 from slackwater.serve.audit import AUDIT, without_values
-from slackwater.serve.service import Options
+from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
 
 from .conftest import Ask
 
 QUERY = "/apps/flights/at/now/query"
-TIGHT = Options(every_s=0.05, sql_s=1.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
+TIGHT = ServeOptions(every_s=0.05, sql_s=1.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("store", "chandy_lamport", "fold", "moments", "keep", "search", "pipeline", "results", "client", "cli")
+PARTS = (
+    "store",
+    "chandy_lamport",
+    "fold",
+    "moments",
+    "keep",
+    "search",
+    "pipeline",
+    "results",
+    "client",
+    "serve",
+    "cli",
+)
 
 
 def modules(*parts: str, matching: str = "") -> Iterator[tuple[Path, ast.Module]]:

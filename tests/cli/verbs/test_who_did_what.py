@@ -110,6 +110,11 @@ def promoted(app: FlightsApp) -> None:
         promote(app.store, cast(Any, app.kafka), "flights", "staging", by=whoami(), cache=None, timeout_s=30)
 
 
+def token_removed(_app: FlightsApp) -> None:
+    done("token", "add", "reports", "--app", "flights")
+    done("token", "rm", "reports", "--message", WHY)
+
+
 def imported(_app: FlightsApp) -> None:
     done("export", "flights@good", "out")
     done("import", "out", "copy", "--message", WHY)
@@ -136,8 +141,11 @@ CHANGES = {
     "rejected": Change(typed("rejected", "flights", "--retry")),
     "snapshot take": Change(typed("snapshot", "take", "flights", "held", "--instant")),
     "snapshot rm": Change(typed("snapshot", "rm", "flights", "good")),
+    "token add": Change(typed("token", "add", "reports", "--app", "flights")),
+    "token rm": Change(token_removed),
 }
 LOOKS = {
+    "token list": (),
     "clone list": ("flights",),
     "status": ("flights",),
     "log": ("flights",),
@@ -158,6 +166,7 @@ CHANGES_ELSEWHERE = {
 }
 """Verbs that change something and are in the log of operations, and why that is not tried here."""
 ELSEWHERE = {
+    "serve": "only reads: tests/serve",
     "run": "each version says who made it",
     "watch": "its tag is a snapshot that says who moved it",
     "check": "runs in a Spark of its own, and writes nothing",
