@@ -274,9 +274,9 @@ class Moment(Shown):
 
     def keys_of(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
         """Keys, the values of each in the order of its columns, as `rows_of` takes them. Errors as of `get`."""
-        declared = self.having(table).cut.tables[table].table
-        assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
-        return parse_keys(table, declared, keys)
+        manifest = self.having(table).cut.table(table)
+        assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
+        return parse_keys(table, manifest.table, keys)
 
     def rows_of(self, table: str, keys: pa.Table, *, seen_ms: int = 0) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The visible columns of the rows of keys, in their order, and which are there; nulls where one is not.

@@ -60,6 +60,11 @@ class Cut:
         each = (tables_of(self.stages[stage], stage) for stage in order(self.stages))
         return {name: manifest for tables in each for name, manifest in tables.items()}
 
+    def table(self, name: str) -> Manifest | None:
+        """One of `tables`, or None: a stage's own is found without a look at the others."""
+        own = self.stages.get(name)
+        return own if own is not None and own.table is not None else self.tables.get(name)
+
     def under_names_of(self, later: Mapping[str, Manifest]) -> "Cut":
         """The cut with stages that got another name since under that, too, as far as these later versions say so."""
         renamed = {

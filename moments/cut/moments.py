@@ -221,7 +221,7 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
     Without such a one nothing is asked of the store. Raises `NotFound` (there is no such table; tells the nearest, and
     what became of one that there was) and `Unavailable`.
     """
-    missing = sorted(set(tables) - cut.tables.keys())
+    missing = sorted(table for table in set(tables) if cut.table(table) is None)
     if not missing:
         return cut
     stages = history.list_stages(store, cut.app)

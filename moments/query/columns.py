@@ -182,8 +182,8 @@ def look_up(
 
     Of one that is not, all but the key is null. The cut has the table. Raises as `multi_get`, whose cache it is.
     """
-    manifest = cut.tables[table]
-    assert manifest.table is not None  # noqa: S101  `Cut.tables` are versions with one
+    manifest = cut.table(table)
+    assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it
     hashes, clock_ms = hash_keys(keys, keys.schema.names), cut.clock_ms(table)
     values, present = multi_get(store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms)
     rows = pa.table([*keys.columns, *values.columns], [*keys.schema.names, *values.schema.names])

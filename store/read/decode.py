@@ -67,7 +67,7 @@ class Block:
         overlap. Half the time, for 20,000 hashes in 2.5 M.
         """
         if not self.sparse.size:
-            return np.searchsorted(self.hashes, hashes)
+            return self.hashes.searchsorted(hashes)
         # The last row that is known to come before, or the block's first.
         at = np.searchsorted(self.sparse, hashes) * _SPARSE
         step = _SPARSE // 2
@@ -92,17 +92,16 @@ class Block:
         if not self.hashes.size:
             return
         hashes = hashes[wanted]
-        low = np.searchsorted(hashes, self.hashes[0], side="left")
-        high = np.searchsorted(hashes, self.hashes[-1], side="right")
+        low = hashes.searchsorted(self.hashes[0])
+        high = hashes.searchsorted(self.hashes[-1], side="right")
         wanted, hashes = wanted[low:high], hashes[low:high]
         at = self.find(hashes)
         while wanted.size:
             # Only hashes within the block's range are here, but a collision may lead beyond its last row.
-            candidates = at < self.hashes.size
-            candidates[candidates] = self.hashes[at[candidates]] == hashes[candidates]
-            wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
-            if not wanted.size:
+            candidates = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
+            if not candidates.any():
                 return
+            wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
             rows = self.take(at, columns)
             same = same_keys(keys.take(pa.array(wanted)), rows, keys.schema.names)
             yield wanted, at, rows, same

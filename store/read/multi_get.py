@@ -114,13 +114,17 @@ def multi_get(
         raise ValueError("rows of this table expire: expected the clock to judge them by, found none")
     search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms, with_seqs=seqs is not None)
     search.look_in(newer, np.arange(len(hashes)))
-    cold = _Cold(store, cache, ssts, search)
+    cold = None
     for sst, wanted in search.over(ssts):
         mapped = cache.peek(sst, table) if cache is not None else None
         search.reads.searched += wanted.size
         search.reads.cache_hits += mapped is not None
         search.reads.cache_misses += mapped is None
-        search.look_in(mapped.blocks if mapped is not None else cold.read(sst, wanted), wanted)
+        if mapped is not None:
+            search.look_in(mapped.blocks, wanted)
+            continue
+        cold = cold or _Cold(store, cache, ssts, search)
+        search.look_in(cold.read(sst, wanted), wanted)
     if seqs is not None:
         seqs[search.order] = search.seqs
     return search.result()

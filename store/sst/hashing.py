@@ -8,7 +8,7 @@ is another key than a struct of NULLs, though they share their hash.
 """
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +180,7 @@ def _chain(name: str, column: pa.Array, seeds: U64) -> U64:
     return np.where(np.asarray(column.is_valid()), hashed, seeds) if column.null_count else hashed
 
 
+@lru_cache(maxsize=1024)
 def _check_hashable(name: str, kind: pa.DataType) -> None:
     """Raise `Usage` unless values of this type can be keys."""
     if pa.types.is_struct(kind):

@@ -23,6 +23,8 @@ _MINUS_P1 = np.uint64(2**64 - int(_P1))
 
 _BLOCK_ROWS = 16_384
 """Values worked on at once: their intermediate arrays (128 KiB each) stay in a core's own cache."""
+_FEW = 16
+"""So many go one by one through the xxhash package: a step of numpy's costs as much as one of these."""
 _LONG_BYTES = 512
 """Longer values go one by one through the xxhash package, where the time is the bytes' and not the call's."""
 
@@ -42,6 +44,9 @@ def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed
 
     String i is `data[offsets[i]:offsets[i + 1]]`: there is one offset more than there are strings.
     """
+    if len(seeds) <= _FEW:
+        ends, each, digest = offsets.tolist(), enumerate(seeds.tolist()), xxhash.xxh64_intdigest
+        return np.array([digest(data[ends[at] : ends[at + 1]].data, seed) for at, seed in each], np.uint64)
     out = np.empty(len(seeds), np.uint64)
     for begin in range(0, len(seeds), _BLOCK_ROWS):
         end = min(begin + _BLOCK_ROWS, len(seeds))
