@@ -93,7 +93,7 @@ class Moment(Shown):
         self._cut = as_known(self._client.store, self._cut)
         return self._cut
 
-    def _now(self) -> Cut:
+    def current(self) -> Cut:
         """Its manifests, with what was forgotten up to now: a moment may be held for long. One listing."""
         forgotten.newest(self._client.store, self._cut.app)
         return self.cut
@@ -146,7 +146,7 @@ class Moment(Shown):
         Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
         `TooMuch`; `on_moment` hears of each other moment before it is read, and may raise.
         """
-        client, cut = self._client, self._now()
+        client, cut = self._client, self.current()
         others: dict[str, Cut] = {}
         # A stage that could not be read is none that has not begun.
         later = later_stages(client.store, cut) if self._is_whole else {}
@@ -211,7 +211,7 @@ class Moment(Shown):
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
         """What `export` does of a file, for some tables or all; gives what was written."""
-        client, _ = self._client, self._now()
+        client, _ = self._client, self.current()
 
         def written() -> Exported:
             return export(client.store, client.cache, self.cut, self.ref, path, only=tables, force=force)
@@ -332,7 +332,7 @@ class Moment(Shown):
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
         """What `get` does: the row, or none, as a table; the cut that has the table; requests and bytes read for it."""
-        self._now()
+        self.current()
 
         def read() -> tuple[pa.Table, Cut, CountingStore]:
             counted = CountingStore(self._client.store)
@@ -352,7 +352,7 @@ class Moment(Shown):
         The other may be one of another app. What both have is not read: the cost follows what was written since the two
         parted. Raises `NotFound` where neither has such a table.
         """
-        one, two = (StoredCut(each._client.store, each._now()) for each in (self, other))
+        one, two = (StoredCut(each._client.store, each.current()) for each in (self, other))
         found = diff(self._client.cache, one, two, table=table)
         return Difference((self.ref, other.ref), (self.cut, other.cut), found)
 

@@ -22,6 +22,7 @@ from .tokens import Grant
 
 if TYPE_CHECKING:
     from ..client.app import StoredApp
+    from ..client.moment import Moment
 
 T = TypeVar("T")
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
@@ -105,9 +106,14 @@ class Service:
         name = (app, ref, stage)
         found = self._moments.get(name)
         if found is None:
-            moment = await self.in_thread(lambda: self.client.app(app).at(ref, stage=stage))
+            moment = await self.in_thread(lambda: self._moment(app, ref, stage))
             found = self._moments.setdefault(name, FreshMoment(moment))
         return found
+
+    def _moment(self, app: str, ref: str, stage: str) -> "Moment":
+        moment = self.client.app(app).at(ref, stage=stage)
+        moment.current()  # what was forgotten since is not in what this process knows of it
+        return moment
 
     async def begin(self) -> None:
         """Have ready what takes long to start."""

@@ -54,6 +54,11 @@ class Ask:
         return self(path, headers={"authorization": f"Bearer {token}"}, **asked)
 
 
+def client_of(app: FlightsApp) -> Client:
+    """The library over an app's store, with a cache beside that."""
+    return Client(Settings(store=app.store.url, cache=f"{app.store.url}-cache", cache_max_bytes=1 << 30))
+
+
 @contextmanager
 def serving(store: str, cache: Path, listening: Listening = HERE, options: ServeOptions = FAST) -> Iterator[str]:
     """An instance: its address."""

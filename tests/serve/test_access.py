@@ -16,11 +16,10 @@ from slackwater.errors import NotFound, Refused, Usage
 from slackwater.keep.access import tokens as kept
 from slackwater.serve.server import Instance, Listening
 from slackwater.serve.service import ServeOptions
-from slackwater.settings import Settings
 
 from tests.support.histories import FlightsApp
 
-from .conftest import Ask
+from .conftest import Ask, client_of
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
 GUARDED = Listening(needs_tokens=True)
@@ -28,7 +27,7 @@ GUARDED = Listening(needs_tokens=True)
 
 @pytest.fixture
 def client(app: FlightsApp) -> Client:
-    return Client(Settings(store=app.store.url))
+    return client_of(app)
 
 
 def made(client: Client, name: str, *apps: str, **how: Any) -> str:

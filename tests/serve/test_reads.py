@@ -7,17 +7,15 @@ import msgspec
 import pyarrow as pa
 import pytest
 import urllib3
-from slackwater.client import Client
 from slackwater.instants import iso
 from slackwater.results import history as shown
 from slackwater.results.shown import encoded
-from slackwater.settings import Settings
 from slackwater.store.versions import horizon, keys
 from slackwater.store.versions.horizon import Boundary
 
 from tests.support.histories import STAGES, Flight, FlightsApp, flights
 
-from .conftest import Ask
+from .conftest import Ask, client_of, wait_until
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
 
@@ -117,7 +115,7 @@ def test_where_the_store_lies_is_told_to_nobody(written: FlightsApp, ask: Ask) -
 
 
 def test_routes_give_what_results_make_of_what_client_gives(written: FlightsApp, ask: Ask) -> None:
-    with Client(Settings(store=written.store.url)) as client:
+    with client_of(written) as client:
         app = client.app("flights")
         assert ask("/apps").json == {"apps": ["flights"]}
         assert ask("/apps/flights/log", limit="3").body == encoded(shown.log(app.log(3), "flights").data)
@@ -191,3 +189,18 @@ def test_a_moment_that_gc_took_is_gone_and_what_is_left_is_told(app: FlightsApp,
     assert (found.status, found.json["error"]) == (410, "MomentGone")
     assert "there are v4 to" in found.json["message"]
     assert own(cache="third")("/apps/flights/at/v999/tables/carriers", key="C1").status == 404
+
+
+def test_what_is_forgotten_is_in_no_answer_any_more(
+    app: FlightsApp, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slackwater.serve.service._REMEMBERED_S", 0.0)
+    ask, then = own(), "/apps/flights/at/v4/tables/carriers"
+    assert ask(then, key=["C1", "C2"]).json["rows"][0] is not None
+    assert ask(CARRIERS, key="C1").json["rows"] != [None]
+    with client_of(app) as client:
+        client.app("flights").forget_keys({"carriers": ["C1"]})
+    wait_until(lambda: ask(CARRIERS, key="C1").json["rows"] == [None])
+    first, second = ask(then, key=["C1", "C2"]).json["rows"]
+    assert first is None
+    assert second["carrier"] == "C2"

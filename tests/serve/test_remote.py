@@ -8,17 +8,16 @@ from slackwater.client import Client
 from slackwater.client.remote import Server
 from slackwater.errors import Forbidden, MomentGone, NotFound, Refused, TooMuch, Unavailable, Usage
 from slackwater.serve.server import Listening
-from slackwater.settings import Settings
 
 from tests.conftest import free_port
 from tests.support.histories import FlightsApp
 
-from .conftest import Ask
+from .conftest import Ask, client_of
 
 
 @pytest.fixture
 def client(written: FlightsApp) -> Iterator[Client]:
-    with Client(Settings(store=written.store.url)) as opened:
+    with client_of(written) as opened:
         yield opened
 
 
@@ -80,7 +79,7 @@ def test_errors_are_the_same(server: Server) -> None:
 
 def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = own(Listening(needs_tokens=True))
-    with Client(Settings(store=app.store.url)) as client:
+    with client_of(app) as client:
         token = client.add_token("reader", ["flights"]).data["token"]  # type: ignore[index]
     with sw.open(ask.url) as opened, pytest.raises(Forbidden, match="token is needed"):
         _ = opened.apps

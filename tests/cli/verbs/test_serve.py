@@ -4,13 +4,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from slackwater.client import Client
 from slackwater.keep.access.tokens import digest
-from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore
 
 from tests.cli.verbs.calling import done, from_json, slackwater
-from tests.serve.conftest import serving
+from tests.serve.conftest import client_of, serving
 from tests.support.histories import FlightsApp, Kafka, flights
 
 pytestmark = pytest.mark.usefixtures("isolated")
@@ -28,7 +26,7 @@ def test_a_token_is_made_shown_and_removed(app: FlightsApp) -> None:
     words = ("token", "add", "reports", "--app", "flights", "--table", "carriers", "--verb", "sql", "--days", "2")
     assert "would make token reports" in done(*words, "--dry-run")
     made = from_json(*words, "--per-second", "5")
-    (kept,) = Client(Settings(store=app.store.url)).tokens()
+    (kept,) = client_of(app).tokens()
     assert kept.digest == digest(made["token"])
     (listed,) = from_json("token", "list")
     assert listed == {name: made[name] for name in listed}
