@@ -16,6 +16,10 @@ from .tokens import Doorkeeper
 from .web import application
 
 
+_MOST_AT_ONCE = 2_000
+"""Connections, and requests under way: whoever comes then gets 503. Bounds memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listening:
     """Where an instance listens, and what it shows and wants to be shown there."""
@@ -69,6 +73,7 @@ class Instance:
             ws="none",
             server_header=False,
             proxy_headers=False,
+            limit_concurrency=_MOST_AT_ONCE,
             timeout_graceful_shutdown=5,
             ssl_certfile=listening.certificate,
             ssl_keyfile=listening.key,

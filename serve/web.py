@@ -97,6 +97,8 @@ class _Route:
                     given = await self._service.in_thread(lambda: endpoint.function(asked, **found))
         except TimeoutError:
             raise TooMuch(f"it took more than {limit_s:g} s") from None
+        if endpoint.streams and request.method == "HEAD":
+            return Response(media_type="text/event-stream"), 0
         if endpoint.streams:
             return StreamingResponse(given, headers={"cache-control": "no-store"}, media_type="text/event-stream"), 0
         if not isinstance(given, Answer):
