@@ -15,7 +15,6 @@ from .service import ServeOptions, Service
 from .tokens import Doorkeeper
 from .web import application
 
-
 _MOST_AT_ONCE = 2_000
 """Connections, and requests under way: whoever comes then gets 503. Bounds memory."""
 

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from ...errors import Refused, Usage
 from ..options import DRY_RUN, Many, argument, flag, option, span
 from ..session import Session, group, verb
 
+_NEEDED = ("httptools", "pebble", "starlette", "uvicorn", "uvloop")
 _PEM: Any = {"exists": True, "dir_okay": False}
 
 
@@ -38,6 +40,12 @@ def serve(
     each answer says how fresh it is. /openapi.json describes it. An instance keeps nothing that the store has not: any
     number of them serve the same store, and find each other there (--advertise). It only reads.
     """
+    from importlib.util import find_spec
+
+    if missing := [
+        name for name in ("httptools", "pebble", "starlette", "uvicorn", "uvloop") if find_spec(name) is None
+    ]:
+        raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
     from ...serve.audit import write_to
     from ...serve.server import Instance, Listening
     from ...serve.service import ServeOptions
@@ -82,7 +90,6 @@ def add(
 
 
 def _verbs(given: list[str]) -> Any:
-    from ...errors import Usage
     from ...validation import nearest
 
     for each in given:

@@ -75,3 +75,11 @@ def test_a_server_is_asked_as_a_store_is(app: FlightsApp, tmp_path: Path) -> Non
         cut_off = slackwater("query", "flights", "FROM range(20000)", "--server", url, "--limit", "0")
         assert (cut_off.exit_code, "more than 10,000 rows" in cut_off.stderr) == (2, True)
     assert threading.active_count() < 60
+
+
+def test_without_what_a_server_needs_it_says_what_to_install(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pebble" else object())
+    refused = slackwater("serve")
+    assert refused.exit_code == 1
+    assert "a server needs pebble" in refused.stderr
+    assert "slackwater[serve]" in refused.stderr
