@@ -42,9 +42,7 @@ def serve(
     """
     from importlib.util import find_spec
 
-    if missing := [
-        name for name in ("httptools", "pebble", "starlette", "uvicorn", "uvloop") if find_spec(name) is None
-    ]:
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
     from ...serve.audit import write_to
     from ...serve.server import Instance, Listening

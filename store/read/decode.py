@@ -24,6 +24,8 @@ from .fetch import corrupt
 
 _SPARSE = 64
 _CACHED_ROWS = 1 << 17
+_FEW = 16
+"""Of so many keys, a search costs less than to see which of them need one."""
 BLOCK_ROWS = 1 << 20
 """Rows of a block of a decoded SST: bounds the memory that decoding takes, whatever the SST's size."""
 
@@ -66,7 +68,7 @@ class Block:
         In a large block the last steps of a binary search each wait for memory; taken by all hashes together, the waits
         overlap. Half the time, for 20,000 hashes in 2.5 M.
         """
-        if not self.sparse.size:
+        if not self.sparse.size or hashes.size <= _FEW:
             return self.hashes.searchsorted(hashes)
         # The last row that is known to come before, or the block's first.
         at = np.searchsorted(self.sparse, hashes) * _SPARSE
@@ -92,12 +94,13 @@ class Block:
         if not self.hashes.size:
             return
         hashes = hashes[wanted]
-        low = hashes.searchsorted(self.hashes[0])
-        high = hashes.searchsorted(self.hashes[-1], side="right")
-        wanted, hashes = wanted[low:high], hashes[low:high]
+        if hashes.size > _FEW:
+            low = hashes.searchsorted(self.hashes[0])
+            high = hashes.searchsorted(self.hashes[-1], side="right")
+            wanted, hashes = wanted[low:high], hashes[low:high]
         at = self.find(hashes)
         while wanted.size:
-            # Only hashes within the block's range are here, but a collision may lead beyond its last row.
+            # A hash beyond the block's, or a collision, may lead beyond its last row.
             candidates = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
             if not candidates.any():
                 return
