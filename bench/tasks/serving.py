@@ -63,7 +63,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
         yield _wide(url, seconds)
     if redis := _redis(folder, count, seconds):
         yield redis
-    yield _two(root, folder, count, seconds)
+    yield _two(root, folder, count, max(seconds, 15))
     yield _own_writes(root, cache, TRIES // 20 if quick else TRIES)
     if which("go"):
         yield _cold(folder, quick)
