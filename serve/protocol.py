@@ -5,7 +5,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MOST_HEAD_BYTES = 64 << 10
-"""Of a request's first line and headers."""
+"""Of a request's first line and headers, where they come in several parts; one part has a few times as much at most."""
 _PATIENCE_S = 10.0
 """In which a request must be whole that has begun to come."""
 
@@ -13,7 +13,7 @@ _PATIENCE_S = 10.0
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
-    _head_bytes = 0
+    _head_bytes = _part_bytes = 0
     _timer: Any = None
     _name = ""
     _is_in_head = True
@@ -31,16 +31,18 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
+        was_in_head, self._part_bytes = self._is_in_head, len(data)
+        super().data_received(data)
+        if not (was_in_head and self._is_in_head):
+            return  # what came has the end of a head, or of a body
         self._head_bytes += len(data)
-        if self._is_in_head and self._head_bytes > _MOST_HEAD_BYTES:
+        if self._head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
             self._wait(begins=False)
             self.send_400_response("The request's head is too large.")
-            return
-        super().data_received(data)
 
     def on_message_begin(self) -> None:  # noqa: D102
         super().on_message_begin()
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_head = True
         if self._name:
             self.scope["extensions"] = {"tls": {"client_cert_name": self._name}}
         self._wait()
@@ -51,7 +53,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:  # noqa: D102
         self._wait(begins=False)
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_head, self._head_bytes = True, -self._part_bytes  # of what came, nothing counts for the next
         super().on_message_complete()
 
     def _wait(self, *, begins: bool = True) -> None:

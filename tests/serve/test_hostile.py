@@ -102,3 +102,17 @@ def test_a_body_that_is_too_large_is_not_read(instance: str) -> None:
     sql = b'{"sql": "' + b"x" * (2 << 20) + b'"}'
     found = urllib3.PoolManager(retries=False).request("POST", f"{instance}/apps/flights/at/now/query", body=sql)
     assert found.status == 413
+
+
+def test_many_requests_in_one_part_are_all_answered(connected: Callable[[], socket.socket]) -> None:
+    count = 2_000
+    with connected() as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Filler: " + b"y" * 40 + b"\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * count)
+        found = b""
+        while found.count(b'"alive":true') < count:
+            part = connection.recv(1 << 20)
+            assert part
+            found += part
+    assert found.count(b"HTTP/1.1 200") == count
