@@ -135,7 +135,7 @@ PLANTS = (
     Plant("random in a UDF", "random", _udf(lambda _: random.randrange(1 << 40))),
     Plant("the clock of an update", "clock", update=_same_for_all(lambda: int(time.time())), kind="update"),
     Plant("the last that came, of any", "order", _in_arrow(lambda batch: pa.array(np.arange(batch.num_rows)))),
-    Plant("uuid()", "random", _x(lambda: F.xxhash64(F.uuid()) % 1_000_000)),
+    Plant("uuid()", "random", _x(lambda: F.xxhash64(F.expr("uuid()")) % 1_000_000)),
     Plant(
         "keys of the batch",
         "partitions",

@@ -43,8 +43,8 @@ def test_a_table_is_read_by_spark_as_by_a_query_and_stays_at_its_moment(app: Fli
     assert spark is not None
     register(spark)
     read = spark.read.format("slackwater").option("store", app.store.url)
-    then, now = read.option("at", "~1").load("flights/aircraft"), read.option("at", "now").load("flights/aircraft")
-    moments = [client.app("flights").at(at) for at in ("~1", "now")]
+    then, now = read.option("at", "~9").load("flights/aircraft"), read.option("at", "now").load("flights/aircraft")
+    moments = [client.app("flights").at(at) for at in ("~9", "now")]
     expected = [sorted(each.query("FROM aircraft").fetchall()) for each in moments]
     assert expected[0] != expected[1]
     app.run(flights(20))

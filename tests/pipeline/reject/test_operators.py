@@ -111,7 +111,7 @@ OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
         "bad {} is no amount",
     ),
     "a cast beside what is not deterministic": (
-        lambda rows: rows.select(F.uuid(), text().cast("long")),
+        lambda rows: rows.select(F.expr("uuid()"), text().cast("long")),
         "NumberFormatException",
         "'bad {}'",
     ),
