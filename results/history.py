@@ -50,7 +50,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),
                 *(["restored, replayed" if entry.replayable else "restored"] if with_replays else []),
-                formats.windows(map(str, entry.windows)) or "; ".join(_instead(entry)),
+                _read(entry) or "; ".join(_instead(entry)),
             )
         )
         if entry.thinned is not None:
@@ -59,6 +59,11 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
             rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
     more = (*(["watermark"] if timed else []), *(["can be"] if with_replays else []))
     return TableBlock.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
+
+
+def _read(entry: LogEntry) -> str:
+    """What it read, and which batches of a query of Spark's that were."""
+    return ": ".join(filter(None, (entry.attached, formats.windows(map(str, entry.windows)))))
 
 
 def _instead(entry: LogEntry) -> Iterator[str]:

@@ -110,6 +110,9 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
     if stage.keys is not None:
         table = (f"{'' if stage.keys_exact else '≤'}{stage.keys:,}", str(stage.ssts), size(stage.bytes))
     lag = f"called {stage.called} since" if stage.called else "; ".join(map(_lag, stage.inputs))
+    if stage.attached is not None:
+        behind = stage.batches_behind
+        lag = "? batches" if behind is None else f"{behind:,} batch{'' if behind == 1 else 'es'}"
     return (
         stage.stage,
         "?" if stage.runner is None else "yes" if stage.runner else "no",

@@ -125,6 +125,8 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     emission: ClassVar[Literal["table", "rows", "function"]] = "function"
     """What it emits: with each batch the rows of its table that this changed (`table`); rows that are the same in how
     many batches ever the input comes (`rows`); or what only a function of the program knows."""
+    elsewhere: ClassVar[str] = ""
+    """In words, whose rows its table has, where no program of ours makes them; empty where one does."""
     in_any_order: ClassVar[bool] = False
     """Whether lists in its rows have no order that means anything."""
     past: ClassVar[Literal["", "rows", "parts", "function"]] = ""

@@ -37,9 +37,15 @@ class Replaced(Bound):
 def replaced(table: Table, name: str) -> Bound:
     """What an edit makes of the rows of a table: they fall due as those that its program writes.
 
-    Raises `Refused` where rows hold what waits for other rows, or only the program knows when they fall due.
+    Raises `Refused` where no program makes them, rows hold what waits for other rows, or only the program knows when
+    they fall due.
     """
     kind, values = kind_of(table.state), arrow_schema(table.values)
+    if kind.elsewhere:
+        raise Refused(
+            f"the rows of {name} are {kind.elsewhere}, so they are not changed here",
+            hint="slackwater adopt makes them those of a stage, which can be edited",
+        )
     if kind.waiting:
         raise Refused(
             f"the rows of {name} hold {kind.waiting}, which cannot be changed by hand",

@@ -71,6 +71,33 @@ def by_hash(
             raise SlackwaterError(f"the rows cannot be sorted: {sentence}", quoted=more.strip(), hint=hint) from error
 
 
+def slots_of(table: Table, num_bytes: int) -> int:
+    """Equal ranges of all hashes: state partitions, each in so many parts that an SST of one is not too large."""
+    partitions, size = table.partitions, table.compaction.target_file_bytes
+    return partitions << max(0, ceil(log2(max(1, num_bytes / (partitions * size)))))
+
+
+def by_slot(rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]) -> Iterator[tuple[int, int, pa.Table]]:
+    """Rows that come by hash, cut where slots end: of each slot that has rows, its number, of how many, and them.
+
+    How many there are is asked for when the first rows come: all were read then.
+    """
+    slots, current = 0, -1
+    waiting: list[pa.RecordBatch] = []
+    for batch in rows:
+        slots = slots or slots_when_read()
+        numbers = partition_of(batch.column(HASH).to_numpy(), slots)
+        ends = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        for start, end in pairwise((0, *ends, batch.num_rows)):
+            if int(numbers[start]) != current:
+                if waiting:
+                    yield current, slots, pa.Table.from_batches(waiting)
+                current, waiting = int(numbers[start]), []
+            waiting.append(batch.slice(start, end - start))
+    if waiting:
+        yield current, slots, pa.Table.from_batches(waiting)
+
+
 _SEQ = 1
 _LEVEL = 1
 """SSTs side by side are one sorted run; none of them waits to be merged, as those of level 0 do."""
@@ -158,8 +185,8 @@ class Loading:
         workers = min(os.cpu_count() or 1, _MOST_WORKERS)
         under_way: deque[Future[_Written]] = deque()
         with ThreadPoolExecutor(workers, "init") as pool:
-            for partition, rows in self._by_slot(in_order):
-                under_way.append(pool.submit(self._write, partition, rows))
+            for slot, slots, rows in by_slot(in_order, lambda: slots_of(self.table, self.bytes)):
+                under_way.append(pool.submit(self._write, slot * self.table.partitions // slots, rows))
                 if len(under_way) > workers:
                     self._count(under_way.popleft().result())
             for writing in under_way:
@@ -175,29 +202,6 @@ class Loading:
         self.done.read += num_rows
         self.bytes += num_bytes
         self.on_progress(self.done)
-
-    def _slots(self) -> int:
-        """Equal ranges of all hashes: state partitions, each in so many parts that an SST of one is not too large."""
-        partitions, size = self.table.partitions, self.table.compaction.target_file_bytes
-        return partitions << max(0, ceil(log2(max(1, self.bytes / (partitions * size)))))
-
-    def _by_slot(self, rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
-        """Rows that come by hash, cut where slots end: of each slot that has rows, its state partition and them."""
-        partitions, slots, current = self.table.partitions, 0, -1
-        waiting: list[pa.RecordBatch] = []
-        for batch in rows:
-            # All rows were read when the first of them come.
-            slots = slots or self._slots()
-            numbers = partition_of(batch.column(HASH).to_numpy(), slots)
-            ends = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
-            for start, end in pairwise((0, *ends, batch.num_rows)):
-                if int(numbers[start]) != current:
-                    if waiting:
-                        yield current * partitions // slots, pa.Table.from_batches(waiting)
-                    current, waiting = int(numbers[start]), []
-                waiting.append(batch.slice(start, end - start))
-        if waiting:
-            yield current * partitions // slots, pa.Table.from_batches(waiting)
 
     def _write(self, partition: int, rows: pa.Table) -> _Written:
         """One SST with these rows of one slot, unless there is nothing to be written any more. Changes no count."""

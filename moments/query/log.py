@@ -71,6 +71,8 @@ class LogEntry:
     """Of a reset, the partitions that are read on from elsewhere, as in `flights[0] 42 to 17`."""
     backfilled: tuple[str, ...] = ()
     """Of a backfill, the columns that have the values of the past from this version on."""
+    attached: str = ""
+    """Of the state of a query of Spark's, the batches that this version brought, as in `batches 41 to 97`."""
     replayable: bool | None = None
     """Whether the version before it and all that it read are still there; None when that is not known, and for one
     that read nothing."""
@@ -150,6 +152,7 @@ def _entry(
             if start != end
         ),
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
+        attached=str(manifest.attached or ""),
         replayable=replayable,
     )
 

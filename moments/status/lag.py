@@ -4,13 +4,16 @@ A runner writes one small object of its own every quarter of a minute, and takes
 tells of those that were killed.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from msgspec import Struct
 
 from ... import instants
+from ...errors import Refused, Unavailable
 from ...fold.records import ranges, unread
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits, published
@@ -130,6 +133,8 @@ class Beat(Struct, frozen=True):
     """host:pid."""
     stages: dict[limits.Name, limits.Epoch]
     """The stages it has claimed, and under which epoch."""
+    batches: dict[limits.Name, limits.Count] = {}
+    """Of those that are the state of a query of Spark's, how many batches the query had committed."""
 
 
 RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
@@ -162,6 +167,42 @@ def lapsed(
 def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
     """Who runs the stage, as host:pid; empty when nobody does. One that was taken over claims an older epoch."""
     return next((runner.by for runner in alive if runner.stages.get(head.stage) == head.epoch), "")
+
+
+@dataclass(slots=True)
+class Heart:
+    """Writes a runner's signs of life, whenever one is due, and takes the last one away. Who is away misses some."""
+
+    store: ObjectStore
+    app: str
+    _due_s: float = 0.0
+    _swept: bool = False
+
+    def beat(self, now: Callable[[], Beat]) -> None:
+        """Write one, unless the last one is still fresh."""
+        if time.monotonic() < self._due_s:
+            return
+        self._due_s, beat = time.monotonic() + BEAT_S, now()
+        with suppress(Unavailable, Refused):
+            RUNNERS.put(self.store, beat, self.app)
+            if not self._swept:
+                sweep(self.store, self.app, beat.writer)
+            self._swept = True
+
+    def end(self, writer: str) -> None:
+        """Take away the last one."""
+        with suppress(Unavailable, Refused):
+            RUNNERS.remove(self.store, writer, self.app)
+
+
+def batches_behind(head: Manifest, alive: Iterable[Beat]) -> int | None:
+    """How many batches of its query a stage lacks, as far as whoever follows it has said; None where nobody has."""
+    said = [
+        runner.batches[head.stage]
+        for runner in alive
+        if runner.stages.get(head.stage) == head.epoch and head.stage in runner.batches
+    ]
+    return max(0, said[0] - head.attached.next_batch) if said and head.attached is not None else None
 
 
 def sweep(store: ObjectStore, app: str, writer: str) -> None:

@@ -53,6 +53,11 @@ def check_declared(app: App, stage: Stage, stored: Table | None) -> None:
         if found.refused is not None:
             raise found.refused
         return
+    if elsewhere := kind_of(stored.state).elsewhere:
+        raise Refused(
+            f"stage {app.name}/{stage.name} is {elsewhere}: no program goes on with it",
+            hint=f"slackwater adopt CHECKPOINT PROGRAM --stage {stage.name} makes it a stage of a program",
+        )
     declared, known = app.key_of(stage), {column.name: column for column in stored.key}
     names, key = tuple(known), key_of_table(declared, [column.name for column in stored.values])
     kept, state = kind_of(stored.state), (stage.state if key == declared else stage.state.by_session("")) or stage.state

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ... import instants
@@ -68,23 +68,19 @@ class LagReporter:
     def work(self, over: threading.Event) -> None:
         """Report and write heartbeats, of which the last one goes when it is `over`."""
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
-        beat, swept = lag.Beat(self.claimer.writer, self.claimer.by, epochs), False
-        beat_due = others_due = 0.0
+        beat, heart, others_due = (
+            lag.Beat(self.claimer.writer, self.claimer.by, epochs),
+            lag.Heart(self.store, app),
+            0.0,
+        )
         while not over.is_set():
-            if time.monotonic() >= beat_due:
-                beat_due = time.monotonic() + lag.BEAT_S
-                with suppress(Unavailable, Refused):
-                    lag.RUNNERS.put(self.store, beat, app)
-                    if not swept:
-                        lag.sweep(self.store, app, beat.writer)
-                    swept = True
+            heart.beat(lambda: beat)
             if time.monotonic() >= others_due:
                 others_due = time.monotonic() + _OTHERS_S
                 self._refresh_others(app)
             self.news.lags(self._lags(app))
             over.wait(_REPORT_S)
-        with suppress(Unavailable, Refused):
-            lag.RUNNERS.remove(self.store, beat.writer, app)
+        heart.end(beat.writer)
 
     def _refresh_others(self, app: str) -> None:
         try:

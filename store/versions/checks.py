@@ -61,6 +61,8 @@ def _(value: Manifest) -> Iterator[Wrong]:
         yield from _ssts(f"{at}.ssts", side.ssts, names, value.version)
         if side.total < max(side.rows, side.waiting):
             yield Wrong(f"{at}.total", side.total, f"at least its rows, {side.rows}, and those waiting")
+    if (query := value.attached) is not None and query.batches > query.next_batch:
+        yield Wrong("attached.batches", query.batches, f"at most those before next_batch, {query.next_batch}")
     yield from _snapshots(value)
     before = 0
     for number, each in enumerate(value.rewinds):

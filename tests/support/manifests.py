@@ -12,6 +12,7 @@ from slackwater.store.versions import keys
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import (
     AppInfo,
+    Attached,
     Backfill,
     Column,
     Former,
@@ -95,7 +96,12 @@ def _that_can_be(value: Manifest) -> Manifest:
         formerly=_formerly(value),
         backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
         rewinds=_rewinds(value),
+        attached=_attached(value.attached),
     )
+
+
+def _attached(value: Attached | None) -> Attached | None:
+    return replace(value, batches=min(value.batches, value.next_batch)) if value is not None else None
 
 
 def _backfill(value: Backfill, of: Manifest) -> Backfill:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.maintain.stages import rescale
 from slackwater.keep.rejected import retries
 from slackwater.keep.rejected.listing import rejected
+from slackwater.keep.rejected.schema import REJECTED_RECORDS
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.diff.key_history import key_history
@@ -21,7 +23,8 @@ from slackwater.search.search import bisect
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
-from slackwater.store.versions.side_tables import all_ssts, owner, rejected_of
+from slackwater.store.versions.manifest import Manifest, SideTable
+from slackwater.store.versions.side_tables import REJECTED, all_ssts, owner, rejected_of
 
 from tests.keep.rejected.rejecting import mark_retried, reject
 from tests.support.collecting import aging_app, gc, keys_of, store_of, wait
@@ -154,6 +157,8 @@ def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsAp
 
 
 def test_a_stage_that_bears_the_name_owns_it() -> None:
-    assert owner("legs_rejected", {"legs"}) == "legs"
-    assert owner("legs_rejected", {"legs", "legs_rejected"}) == "legs_rejected"
-    assert owner("legs_rejected", {"routes"}) == "legs_rejected"
+    plain = Manifest("shop", "legs", 1, 1, "w", 1, "claim")
+    with_rejects = replace(plain, side_tables={REJECTED: SideTable(REJECTED_RECORDS)})
+    assert owner("legs_rejected", {"legs": with_rejects}) == "legs"
+    assert owner("legs_rejected", {"legs": with_rejects, "legs_rejected": plain}) == "legs_rejected"
+    assert owner("legs_rejected", {"legs": plain}) == "legs_rejected"

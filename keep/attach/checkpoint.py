@@ -1,0 +1,88 @@
+"""The seam to a checkpoint of a query of Spark: what must be told of it. It is read, and never written."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+DELETED = "_deleted"
+"""Which rows of `Checkpoint.changes` say that a key is gone; their values mean nothing."""
+
+
+class StateTable(Protocol):
+    """One table of the state that a query keeps."""
+
+    @property
+    def name(self) -> str:
+        """Empty for the query's own (first) table; of another one, what tells it from that, such as `left`."""
+
+    @property
+    def kind(self) -> str:
+        """What the operator is that keeps it, such as `aggregate`."""
+
+    @property
+    def key(self) -> pa.Schema:
+        """The columns that identify a row."""
+
+    @property
+    def values(self) -> pa.Schema:
+        """All others. No two columns have one name."""
+
+
+class CheckpointBatch(Protocol):
+    """One batch of the query that is committed."""
+
+    @property
+    def id(self) -> int:
+        """Its number, from 0."""
+
+    @property
+    def offsets(self) -> Mapping[str, tuple[int, ...]]:
+        """Where each source stands after it: of a Kafka topic, the next offset to read, by partition."""
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The watermark by which it was computed, milliseconds since 1970 UTC; None where there is none."""
+
+    @property
+    def committed_ms(self) -> int:
+        """When Spark committed it, milliseconds since 1970 UTC."""
+
+
+class Checkpoint(Protocol):
+    """A checkpoint of a query that may be running, and cleans up meanwhile what it does not need any more.
+
+    All of it raises `Unavailable` where storage does not answer. Reading what was cleaned up raises `Gone`: nothing of
+    another batch is ever returned in its place, and nothing of a part.
+    """
+
+    @property
+    def where(self) -> str:
+        """The folder, or address, for people."""
+
+    @property
+    def query(self) -> str:
+        """The query's id."""
+
+    @property
+    def tables(self) -> Sequence[StateTable]:
+        """At least one; the query's own comes first."""
+
+    def committed(self) -> range:
+        """The batches of which it is still known that they are committed, without gaps; empty before the first."""
+
+    def available(self) -> range:
+        """Those of them at whose end the whole state can be read; the last is the last that is committed."""
+
+    def batch(self, batch: int, /) -> CheckpointBatch:
+        """What is known of a batch. Raises `Gone`."""
+
+    def rows(self, table: StateTable, batch: int, /) -> Iterable[pa.RecordBatch]:
+        """The rows of a table at the end of a batch, with the columns of its key and values. Raises `Gone`."""
+
+    def changes(self, table: StateTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
+        """What the batches `after` + 1 to `up_to` changed of a table, one after the other.
+
+        Each has the columns of key and values and `DELETED`, with one row of each key. Raises `Gone`, also where the
+        checkpoint keeps no changes.
+        """

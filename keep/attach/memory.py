@@ -1,0 +1,122 @@
+"""A checkpoint in memory, for tests, with a query's habits: it commits, and cleans up when it likes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from ...errors import Gone
+from .checkpoint import DELETED, StateTable
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """A table of it: `StateTable`."""
+
+    name: str
+    key: pa.Schema
+    values: pa.Schema
+    kind: str = "aggregate"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBatch:
+    """A batch of it: `CheckpointBatch`."""
+
+    id: int
+    offsets: Mapping[str, tuple[int, ...]]
+    watermark_ms: int | None
+    committed_ms: int
+
+
+Row = tuple[object, ...]
+"""Values of the columns, in their order."""
+Changes = Mapping[str, Mapping[Row, Row | None]]
+"""By table and key, the new values, None where the key goes."""
+
+
+@dataclass(slots=True)
+class MemoryCheckpoint:
+    """`Checkpoint`. What was cleaned up is gone; `keeps_changes` is whether Spark's changelog is on."""
+
+    tables: tuple[MemoryTable, ...]
+    query: str = "6a1c9c30-0000-4000-8000-000000000000"
+    where: str = "memory:checkpoint"
+    keeps_changes: bool = True
+    batches: list[MemoryBatch] = field(default_factory=list)
+    first: int = 0
+    """The oldest batch whose state and changes can be read."""
+    _states: list[dict[str, dict[Row, Row]]] = field(default_factory=list)
+    _changes: list[Changes] = field(default_factory=list)
+
+    def commit(
+        self,
+        changes: Changes,
+        offsets: Mapping[str, tuple[int, ...]],
+        committed_ms: int,
+        watermark_ms: int | None = None,
+    ) -> None:
+        """What Spark does at the end of a batch."""
+        state = {name: dict(rows) for name, rows in (self._states[-1] if self._states else {}).items()}
+        for name, rows in changes.items():
+            table = state.setdefault(name, {})
+            for key, values in rows.items():
+                if values is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = values
+        self._states.append(state)
+        self._changes.append(changes)
+        self.batches.append(MemoryBatch(len(self.batches), dict(offsets), watermark_ms, committed_ms))
+
+    def clean_up(self, before: int) -> None:
+        """What Spark does in the background: batches before this one are gone, as far as another one is left."""
+        self.first = max(self.first, min(before, len(self.batches) - 1))
+
+    def state(self, batch: int) -> dict[str, dict[Row, Row]]:
+        """The rows of all tables at the end of a batch, also where it is gone: the truth, for tests."""
+        return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
+
+    def committed(self) -> range:
+        """As `Checkpoint`."""
+        return range(self.first, len(self.batches))
+
+    def available(self) -> range:
+        """As `Checkpoint`."""
+        return self.committed() if self.keeps_changes else self.committed()[-1:]
+
+    def batch(self, batch: int, /) -> MemoryBatch:
+        """As `Checkpoint`."""
+        self._check_there(batch)
+        return self.batches[batch]
+
+    def rows(self, table: StateTable, batch: int, /) -> Iterator[pa.RecordBatch]:
+        """As `Checkpoint`."""
+        self._check_there(batch)
+        rows = [key + values for key, values in self._states[batch].get(table.name, {}).items()]
+        found = _table(pa.schema([*table.key, *table.values]), rows)
+        for each in found.to_batches(max_chunksize=1_000):
+            self._check_there(batch)
+            yield each
+
+    def changes(self, table: StateTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
+        """As `Checkpoint`."""
+        self._check_there(after + 1)
+        if not self.keeps_changes:
+            raise Gone("the query keeps no changes of its state", hint="it keeps them with its changelog on")
+        schema = pa.schema([*table.key, *table.values, pa.field(DELETED, pa.bool_())])
+        nothing = (None,) * len(table.values)
+        for batch in range(after + 1, up_to + 1):
+            self._check_there(batch)
+            changed = self._changes[batch].get(table.name, {})
+            rows = [(*key, *(nothing if new is None else new), new is None) for key, new in changed.items()]
+            yield _table(schema, rows)
+
+    def _check_there(self, batch: int) -> None:
+        if not self.first <= batch < len(self.batches):
+            raise Gone(f"batch {batch} was cleaned up; expected one of {self.committed()}")
+
+
+def _table(schema: pa.Schema, rows: Sequence[Row]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+    return pa.table([pa.array(each, one.type) for each, one in zip(columns, schema, strict=True)], schema=schema)

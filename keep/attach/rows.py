@@ -1,0 +1,127 @@
+"""Rows of a batch as SSTs: those that it changed, or those in which a whole state differs from what is stored.
+
+Memory is that of the changed rows, and of a few SSTs: a whole state is sorted by DuckDB, on disk where it is large, and
+compared with the stored one a range of hashes at a time.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+
+from ...moments.diff.key_changes import KeyChanges
+from ...store.compaction.merge import merged_rows
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.sst import writer
+from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
+from ...store.sst.types import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema
+from ...store.versions.manifest import Manifest, Sst, Table
+from ..init.load import by_hash, by_slot, slots_of
+from .checkpoint import DELETED
+from .tables import fitting
+
+_AT_ONCE = 4
+"""SSTs that are written at the same time."""
+
+
+@dataclass(slots=True)
+class RowWriter:
+    """Puts SSTs for the next version of a stage, which nothing names yet."""
+
+    store: ObjectStore
+    cache: SstCache
+    app: str
+    stage: str
+
+    def changed(self, table: Table, rows: pa.Table, seq: int) -> tuple[Sst, ...]:
+        """Rows that a batch changed, key, values and `DELETED`, as one SST of each state partition that has some."""
+        if not rows.num_rows:
+            return ()
+        gone, key = np.asarray(rows[DELETED]), [column.name for column in table.key]
+        made = _with_hashes(fitting(rows.drop_columns([DELETED]), table.columns), key)
+        made = made.append_column(OP, pa.array(np.where(gone, TOMBSTONE, PUT).astype(np.uint8)))
+        numbers = partition_of(made[HASH].to_numpy(), table.partitions)
+        parts = ((p, made.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
+        return self._write(table, parts, seq, level=0)
+
+    def differing(self, at: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
+        """What makes a table's rows those of a whole state: one sorted run, where the table is empty so far."""
+        assert at.table is not None  # noqa: S101  it is a version of one table
+        return self._write(at.table, self._differences(at, at.table, rows), seq, level=0 if at.ssts else 1)
+
+    def _differences(
+        self, at: Manifest, table: Table, rows: Iterable[pa.RecordBatch]
+    ) -> Iterator[tuple[int, pa.Table]]:
+        key, size = [column.name for column in table.key], 0
+
+        def on_read(_rows: int, num_bytes: int) -> None:
+            nonlocal size
+            size += num_bytes
+
+        columns = arrow_schema(table.columns)
+        fit = (some for each in rows for some in fitting(each, table.columns).combine_chunks().to_batches())
+        none = pa.schema([pa.field(HASH, pa.int64()), *columns]).empty_table()
+        slots, following = table.partitions, 0
+        for slot, slots, new in by_slot(by_hash(fit, columns, tuple(key), on_read), lambda: slots_of(table, size)):
+            for missing in range(following, slot):
+                yield from self._difference(at, table, missing, slots, none)
+            yield from self._difference(at, table, slot, slots, new)
+            following = slot + 1
+        for missing in range(following, slots):
+            yield from self._difference(at, table, missing, slots, none)
+
+    def _difference(
+        self, at: Manifest, table: Table, slot: int, slots: int, new: pa.Table
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """The rows of a slot that are put or deleted, with its state partition; nothing where none is."""
+        names, key = [HASH, *(column.name for column in table.columns)], [column.name for column in table.key]
+        old = new.slice(0, 0)
+        if at.ssts:
+            stored = merged_rows(self.store, self.cache, at.ssts, replace(table, partitions=slots), slot, 0)
+            old = pa.concat_tables([old, *(some.select(names).cast(old.schema) for some in stored)])
+        changed = between(old, normalise_keys(new, key), key)
+        if changed.num_rows:
+            yield slot * table.partitions // slots, changed
+
+    def _write(self, table: Table, parts: Iterable[tuple[int, pa.Table]], seq: int, *, level: int) -> tuple[Sst, ...]:
+        written: list[Sst] = []
+        under_way: deque[Future[Sst]] = deque()
+        with ThreadPoolExecutor(_AT_ONCE, f"attach-{self.stage}") as pool:
+            for partition, rows in parts:
+                stamped = rows.append_column(SEQ, pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows))
+                put = partial(writer.write, self.store, self.cache, app=self.app, stage=self.stage, table=table)
+                under_way.append(pool.submit(put, partition=partition, rows=stamped, level=level))
+                if len(under_way) > _AT_ONCE:
+                    written.append(under_way.popleft().result())
+            written += [each.result() for each in under_way]
+        return tuple(written)
+
+
+def between(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
+    """What makes `new` of `old`: both have `_hash`, key and values, and each key once. The rows have `_op`, too."""
+    both = pa.concat_tables([old, new]).combine_chunks()
+    order, repeats = sort_keys(both[HASH].to_numpy(), both.select(key))
+    # Equal keys keep their order: the stored row comes right before the new one.
+    same = np.flatnonzero(repeats)
+    was, now = order[same - 1], order[same]
+    values = [name for name in old.column_names if name not in (HASH, *key)]
+    before, after = (both.take(pa.array(rows)) for rows in (was, now))
+    there = np.ones(len(same), np.bool_)
+    pairs = KeyChanges.between(after.select(key), before.select(values), after.select(values), there, there)
+    stays = np.zeros(both.num_rows, np.bool_)
+    stays[was] = True
+    stays[now[pairs.kinds() == "same"]] = True
+    ops = np.full(both.num_rows, PUT, np.uint8)
+    ops[: old.num_rows] = TOMBSTONE
+    return both.append_column(OP, pa.array(ops)).filter(pa.array(~stays))
+
+
+def _with_hashes(rows: pa.Table, key: list[str]) -> pa.Table:
+    rows = normalise_keys(rows, key)
+    return rows.add_column(0, HASH, pa.array(hash_keys(rows, key)))

@@ -1,0 +1,294 @@
+"""Following a query: a claim of the stage, and then a version for each of its batches, as long as they can be read."""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+
+from msgspec.structs import replace
+from ulid import ULID
+
+from ... import instants
+from ...errors import Gone, Refused
+from ...moments.take.audit_log import record, whoami
+from ...store.objects.counting import CountingStore
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions import amend as amending
+from ...store.versions import apps, history
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.manifest import AppInfo, Attached, EventTime, Input, Manifest, Sst, Table
+from ...store.versions.side_tables import table_name, table_of
+from .checkpoint import Checkpoint, CheckpointBatch, StateTable
+from .rows import RowWriter
+from .steps import Changes, next_step
+from .tables import agreed, declared, tables_in, with_tables
+
+_NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
+_MISSES = 8
+"""So often in a row what was to be read may be gone before it was, until that is told as an error."""
+_KNOWN_S = 60.0
+"""For so long the newest version is taken for what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What attaching would do, or goes on from."""
+
+    app: str
+    stage: str
+    tables: Mapping[str, Table]
+    """By the names that queries have for them."""
+    rows_of: Mapping[str, str]
+    """By the same names, the operator whose state it is."""
+    next_batch: int
+    """The first batch that no version has; 0 for none yet."""
+    committed: range
+    available: range
+    first_ms: int
+    """When the oldest batch of which all can be read was committed; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A version that was committed."""
+
+    manifest: Manifest
+    rows: int
+    """Rows that it wrote, of all tables, those deleted among them."""
+    behind_ms: int
+    """How long after the query's own commit, by the wall clock."""
+
+
+@dataclass(slots=True)
+class Tail:
+    """Follows one query. Its versions are committed under an epoch of its own, which another one's claim ends.
+
+    Raises, from all that it does: `Refused` where the stage is none of this query, or the query's state is not what it
+    was, `Fenced` where somebody else has taken the stage, `Unavailable`, and `Corruption` of what is stored.
+    """
+
+    store: InitVar[ObjectStore]
+    cache: SstCache
+    checkpoint: Checkpoint
+    app: str
+    stage: str
+    _: KW_ONLY
+    by: str
+    partitions: int = 4
+    """State partitions of tables that are new."""
+    writer: str = field(default_factory=lambda: str(ULID()), init=False)
+    head: Manifest | None = field(default=None, init=False)
+    """The newest version, once the stage is claimed."""
+    newest_batch: int = field(default=-1, init=False)
+    """The last batch that the query had committed when it was looked at last; -1 for none."""
+    _store: CountingStore = field(init=False)
+    _rows: RowWriter = field(init=False)
+    _tables: dict[str, StateTable] = field(init=False)
+    """By the names of `tables.declared`."""
+    _misses: int = field(default=0, init=False)
+    _whole: bool = field(default=False, init=False)
+    """Whether a table is new, so that nobody knows what was in it."""
+    _seen_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self, store: ObjectStore) -> None:
+        self._store = CountingStore(store)
+        self._rows = RowWriter(self._store, self.cache, self.app, self.stage)
+        found = declared(self.checkpoint.tables, self.partitions)
+        self._tables = dict(zip(found, self.checkpoint.tables, strict=True))
+
+    def plan(self) -> Plan:
+        """What there is, and whether it can be attached. Writes nothing."""
+        head = history.head(self._store, self.app, self.stage)
+        if head is None and history.list_stages(self._store, self.app):
+            self._check_app()
+        tables = self._agreed(head)
+        committed, available = self.checkpoint.committed(), self.checkpoint.available()
+        first_ms = self.checkpoint.batch(available[0]).committed_ms if available else 0
+        named = {table_name(self.stage, name) if name else self.stage: name for name in tables}
+        return Plan(
+            self.app,
+            self.stage,
+            {shown: tables[name] for shown, name in named.items()},
+            {shown: self._tables[name].kind for shown, name in named.items()},
+            head.attached.next_batch if head is not None and head.attached is not None else 0,
+            committed,
+            available,
+            first_ms,
+        )
+
+    def claim(self) -> Manifest:
+        """Take the stage, from whoever had it; the app is made where there is none."""
+        head = history.head(self._store, self.app, self.stage)
+        self._agreed(head)
+        known = head.attached if head is not None else None
+
+        def build(draft: Manifest) -> Manifest:
+            tables = self._agreed(draft if draft.attached is not None else None)
+            self._whole = self._whole or not tables.keys() <= tables_in(draft).keys()
+            attached = draft.attached or Attached(self.checkpoint.query, 0)
+            return replace(with_tables(draft, tables), attached=replace(attached, checkpoint=self.checkpoint.where))
+
+        def requires(found: Manifest) -> bool:
+            self._agreed(found)
+            return True
+
+        if head is None:
+            self._check_app()
+            apps.ensure_app(self._store, AppInfo(self.app, instants.now_ms()))
+        # Versions have the times of the query's batches. A claim comes right after one, whenever it is made: batches
+        # that were committed meanwhile are still to come.
+        available = self.checkpoint.available()
+        first_ms = self.checkpoint.batch(available[0]).committed_ms - 1 if available else instants.now_ms()
+        change = Amendment("claim", build, requires)
+        made = amend(
+            self._store,
+            (self.app, self.stage),
+            change,
+            by=self.by,
+            now_ms=first_ms if head is None else 0,
+            writer=self.writer,
+            taken=self._store.take,
+        )
+        self.head, self._seen_s = made.manifest, time.monotonic()
+        if known is None:
+            record(
+                self._store, self.app, "attach", f"{self.stage}: {self.checkpoint.where}", whoami(),
+                {self.stage: (0, self.head.version)},
+            )  # fmt: skip
+        return self.head
+
+    def round(self) -> tuple[Landed, ...]:
+        """Read what comes next, and commit it; the versions, none where there is nothing new. Call it again then.
+
+        The first has all rows that there are at the oldest batch that can be read.
+        """
+        head = self.head
+        assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
+        committed, available = self.checkpoint.committed(), self.checkpoint.available
+        self.newest_batch = committed[-1] if committed else -1
+        step = next_step(
+            head.attached.next_batch, committed, available, misses=self._misses, whole=self._whole or not head.inputs
+        )
+        if step is None:
+            return ()
+        if time.monotonic() - self._seen_s > _KNOWN_S:
+            head = self.head = amending.newest(self._store, self.app, self.stage, head) or head
+            self._seen_s = time.monotonic()
+        try:
+            return self._changes(step.batches) if isinstance(step, Changes) else (self._whole_state(step.batch),)
+        except Gone as error:
+            self._misses += 1
+            if self._misses > _MISSES:
+                raise Refused(
+                    f"{self.checkpoint.where} is cleaned up faster than it can be read: {error.message}",
+                    hint="let the query keep more batches: spark.sql.streaming.minBatchesToRetain",
+                ) from error
+            return self.round()
+
+    def _changes(self, batches: range) -> tuple[Landed, ...]:
+        each_table = (self.checkpoint.changes(table, batches[0] - 1, batches[-1]) for table in self._tables.values())
+        made = []
+        # Read bit by bit: what was read is committed, whatever is gone then.
+        for number, *changed in zip(batches, *each_table, strict=True):
+            batch, head = self.checkpoint.batch(number), self._head
+            tables, seq, named = tables_in(head), head.version + 1, zip(self._tables, changed, strict=True)
+            new = {name: self._rows.changed(tables[name], rows, seq) for name, rows in named}
+            made.append(self._commit(batch, new, seq))
+        return tuple(made)
+
+    def _whole_state(self, number: int) -> Landed:
+        batch, head = self.checkpoint.batch(number), self._head
+        seq, new = head.version + 1, {}
+        for name, table in self._tables.items():
+            at = table_of(head, table_name(self.stage, name)) if name else head
+            new[name] = self._rows.differing(at, self.checkpoint.rows(table, number), seq)
+        made = self._commit(batch, new, seq)
+        self._whole = False
+        return made
+
+    def _commit(self, batch: CheckpointBatch, new: Mapping[str, tuple[Sst, ...]], seq: int) -> Landed:
+        """The version that this batch is, with rows written under `_seq` `seq`."""
+        expected, began = self._head, time.monotonic()
+        assert expected.attached is not None  # noqa: S101
+        following = expected.attached.next_batch
+
+        def update(draft: Manifest) -> Manifest:
+            attached = draft.attached or Attached(self.checkpoint.query, 0)
+            if attached.next_batch != following:
+                raise Refused(f"{self.app}/{self.stage} was changed meanwhile: it stands before batch {following}")
+            sides = {
+                name: replace(each, ssts=(*each.ssts, *new.get(name, ()))) for name, each in draft.side_tables.items()
+            }
+            return replace(
+                draft,
+                # Its rows are stored already where a compaction took the number that it was made for.
+                seq=0 if draft.version == seq else seq,
+                ssts=(*draft.ssts, *new[""]),
+                side_tables=sides,
+                inputs=draft.inputs | _inputs(draft, batch),
+                event_time=_event_time(draft, batch),
+                attached=replace(attached, next_batch=batch.id + 1, batches=batch.id + 1 - following),
+                duration_ms=round((time.monotonic() - began) * 1_000),
+            )
+
+        change = Amendment("batch", update, epoch=expected.epoch)
+        store = self._store
+        made = amend(
+            store, expected, change, by=self.by, now_ms=batch.committed_ms, writer=self.writer, taken=store.take
+        ).manifest
+        self.head, self._misses, self._seen_s = made, 0, time.monotonic()
+        rows = sum(sst.rows for ssts in new.values() for sst in ssts)
+        return Landed(made, rows, max(0, instants.now_ms() - batch.committed_ms))
+
+    @property
+    def _head(self) -> Manifest:
+        assert self.head is not None  # noqa: S101  it was claimed
+        return self.head
+
+    def _check_app(self) -> None:
+        apps.check_free(self._store, self.app)
+
+    def _agreed(self, head: Manifest | None) -> dict[str, Table]:
+        found = declared(self.checkpoint.tables, self.partitions)
+        if head is None:
+            return found
+        where = f"{self.app}/{self.stage}"
+        if head.attached is None:
+            raise Refused(
+                f"{where} is a stage of a program: no query can be attached as it",
+                hint="choose another --app, or another --stage",
+            )
+        if head.retired:
+            raise Refused(f"{where} is retired", hint="choose another --stage")
+        if head.attached.query != self.checkpoint.query:
+            raise Refused(
+                f"{where} is the state of the query {head.attached.query}, read from {head.attached.checkpoint}; the "
+                f"one in {self.checkpoint.where} is {self.checkpoint.query}",
+                hint="choose another --app, or another --stage",
+            )
+        return agreed(tables_in(head), found)
+
+
+def _inputs(draft: Manifest, batch: CheckpointBatch) -> dict[str, Input]:
+    """How far the query has read its sources."""
+    found = {}
+    for name, offsets in batch.offsets.items():
+        topic = _topic(name)
+        before = draft.inputs.get(topic) or Input(topic, ())
+        # Fewer than before where the query goes on with a topic that was made anew.
+        rows = max(0, sum(offsets) - sum(before.offsets))
+        found[topic] = replace(before, offsets=tuple(offsets), rows=rows)
+    return found
+
+
+def _topic(text: str) -> str:
+    """What an input is called: a Kafka topic by its name, another source by what can be said of it."""
+    return _NOT_IN_TOPICS.sub("-", text)[:249] or "source"
+
+
+def _event_time(draft: Manifest, batch: CheckpointBatch) -> EventTime | None:
+    if batch.watermark_ms is None:
+        return draft.event_time
+    known = draft.event_time or EventTime()
+    return replace(known, watermark_ms=max(batch.watermark_ms, known.watermark_ms or batch.watermark_ms))
