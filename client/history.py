@@ -23,7 +23,7 @@ from ..moments.status import lag
 from ..moments.take import taking
 from ..moments.take.audit_log import Operation, check_verb, list_operations
 from ..moments.take.remove import remove_or_withdraw
-from ..moments.take.waiting import SnapshotProgress, ask, take
+from ..moments.take.waiting import SnapshotProgress, ask, asks_nobody, take
 from ..results import history, snapshots
 from ..results.document import Block, Title
 from ..results.shown import Result, Shown
@@ -104,6 +104,7 @@ class AppHistory(Shown):
             Unavailable: a stage did not answer in time and is named.
         """
         store, reader = self._client.store, self._client.channels_of(self.name)
+        instant = instant or asks_nobody(store, self.name)
         self._check_runs_here("a snapshot by markers", dry_run=instant)
         taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
         return self.at(taken.name)
@@ -114,6 +115,8 @@ class AppHistory(Shown):
         """What `snapshot` does, telling how far it is; without `wait`, it is only asked for."""
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
         by = client.by
+        alone = asks_nobody(store, app)
+        instant = instant or alone
         self._check_runs_here("a snapshot by markers", dry_run=instant)
 
         def is_new() -> bool:
@@ -129,7 +132,7 @@ class AppHistory(Shown):
         taken, already = take(
             store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
         )
-        if instant and reader is None and not already:
+        if instant and reader is None and not already and not alone:
             client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
         return snapshots.taken(taken, client.flags, already=already)
 

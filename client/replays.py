@@ -51,6 +51,8 @@ def record_if_any(
     if verdict.candidates:
         return None  # it is not known which commit it was
     file, ran = code or client.settings.programs.get(verdict.app), verdict.bad.stages[verdict.stage].program
+    if file is None and verdict.bad.stages[verdict.stage].attached is not None:
+        return None
     if file is None:
         add = f"add --code {ran.path if ran else 'FILE'}, the program that ran"
         client.note(f"note: which input record it was, a replay tells: {add}")

@@ -111,8 +111,8 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
         table = (f"{'' if stage.keys_exact else '≤'}{stage.keys:,}", str(stage.ssts), size(stage.bytes))
     lag = f"called {stage.called} since" if stage.called else "; ".join(map(_lag, stage.inputs))
     if stage.attached is not None:
-        behind = stage.batches_behind
-        lag = "? batches" if behind is None else f"{behind:,} batch{'' if behind == 1 else 'es'}"
+        behind, at = stage.batches_behind, stage.attached.next_batch - 1
+        lag = f"at batch {at}" if behind is None else f"{behind:,} batch{'' if behind == 1 else 'es'}"
     return (
         stage.stage,
         "?" if stage.runner is None else "yes" if stage.runner else "no",

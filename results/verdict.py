@@ -72,7 +72,9 @@ def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, 
 def sentence(found: Verdict) -> str:
     """Which commit it is."""
     if not found.candidates:
-        return f"{found.stage} v{found.bad_version} is the first bad commit of {found.app}"
+        query = found.bad.stages[found.stage].attached if found.stage in found.bad.stages else None
+        batches = f" ({query})" if query is not None and query.batches else ""
+        return f"{found.stage} v{found.bad_version}{batches} is the first bad commit of {found.app}"
     return f"the first bad commit of {found.app} is one of {', '.join(map(str, found.candidates))}"
 
 

@@ -24,7 +24,7 @@ from ..moments.diff.candidates import changed_keys
 from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
-from ..store.versions.side_tables import owner, table_of
+from ..store.versions.side_tables import table_of, tables_of
 from .between import PROBES, Between, Evaluator, Skips, length
 from .endpoints import Ends, find_ends
 from .predicate import ByHand, Predicate, Where
@@ -210,9 +210,9 @@ def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: in
     if not rows.num_rows:
         raise _unsteady()
     before, previous = good.stages.get(commit.stage), between.whole.last(good)
-    mine = sorted(table for table in evaluator.predicate.tables(bad) if owner(table, bad.stages) == commit.stage)
-    # The stage's own, unless only tables beside it are asked about.
-    table = mine[0] if mine and commit.stage not in mine else commit.stage
+    # The stage's own, unless only one beside it is asked about.
+    named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names(table))
+    table = next(named, commit.stage)
     earlier = table_of(before, table) if before is not None else None
     keys = changed_keys(evaluator.store, evaluator.cache, earlier, table_of(commit, table), rows.slice(0, MAX_ROWS))
     try:

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from msgspec.structs import replace
@@ -46,7 +47,7 @@ class Plan:
     committed: range
     available: range
     first_ms: int
-    """When the oldest batch of which all can be read was committed; 0 for none."""
+    """When the oldest batch of which all can be read was committed; now where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,6 @@ class Tail:
             self._check_app()
         tables = self._agreed(head)
         committed, available = self.checkpoint.committed(), self.checkpoint.available()
-        first_ms = self.checkpoint.batch(available[0]).committed_ms if available else 0
         named = {table_name(self.stage, name) if name else self.stage: name for name in tables}
         return Plan(
             self.app,
@@ -114,7 +114,7 @@ class Tail:
             head.attached.next_batch if head is not None and head.attached is not None else 0,
             committed,
             available,
-            first_ms,
+            self._oldest_ms(),
         )
 
     def claim(self) -> Manifest:
@@ -137,16 +137,15 @@ class Tail:
             self._check_app()
             apps.ensure_app(self._store, AppInfo(self.app, instants.now_ms()))
         # Versions have the times of the query's batches. A claim comes right after one, whenever it is made: batches
-        # that were committed meanwhile are still to come.
-        available = self.checkpoint.available()
-        first_ms = self.checkpoint.batch(available[0]).committed_ms - 1 if available else instants.now_ms()
+        # that were committed meanwhile are still to come. The first leaves room for others before the first batch.
+        first_ms = self._oldest_ms() - 1_000 if head is None else 0
         change = Amendment("claim", build, requires)
         made = amend(
             self._store,
             (self.app, self.stage),
             change,
             by=self.by,
-            now_ms=first_ms if head is None else 0,
+            now_ms=first_ms,
             writer=self.writer,
             taken=self._store.take,
         )
@@ -188,28 +187,29 @@ class Tail:
 
     def _changes(self, batches: range) -> tuple[Landed, ...]:
         each_table = (self.checkpoint.changes(table, batches[0] - 1, batches[-1]) for table in self._tables.values())
-        made = []
+        made, began_s = list[Landed](), time.monotonic()
         # Read bit by bit: what was read is committed, whatever is gone then.
         for number, *changed in zip(batches, *each_table, strict=True):
             batch, head = self.checkpoint.batch(number), self._head
             tables, seq, named = tables_in(head), head.version + 1, zip(self._tables, changed, strict=True)
             new = {name: self._rows.changed(tables[name], rows, seq) for name, rows in named}
-            made.append(self._commit(batch, new, seq))
+            made.append(self._commit(batch, new, seq, began_s))
+            began_s = time.monotonic()
         return tuple(made)
 
     def _whole_state(self, number: int) -> Landed:
-        batch, head = self.checkpoint.batch(number), self._head
+        began_s, batch, head = time.monotonic(), self.checkpoint.batch(number), self._head
         seq, new = head.version + 1, {}
         for name, table in self._tables.items():
             at = table_of(head, table_name(self.stage, name)) if name else head
             new[name] = self._rows.differing(at, self.checkpoint.rows(table, number), seq)
-        made = self._commit(batch, new, seq)
+        made = self._commit(batch, new, seq, began_s)
         self._whole = False
         return made
 
-    def _commit(self, batch: CheckpointBatch, new: Mapping[str, tuple[Sst, ...]], seq: int) -> Landed:
-        """The version that this batch is, with rows written under `_seq` `seq`."""
-        expected, began = self._head, time.monotonic()
+    def _commit(self, batch: CheckpointBatch, new: Mapping[str, tuple[Sst, ...]], seq: int, began_s: float) -> Landed:
+        """The version that this batch is, with rows written under `_seq` `seq`; it was looked at from `began_s` on."""
+        expected = self._head
         assert expected.attached is not None  # noqa: S101
         following = expected.attached.next_batch
 
@@ -229,7 +229,7 @@ class Tail:
                 inputs=draft.inputs | _inputs(draft, batch),
                 event_time=_event_time(draft, batch),
                 attached=replace(attached, next_batch=batch.id + 1, batches=batch.id + 1 - following),
-                duration_ms=round((time.monotonic() - began) * 1_000),
+                duration_ms=round((time.monotonic() - began_s) * 1_000),
             )
 
         change = Amendment("batch", update, epoch=expected.epoch)
@@ -245,6 +245,15 @@ class Tail:
     def _head(self) -> Manifest:
         assert self.head is not None  # noqa: S101  it was claimed
         return self.head
+
+    def _oldest_ms(self) -> int:
+        """When the oldest batch was committed of which all can be read; now where there is none."""
+        for _ in range(_MISSES):
+            if not (available := self.checkpoint.available()):
+                break
+            with suppress(Gone):
+                return self.checkpoint.batch(available[0]).committed_ms
+        return instants.now_ms()
 
     def _check_app(self) -> None:
         apps.check_free(self._store, self.app)

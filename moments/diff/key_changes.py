@@ -78,7 +78,10 @@ class KeyChanges:
         for start in range(0, len(self), _PIECE):
             keys = python_rows(self.keys.slice(start, _PIECE))
             # A table may have no columns beside its key; then these have no rows either.
-            sides = (python_rows(side.slice(start, _PIECE)) or [{}] * len(keys) for side in (self.before, self.after))
+            sides = (
+                python_rows(side.slice(start, _PIECE)) if side.num_columns else [{}] * len(keys)
+                for side in (self.before, self.after)
+            )
             for number, (key, earlier, later) in enumerate(zip(keys, *sides, strict=True), start):
                 before, after = earlier if self.was[number] else None, later if self.is_there[number] else None
                 yield KeyChange(key, before, after, kinds[number])

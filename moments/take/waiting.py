@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ... import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
+from ...store.versions import history
+from ..cut.moments import heads_of
 from ..cut.resolve import resolve
 from ..cut.stored import Request, Snapshot, SnapshotKind, cancel, find_snapshot, notify, open_requests, own_request
 from .audit_log import list_operations, record_once
@@ -72,6 +74,12 @@ def take(
             raise
     record_once(store, app, "snapshot take", name, by, since_ms=found.created_ms)
     return found, earlier is not None
+
+
+def asks_nobody(store: ObjectStore, app: str) -> bool:
+    """Whether its stages are the state of queries of Spark's: none answers, and each version is consistent as it is."""
+    heads = heads_of(store, app, history.list_stages(store, app)).values()
+    return bool(heads) and all(head.attached is not None for head in heads)
 
 
 def ask(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[Request, bool]:

@@ -1,0 +1,127 @@
+"""An app that is the state of a query of Spark's, by each verb that works on one, as it is typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from slackwater.keep.attach.memory import MemoryCheckpoint, Row
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+
+from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
+from tests.support.attaching import START_MS, caught_up, commit, query, tail
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+BROKE = 7
+"""The batch in which cents become absurd, in the third version of all but one batch."""
+WRONG = "SELECT country FROM totals WHERE cents > 1e6"
+SEEN_TWICE = "SELECT id FROM totals_seen WHERE id = 700"
+
+
+def a_query(batches: int, checkpoint: MemoryCheckpoint | None = None) -> MemoryCheckpoint:
+    checkpoint = checkpoint or query()
+    for number in range(len(checkpoint.batches), len(checkpoint.batches) + batches):
+        totals: dict[Row, Row | None] = {
+            ("DE",): (number, 1e9 if number >= BROKE else 10.0 * number),
+            (f"c{number}",): (1, 1.0),
+            (f"c{number - 3}",): None,
+        }
+        commit(checkpoint, {"": totals, "Seen": {(100 * number, None): ()}})
+    return checkpoint
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def checkpoint(store: ObjectStore, tmp_path: Path) -> MemoryCheckpoint:
+    """Ten batches, of which the first two were gone when it was attached, and two more before the last four."""
+    checkpoint, cache = a_query(4), SstCache(tmp_path / "cache", 1 << 30)
+    checkpoint.clean_up(before=2)
+    following = tail(store, cache, checkpoint)
+    caught_up(following)
+    a_query(6, checkpoint)
+    checkpoint.clean_up(before=6)
+    caught_up(following)
+    return checkpoint
+
+
+def test_every_verb_works_on_it(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:
+    assert "totals" in done("status", "shop")
+    (stage,) = from_json("status", "shop")[0]["stages"]
+    assert stage["attached"]["next_batch"] == 10
+
+    log = done("log", "shop")
+    assert "batches 0 to 2" in log
+    assert "batches 4 to 6" in log
+    assert "batch 9: orders[0] 90..100, [1] 8..9" in log
+    (operation,) = from_json("log", "shop", "--operations")
+    assert operation["verb"] == "attach"
+
+    def germany(ref: str) -> object:
+        return rows_of(ref, "SELECT orders, cents FROM totals WHERE country = 'DE'")[0]
+
+    assert germany("shop") == {"orders": 9, "cents": 1e9}
+    assert germany("shop/totals@v3") == {"orders": 3, "cents": 30.0}
+    assert rows_of("shop", "SELECT count(*) AS n FROM totals_seen") == [{"n": 10}]
+    assert from_json("get", "shop", "totals", "DE")["row"] == {"country": "DE", "orders": 9, "cents": 1e9}
+    assert from_json("get", "shop", "totals_seen", "900", r"\N")["row"] == {"id": 900, "day": None}
+
+    differs = json.loads(slackwater("diff", "shop/totals@v3", "shop", "--json").stdout)
+    assert {each["table"]: (each["added"], each["removed"], each["changed"]) for each in differs["tables"]} == {
+        "totals": (3, 3, 1),
+        "totals_seen": (6, 0, 0),
+    }
+    changes = from_json("history", "shop", "totals", "DE")["changes"]
+    assert [each["after"]["orders"] for each in changes] == [9, 8, 7, 6, 3, 2]
+    assert "orders[0] 70..80" in done("history", "shop", "totals", "DE")
+    assert len(from_json("history", "shop", "totals_seen", "700", r"\N")["changes"]) == 1
+
+    found = from_json("bisect", "shop", "--where", WRONG)
+    assert (found["stage"], found["first_bad"]["version"]) == ("totals", 5)
+    said = done("bisect", "shop", "--where", WRONG)
+    assert "batch 7" in said
+    assert "orders[0] 70..80" in said
+    beside = from_json("bisect", "shop", "--where", SEEN_TWICE)
+    assert (beside["first_bad"]["version"], beside["keys"][0]["key"]) == (5, {"id": 700, "day": None})
+    assert "v5" in done("bisect", "shop", "--where", WRONG, "--scan")
+
+    (tmp_path / "slackwater.toml").write_text(f'[invariants.sane]\nwhere = "{WRONG}"\n', encoding="utf-8")
+    failed = slackwater("watch", "shop", "--once")
+    assert failed.exit_code == 1
+    assert "totals v5 broke sane" in failed.stdout
+
+    done("snapshot", "take", "shop", "before")
+    assert germany("shop@before") == {"orders": 9, "cents": 1e9}
+    assert "totals_seen" in done("export", "shop@before", str(tmp_path / "shop.duckdb"))
+    done("export", "shop@before", str(tmp_path / "folder"))
+
+    done("compact", "shop", "--full")
+    done("gc", "shop", "--versions", "2")
+    assert "consistent" in done("verify", "shop", "--deep")
+    assert germany("shop@before") == {"orders": 9, "cents": 1e9}
+
+
+def test_after_a_merge_it_goes_on(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:
+    done("compact", "shop", "--full")
+    a_query(2, checkpoint)
+    caught_up(tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint))
+    assert from_json("get", "shop", "totals", "DE")["row"]["orders"] == 11
+    assert "consistent" in done("verify", "shop", "--deep")
+
+
+def test_what_only_a_program_may_do_is_refused_with_the_way_on(checkpoint: MemoryCheckpoint) -> None:
+    edited = slackwater("edit", "shop/totals", "--sql", "DELETE FROM totals")
+    assert edited.exit_code == 1
+    assert "slackwater adopt" in edited.output
+
+
+def test_a_moment_between_two_batches_is_that_of_the_earlier_one(checkpoint: MemoryCheckpoint) -> None:
+    commits = json.loads(done("log", "shop", "--json"))
+    assert commits[0]["time_ms"] == START_MS + 9_000
+    then = "2023-11-14T22:13:28.500Z"
+    assert rows_of(f"shop@{then}", "SELECT orders FROM totals WHERE country = 'DE'") == [{"orders": 8}]
