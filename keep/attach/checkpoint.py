@@ -45,6 +45,10 @@ class CheckpointBatch(Protocol):
         """The watermark by which it was computed, milliseconds since 1970 UTC; None where there is none."""
 
     @property
+    def next_watermark_ms(self) -> int | None:
+        """The one that it left, by which the next batch is computed; None where there is none."""
+
+    @property
     def committed_ms(self) -> int:
         """When Spark committed it, milliseconds since 1970 UTC."""
 

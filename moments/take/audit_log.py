@@ -47,7 +47,7 @@ class Operation(Struct, frozen=True):
 
 VERBS = (
     *("clone", "clone refresh", "import", "promote", "rewind", "reset", "edit", "forget", "migrate", "backfill"),
-    *("rescale", "retire", "compact", "replicate", "recover", "recover --drill", "gc", "archive", "init", "app rm"),
+    *("rescale", "retire", "compact", "replicate", "recover", "recover --drill", "gc", "archive", "init", "adopt", "app rm"),
     *("protect", "protect --off", "rejected --retry", "watch"),
     *("snapshot take", "snapshot rm", "snapshot failed", "export"),
 )

@@ -1,0 +1,206 @@
+"""What a stage's table has of a query's state: of each of its columns, of which of the query's it is made. Pure.
+
+A kind of state has a rule here for how its columns are kept by Spark; a kind without one, such as a program's own, gets
+the columns of the same names.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Refused
+from ...fold.kinds.aggregate import Aggregates
+from ...fold.kinds.due import due_ms, window_of
+from ...fold.kinds.kind import Kind, kind_of
+from ...store.sst.types import DUE, arrow_schema
+from ...store.versions.manifest import Column, Table, is_internal
+from ..attach.checkpoint import DELETED, StateTable
+from ..attach.tables import fitting
+from .buffers import aggregates
+from .columns import Found, Made, by_name_or_place
+
+_DISTINCT = ("distinct", "distinct-within-watermark")
+_EXPIRES = "expiresAtMicros"
+"""Of dropDuplicatesWithinWatermark, until when a key is kept."""
+_GROUP_STATE, _TIMEOUT = "groupState_", "timeoutTimestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class RowByRow:
+    """A table of a stage, made of one of a query's, a row of a row."""
+
+    state: StateTable
+    table: Table
+    made: tuple[Made, ...]
+
+    @property
+    def states(self) -> tuple[StateTable, ...]:
+        """What it is made of."""
+        return (self.state,)
+
+    def whole(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
+        """All rows of the table at the end of a batch, out of those of `states`."""
+        (rows,) = states
+        return (self.rows(pa.Table.from_batches([each])) for each in rows)
+
+    def recall(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
+        """Begin with changes behind a batch at whose end the state was this."""
+
+    def changes(self, states: Sequence[pa.Table]) -> pa.Table:
+        """What a batch changed, with `DELETED`; the changes of `states` of one batch after the other."""
+        (state,) = states
+        gone = state[DELETED]
+        if not pc.any(gone).as_py():
+            return self.rows(state.drop_columns([DELETED])).append_column(DELETED, gone)
+        # The values of a row that is gone mean nothing, and need not fit.
+        there = self.rows(state.filter(pc.invert(gone)))
+        keys = self._rows(state.filter(gone), self.table.key)
+        nothing = [pa.nulls(keys.num_rows, each.type) for each in arrow_schema(self.table.values)]
+        left = pa.table([*keys.columns, *nothing], schema=there.schema)
+        flags = pa.array([False] * there.num_rows + [True] * left.num_rows)
+        return pa.concat_tables([there, left]).append_column(DELETED, flags)
+
+    def rows(self, state: pa.Table) -> pa.Table:
+        """Rows with the table's columns. Raises `Refused` where a value has no place there."""
+        return self._rows(state, self.table.columns)
+
+    def _rows(self, state: pa.Table, columns: Sequence[Column]) -> pa.Table:
+        makers = {each.column: each for each in self.made}
+        named = [each.name for each in columns]
+        return fitting(pa.table([makers[name].make(state) for name in named], names=named), columns)
+
+
+def mapping_of(tables: Sequence[StateTable], table: Table, what: str) -> RowByRow:
+    """How a table of a stage is made of a query's state.
+
+    `what` is the stage, for errors. Raises `Refused` where that cannot be, with what each column lacks.
+    """
+    kind = kind_of(table.state)
+    if len(tables) > 1:
+        names = ", ".join(f"{each.name or 'its own'} ({each.kind})" for each in tables)
+        raise Refused(f"the query keeps several tables, {names}, and {what} is {kind}, which is made of one")
+    (state,) = tables
+    found = Found()
+    by_name_or_place(table.key, state.key, found, "key column")
+    _RULES.get(kind.core.tag, _by_name)(kind, state, table, found)
+    if kind.once:
+        _due_at_the_end(table, found)
+    if found.problems:
+        refuse(found, state, what, kind)
+    return RowByRow(state, table, tuple(found.made))
+
+
+def refuse(found: Found, state: StateTable, what: str, kind: Kind) -> NoReturn:
+    """Say what is wrong."""
+    raise Refused(
+        f"the state of the query ({state.kind}) does not become that of {what}, which is {kind}: "
+        f"{'; '.join(found.problems)}",
+        hint="nothing was written; --emit-program writes a declaration that fits",
+    )
+
+
+def _aggregate(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
+    made = kind.core
+    assert isinstance(made, Aggregates)  # noqa: S101  its tag says so
+    aggregates(made.made, state.values, arrow_schema(table.values), found)
+
+
+def _update(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
+    if state.kind in _DISTINCT:
+        _seen(state, table, found)
+    else:
+        _by_name(kind, state, table, found)
+    due = kind.due_column(arrow_schema(table.key))
+    if due and (made := next((each for each in found.made if each.column == due), None)):
+        found.made.append(Made(DUE, made.of, lambda rows: due_ms(made.make(rows)), f"when {due} has passed"))
+
+
+def _seen(state: StateTable, table: Table, found: Found) -> None:
+    """That a key was there is all that dropDuplicates keeps, and until when that counts."""
+    for column in _visible(table):
+        kind = arrow_schema((column,)).field(0).type
+        if _EXPIRES in state.values.names and pa.types.is_timestamp(kind):
+            found.made.append(
+                Made(column.name, (_EXPIRES,), lambda rows: rows[_EXPIRES].cast(pa.timestamp("us", "UTC")))
+            )
+        elif pa.types.is_boolean(kind):
+            found.made.append(
+                Made(column.name, (), lambda rows: pa.repeat(True, rows.num_rows), "true: the key was seen")
+            )
+        else:
+            found.problems.append(
+                f"column {column.name!r} is {kind}, and of a key that was seen the state has only that it was: "
+                "a boolean becomes true, a timestamp until when a duplicate is left out"
+            )
+
+
+def _pandas(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
+    """The fields of a state, and when the key times out, -1 for never."""
+    values = pa.schema([each.with_name(each.name.removeprefix(_GROUP_STATE)) for each in state.values])
+    own = [each for each in values if each.name != _TIMEOUT]
+    named = dict(zip(values.names, state.values.names, strict=True))
+    inner = Found()
+    by_name_or_place(_visible(table), pa.schema(own), inner, "column")
+    found.problems += inner.problems
+    columns = [named[each.name] for each in own]
+    for each in inner.made:
+        of = tuple(named[name] for name in each.of)
+        found.made.append(
+            Made(
+                each.column,
+                of,
+                lambda rows, make=each.make: make(rows.rename_columns({v: k for k, v in named.items()})),
+                each.how,
+            )  # type: ignore[misc]
+        )
+
+    def defined(rows: pa.Table) -> Any:
+        there = pa.repeat(False, rows.num_rows)
+        for name in columns:
+            there = pc.or_(there, rows[name].is_valid())
+        return there
+
+    def due(rows: pa.Table) -> Any:
+        at = rows[_TIMEOUT]
+        # As Spark, a key times out once its time is before the clock, or the watermark.
+        return pc.if_else(pc.greater(at, 0), pc.add(at, 1), pa.scalar(None, pa.int64()))
+
+    found.made.append(Made("_defined", tuple(columns), defined, "where it has a field"))
+    if _TIMEOUT in state.values.names:
+        found.made.append(Made(DUE, (_TIMEOUT,), due, "once its timeout has passed"))
+    else:
+        found.made.append(Made(DUE, (), lambda rows: pa.nulls(rows.num_rows, pa.int64()), "never"))
+
+
+def _by_name(_kind: Kind, state: StateTable, table: Table, found: Found) -> None:
+    by_name_or_place(_visible(table), state.values, found, "column")
+
+
+def _none(kind: Kind, _state: StateTable, _table: Table, found: Found) -> None:
+    found.problems.append(f"a row of {kind} is made of several of the query's, and its operator keeps no such rows")
+
+
+_RULES: Mapping[str, Callable[[Kind, StateTable, Table, Found], None]] = {
+    "aggregate": _aggregate,
+    "update": _update,
+    "pandas_state": _pandas,
+    "sessions": _none,
+    "join": _none,
+    "processor": _none,
+}
+
+
+def _visible(table: Table) -> list[Column]:
+    return [each for each in table.values if not is_internal(each.name)]
+
+
+def _due_at_the_end(table: Table, found: Found) -> None:
+    """A row is emitted when its window has ended."""
+    window = window_of(arrow_schema(table.key))
+    made = next((each for each in found.made if each.column == window), None)
+    if made is not None:
+        end = lambda rows: due_ms(pc.struct_field(made.make(rows), "end"))  # noqa: E731
+        found.made.append(Made(DUE, made.of, end, "when the window ends"))
