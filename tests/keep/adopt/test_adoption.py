@@ -265,9 +265,13 @@ def test_half_an_adoption_can_be_given_up(cache: SstCache) -> None:
     query, store = filled(20), AgingStore()
     with store.death_after(40), pytest.raises(Killed):
         adoption(store, cache, query.checkpoint, query.table).run()
+
+    def later(seconds: float) -> None:
+        store.clock_ms += 1 + int(1_000 * seconds)
+
     with pytest.raises(Refused, match="an adoption: that was begun"):
         history.list_stages(store, "shop")
-    remove_app(store, "shop", by="me@host", now_ms=START_MS, pause=store.pass_time)
+    remove_app(store, "shop", by="me@host", now_ms=START_MS, pause=later)
     assert apps.find_app(store, "shop") is None
     adoption(store, cache, query.checkpoint, query.table).run()
     check(store, cache, query)
