@@ -16,7 +16,6 @@ from ..store.versions.apps import folder_of
 from .backends import Backends
 
 if TYPE_CHECKING:
-    from ..keep.attach.tail import Landed
     from ..pipeline.attach.follower import Follower
 
 
@@ -53,17 +52,17 @@ def tail_of(
         )
 
 
-def follower(client: Backends, tail: Tail, on_landed: "Callable[[Landed], None]") -> "Follower":
-    """What keeps it going: rounds, signs of life, merges."""
+def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> "Follower":
+    """What keeps it going: rounds, signs of life, merges. `tell` hears of each version."""
     from ..pipeline.attach.follower import Follower
 
-    return Follower(tail, client.store, on_landed)
+    return Follower(tail, client.store, lambda landed: tell(shown.landed(tail.app, landed)))
 
 
-def attached(client: Backends, tail: Tail, on_landed: "Callable[[Landed], None]", *, dry_run: bool) -> Result:
-    """Bring in what there is now; with `dry_run`, only say what there is."""
+def attached(client: Backends, tail: Tail, tell: "Callable[[Result], None]", *, dry_run: bool) -> Result:
+    """Bring in what there is now, of which `tell` hears; with `dry_run`, only say what there is."""
     if dry_run:
         return shown.to_attach(tail.plan(), tail.checkpoint.where, tail.checkpoint.query)
-    versions = follower(client, tail, on_landed).catch_up()
+    versions = follower(client, tail, tell).catch_up()
     next_batch = tail.head.attached.next_batch if tail.head is not None and tail.head.attached is not None else 0
     return shown.caught_up(tail.app, tail.stage, versions, next_batch)

@@ -40,6 +40,11 @@ def record_behind(
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.record import find_record
 
+    if verdict.bad.stages[verdict.stage].attached is not None:
+        from ..pipeline.replay.window_record import find_in_window, function_of
+
+        kafka = client.known_channels("which have the records of the window", verdict.app).kafka
+        return find_in_window(kafka, verdict, function_of(str(code)))
     with _opened(client, verdict.app, code) as program:
         return find_record(program, verdict, verdict.predicate, on_hop)
 
@@ -51,11 +56,11 @@ def record_if_any(
     if verdict.candidates:
         return None  # it is not known which commit it was
     file, ran = code or client.settings.programs.get(verdict.app), verdict.bad.stages[verdict.stage].program
-    if file is None and verdict.bad.stages[verdict.stage].attached is not None:
-        return None
     if file is None:
-        add = f"add --code {ran.path if ran else 'FILE'}, the program that ran"
-        client.note(f"note: which input record it was, a replay tells: {add}")
+        how = f"a replay tells: add --code {ran.path if ran else 'FILE'}, the program that ran"
+        if verdict.bad.stages[verdict.stage].attached is not None:
+            how = "its window tells: add --code FILE:FUNCTION, which makes rows of the source those of the operator"
+        client.note(f"note: which input record it was, {how}")
         return None
     if client.channels() is None:
         client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")

@@ -180,6 +180,9 @@ def _record(guilty: Guilty) -> Iterator[Block]:
         if not hops[0].alone:
             more = plural(hops[0].needs, "record") if hops[0].needs else "records"
             yield f"by itself it does not make it bad: it does so with {more} before it"
+    if guilty.of_key and message is not None:
+        nearest = f"of {guilty.of_key:,} records of the batch with this key, the one nearest to what changed"
+        yield "it is the only record of the batch with this key" if guilty.of_key == 1 else nearest
     if guilty.others:
         more = plural(guilty.others, "more record")
         yield f"{more} that {hops[0].stage} v{hops[0].version} read would make it bad by themselves"
@@ -210,7 +213,7 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
         "headers": [{"name": name, "value": hexadecimal(value)} for name, value in message.headers] if message else [],
         "hops": [asdict(hop) | {"record": str(hop.record)} for hop in guilty.hops],
         "keys": _sides(guilty.keys),
-        **fields(guilty, "windows", "others"),
+        **fields(guilty, "windows", "others", "of_key"),
         "reason": guilty.reason or None,
     }
 

@@ -178,6 +178,9 @@ class Guilty:
     """What the record did to the table of the bad commit: its keys before and after it."""
     others: int | None = None
     """How many more records of the commit make the predicate true by themselves; None where that is not known."""
+    of_key: int = 0
+    """Of a batch of a query of Spark's, whose records nobody replays: how many of the batch have the key. Of several,
+    this is the one whose numbers come nearest to what changed. 0 of all others."""
 
     @property
     def replays(self) -> int:

@@ -1,13 +1,8 @@
 """`slackwater attach`: the state of a running query of Spark, one version a batch, without touching it."""
 
-from typing import TYPE_CHECKING
-
 from ...errors import Usage
 from ..options import CONF, DRY_RUN, argument, flag, option, span
 from ..session import Session, verb
-
-if TYPE_CHECKING:
-    from ...keep.attach.tail import Landed
 
 
 @verb(
@@ -38,21 +33,25 @@ def attach(
     from ...client import attaching
     from ...pipeline.run.stopping import stop_signals
     from ...pipeline.spark.conf import settings_of
-    from ...results import attached as shown
 
     if once and dry_run:
         raise Usage("--once and --dry-run exclude each other")
 
-    def show(landed: "Landed") -> None:
-        session.show(shown.landed(app_name, landed))
-
-    how = {"stage": stage, "partitions": partitions, "master": master, "spark_conf": settings_of(conf or ())}
+    opening = attaching.tail_of(
+        session.client,
+        checkpoint,
+        app_name,
+        stage=stage,
+        partitions=partitions,
+        master=master,
+        spark_conf=settings_of(conf or ()),
+    )
     with stop_signals() as stop, stop.at_once():
         with session.progress() as progress:
             progress("starting Spark, which reads the checkpoint")
-        with attaching.tail_of(session.client, checkpoint, app_name, **how) as tail:
+        with opening as tail:
             if once or dry_run:
-                session.show(attaching.attached(session.client, tail, show, dry_run=dry_run))
+                session.show(attaching.attached(session.client, tail, session.show, dry_run=dry_run))
                 return
-            followed = attaching.follower(session.client, tail, show)
+            followed = attaching.follower(session.client, tail, session.show)
             followed.run(stop, every / 1_000, lambda error: session.note(f"{error.message}; trying again"))

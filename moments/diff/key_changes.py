@@ -77,11 +77,7 @@ class KeyChanges:
         kinds = self.kinds()
         for start in range(0, len(self), _PIECE):
             keys = python_rows(self.keys.slice(start, _PIECE))
-            # A table may have no columns beside its key; then these have no rows either.
-            sides = (
-                python_rows(side.slice(start, _PIECE)) if side.num_columns else [{}] * len(keys)
-                for side in (self.before, self.after)
-            )
+            sides = (_rows(side.slice(start, _PIECE), len(keys)) for side in (self.before, self.after))
             for number, (key, earlier, later) in enumerate(zip(keys, *sides, strict=True), start):
                 before, after = earlier if self.was[number] else None, later if self.is_there[number] else None
                 yield KeyChange(key, before, after, kinds[number])
@@ -128,3 +124,8 @@ class KeyChanges:
             for side, values in (("before", self.before), ("after", self.after)):
                 table = table.append_column(f"{side}_{name}", values.column(name))
         return table
+
+
+def _rows(values: pa.Table, count: int) -> list[dict[str, object]]:
+    """The values of so many keys; of a table that has no columns beside its key, nothing for each."""
+    return python_rows(values) if values.num_columns else [{} for _ in range(count)]

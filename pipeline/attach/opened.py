@@ -12,6 +12,7 @@ from ...errors import NotFound
 from ...keep.attach.checkpoint import Checkpoint, StateTable
 from ..checkpoint import checkpoint as reader
 from ..checkpoint.logs import SourceOffsets
+from ..checkpoint.tables import StateTable as ReadTable
 from ..spark.session import spark_session
 
 
@@ -37,7 +38,7 @@ class _Opened:
         return self.found.id
 
     @property
-    def tables(self) -> tuple[reader.StateTable, ...]:
+    def tables(self) -> tuple[ReadTable, ...]:
         return self.found.tables
 
     def committed(self) -> range:

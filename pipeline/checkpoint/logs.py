@@ -8,8 +8,10 @@ from msgspec import Struct
 
 from ...errors import Corruption, Refused
 
-OFFSETS, COMMITS = "offsets/", "commits/"
-_VERSIONS = ("v1", "v2")
+METADATA, OFFSETS, COMMITS = "metadata", "offsets/", "commits/"
+_KNOWN = {OFFSETS: 2, COMMITS: 3}
+"""The newest version of each log that is read here: those of Spark 4.3."""
+_NOTHING = "-"
 
 
 class SourceOffsets(Struct, frozen=True):
@@ -31,68 +33,63 @@ class Offsets(Struct, frozen=True):
     watermark_ms: int | None
     """None before there was one."""
     conf: dict[str, str]
-    """Settings of the session that a restart must take over, such as the number of shuffle partitions."""
+    """Settings of the query's session that a restart takes over, such as the number of shuffle partitions."""
+    operation: str
+    """Of a batch that reads nothing and does something else, such as a repartition, Spark's word for it; else empty."""
 
 
-class Commit(Struct, frozen=True):
-    """One file of `commits/`: a batch has ended."""
-
-    state_ids: dict[int, tuple[tuple[str, ...], ...]]
-    """Of checkpoint format 2: by operator and partition the ids in the names of its stores' files, in their order."""
+StateIds = dict[int, tuple[tuple[str, ...], ...]]
+"""By operator and partition the ids in the names of its stores' files, in the stores' order."""
 
 
-def query_id(data: bytes, key: str) -> str:
+def query_id(data: bytes) -> str:
     """The id in the file `metadata`. Raises `Corruption`."""
     try:
         return str(json.loads(data)["id"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _unreadable(key, error) from error
+        raise _unreadable(METADATA, error) from error
 
 
 def offsets(data: bytes, key: str) -> Offsets:
-    """A file of `offsets/`. Raises `Corruption`, or `Refused` for a log of a Spark that is newer."""
-    head, lines = _lines(data, key)
+    """A file of `offsets/`. Raises `Corruption`, or `Refused` for one of a Spark that is newer."""
+    version, head, lines = _lines(data, key, OFFSETS)
+    named = [line.partition(":")[::2] if version > 1 else (str(at), line) for at, line in enumerate(lines)]
     try:
         said = json.loads(head)
         watermark_ms = int(said["batchWatermarkMs"])
-        named = json.loads(lines[0]) if len(lines) == 1 and _is_map(lines[0]) else None
-        texts = dict(enumerate(lines)) if named is None else named
         return Offsets(
-            tuple(_source(str(name), "" if text in ("-", None) else str(text)) for name, text in texts.items()),
+            tuple(_source(name, "" if text == _NOTHING else text) for name, text in named),
             int(said["batchTimestampMs"]),
             watermark_ms if watermark_ms > 0 else None,
             {str(name): str(value) for name, value in said.get("conf", {}).items()},
+            str((said.get("controlBatchInfo") or {}).get("operationType", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(key, error) from error
 
 
-def commit(data: bytes, key: str) -> Commit:
-    """A file of `commits/`. Raises as `offsets`."""
-    head, _ = _lines(data, key)
+def state_ids(data: bytes, key: str) -> StateIds:
+    """Those that a file of `commits/` has, which is of checkpoint format 2 then; else none. Raises as `offsets`."""
+    _, head, _ = _lines(data, key, COMMITS)
     try:
         said = json.loads(head or "{}").get("stateUniqueIds") or {}
-        return Commit({int(each): tuple(tuple(map(str, ids)) for ids in parts) for each, parts in said.items()})
+        return {int(each): tuple(tuple(map(str, ids)) for ids in parts) for each, parts in said.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise _unreadable(key, error) from error
 
 
-def _lines(data: bytes, key: str) -> tuple[str, Sequence[str]]:
-    """The line of JSON that a log's file begins with, and those behind it."""
-    version, *lines = data.decode(errors="replace").splitlines() or [""]
-    if version not in _VERSIONS:
-        if version.startswith("v"):
-            raise Refused(
-                f"{key} of the checkpoint is of format {version!r}; expected one of {', '.join(_VERSIONS)}",
-                hint="a newer Spark wrote it; take a slackwater that knows it",
-            )
-        raise Corruption(f"{key} of the checkpoint does not begin with a version", object_key=key)
-    return (lines[0] if lines else ""), lines[1:]
-
-
-def _is_map(line: str) -> bool:
-    """Whether a line has the offsets of all sources by name, instead of one line for each."""
-    return False
+def _lines(data: bytes, key: str, log: str) -> tuple[int, str, Sequence[str]]:
+    """The version of a log's file, the line of JSON that it begins with, and those behind it."""
+    first, *lines = data.decode(errors="replace").splitlines() or [""]
+    version = int(first[1:]) if first[:1] == "v" and first[1:].isdecimal() else 0
+    if version > _KNOWN[log]:
+        raise Refused(
+            f"{key} of the checkpoint is of version {version}; expected one up to {_KNOWN[log]}",
+            hint="a newer Spark wrote it: take a slackwater that knows it",
+        )
+    if not version:
+        raise Corruption(f"{key} of the checkpoint does not begin with its version", object_key=key)
+    return version, (lines[0] if lines else ""), lines[1:]
 
 
 def _source(name: str, text: str) -> SourceOffsets:
@@ -105,13 +102,13 @@ def _topics(text: str) -> dict[str, tuple[int, ...]]:
         said = json.loads(text)
     except ValueError:
         return {}
-    if not isinstance(said, Mapping) or not all(_is_topic(each) for each in said.values()):
+    if not isinstance(said, Mapping) or not all(map(_is_topic, said.values())):
         return {}
     return {topic: _positions({int(each): int(at) for each, at in parts.items()}) for topic, parts in said.items()}
 
 
 def _is_topic(said: Any) -> bool:
-    return isinstance(said, Mapping) and all(str(each).isdecimal() and isinstance(at, int) for each, at in said.items())
+    return isinstance(said, Mapping) and all(each.isdecimal() and type(at) is int for each, at in said.items())
 
 
 def _positions(of: Mapping[int, int]) -> tuple[int, ...]:

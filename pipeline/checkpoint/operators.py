@@ -1,14 +1,12 @@
 """The stateful operators of a query, as Spark's own metadata in its checkpoint says them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from pyspark.sql.types import StructType
 
 from ...errors import Corruption, Refused
 
+_TRANSFORM = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS = {
     "stateStoreSave": "aggregate",
     "sessionWindowStateStoreSaveExec": "session",
@@ -18,9 +16,22 @@ _KINDS = {
     "applyInPandasWithState": "pandas",
     "flatMapGroupsWithState": "map-groups",
     "globalLimit": "limit",
+    **dict.fromkeys(_TRANSFORM, "transform"),
 }
 """Of operators by Spark's short names what they are here."""
-_WINDOW = ("window", ("start", "end"))
+_ROWS_OF_A_SIDE = "-keyWithIndexToValue"
+"""How the name of a join's store ends that holds the rows of one side; others count them."""
+_TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One table that an operator keeps, and how Spark reads it."""
+
+    name: str
+    """What tells it from the operator's others; empty where there is one."""
+    store: str
+    options: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,53 +41,64 @@ class Operator:
     Attributes:
         id: Spark's number.
         name: Spark's short name.
+        kind: What it is.
         stores: The names of its stores, in Spark's order.
         partitions: The number of state partitions.
+        tables: What it keeps.
     """
 
     id: int
     name: str
+    kind: str
     stores: tuple[str, ...]
     partitions: int
-
-    def tables(self) -> Sequence[tuple[str, str]]:
-        """Of each table it keeps, what tells it from others, and its store."""
-        if self.name == "symmetricHashJoin":
-            # The other two only count the rows of a key.
-            return [(store.partition("-")[0], store) for store in self.stores if store.endswith("keyWithIndexToValue")]
-        return [("", store) for store in self.stores]
-
-    def kind_of(self, key: StructType) -> str:
-        """What it is, where its first table has this key."""
-        for each in key.fields:
-            if (each.name, tuple(getattr(each.dataType, "names", ()))) == _WINDOW:
-                return "window"
-        return _KINDS[self.name]
+    tables: tuple[Kept, ...]
 
 
-def operators_in(state: Path) -> tuple[Operator, ...]:
-    """Those of which the folder `state` of a checkpoint has metadata.
-
-    Raises `Refused` where there is none, or for an operator that is not known.
-    """
-    found = [_operator(path) for path in state.glob("*/_metadata/metadata")]
-    if not found:
-        raise Refused(
-            "the checkpoint has state, and nothing in it says of which operators: Spark has said so since 4.0",
-            hint="let the query run one batch with Spark 4.0 or later",
-        )
-    for each in found:
-        if each.name not in _KINDS:
-            raise Refused(f"the query has the stateful operator {each.name!r}, whose state cannot be read")
-    return tuple(sorted(found, key=lambda each: each.id))
+def is_metadata(key: str) -> bool:
+    """Whether a file of a checkpoint says of which state it is, not what the state is."""
+    return key.startswith("state/") and ("/_metadata/" in key or "/_stateSchema/" in key) and "/." not in key
 
 
-def _operator(path: Path) -> Operator:
+def metadata_of(keys: Iterable[str], batch: int) -> Sequence[str]:
+    """Among the keys of metadata those that say the operators of a batch, one of each operator."""
+    newest: dict[str, tuple[int, str]] = {}
+    for key in keys:
+        operator, folder, name = key.split("/", 2)[1], *key.rpartition("/")[::2]
+        if key == f"state/{operator}/_metadata/metadata":
+            newest.setdefault(operator, (-1, key))
+        elif folder == f"state/{operator}/_metadata/v2" and name.isdecimal() and int(name) <= batch:
+            newest[operator] = max(newest.get(operator, (-1, "")), (int(name), key))
+    return [key for _, key in newest.values()]
+
+
+def operator_in(data: bytes, key: str) -> Operator:
+    """The operator of a file of metadata. Raises `Corruption`, or `Refused` for one that is not known."""
     try:
-        said = json.loads(path.read_text().partition("\n")[2])
+        said = json.loads(data.decode().partition("\n")[2])
         about, stores = said["operatorInfo"], said["stateStoreInfo"]
+        number, name = int(about["operatorId"]), str(about["operatorName"])
         names = tuple(str(each["storeName"]) for each in stores)
-        return Operator(int(about["operatorId"]), str(about["operatorName"]), names, int(stores[0]["numPartitions"]))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        key = "/".join(path.parts[-4:])
+        partitions = int(stores[0]["numPartitions"])
+        properties = json.loads(said.get("operatorPropertiesJson") or "{}")
+        variables = [str(each["stateName"]) for each in properties.get("stateVariables", ())]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key) from error
+    if name not in _KINDS:
+        raise Refused(f"the query has the stateful operator {name!r}, whose state cannot be read")
+    return Operator(number, name, _KINDS[name], names, partitions, tuple(_tables(name, names, variables)))
+
+
+def _tables(name: str, stores: Sequence[str], variables: Sequence[str]) -> Iterable[Kept]:
+    if name in _TRANSFORM:
+        for variable in variables:
+            if variable in _TIMERS:
+                yield Kept("timers", stores[0], (("readRegisteredTimers", "true"),))
+            elif not variable.startswith("$"):
+                yield Kept(variable, stores[0], (("stateVarName", variable),))
+    elif name == "symmetricHashJoin":
+        for store in stores:
+            if store.endswith(_ROWS_OF_A_SIDE):
+                yield Kept(store.removesuffix(_ROWS_OF_A_SIDE), store)
+    else:
+        yield Kept("", stores[0])

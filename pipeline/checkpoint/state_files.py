@@ -2,8 +2,7 @@
 
 Version v of a store is its state at the end of batch v - 1. The HDFS provider writes `v.delta` for each, and now and
 then `v.snapshot`, the whole; RocksDB `v.changelog`, where that is switched on, and `v.zip`, which names the SSTs that
-make the whole. In checkpoint format 2 an id of the version's follows its number, since a task that is tried twice may
-leave two.
+make the whole. In checkpoint format 2 an id follows the version's number, since a task that is tried twice leaves two.
 """
 
 import io
@@ -15,9 +14,8 @@ from typing import NamedTuple
 
 from ...errors import Corruption
 
-_NAME = re.compile(r"(?:(?P<folder>.+)/)?(?P<version>\d+)(?:_(?P<id>[0-9a-zA-Z-]+))?\.(?P<kind>\w+)")
-CHANGES = ("delta", "changelog")
-WHOLES = ("snapshot", "zip")
+_NAME = re.compile(r"(?P<version>\d+)(?:_(?P<id>[0-9a-zA-Z-]+))?\.(?P<kind>delta|changelog|snapshot|zip)")
+_WHOLES = ("snapshot", "zip")
 DEFAULT = "default"
 """The name of an operator's store that has no folder of its own."""
 
@@ -37,45 +35,60 @@ class StoreFolder(NamedTuple):
 
 
 class StateFile(NamedTuple):
-    """A file with changes to a state, or a whole one."""
+    """A file with the changes that made a version, or with the whole of it."""
 
     key: str
     version: int
     id: str
     """Empty in checkpoint format 1."""
-    kind: str
-    """The end of its name."""
+    is_whole: bool
 
 
-def state_files(folder: str, keys: Iterable[str]) -> tuple[StateFile, ...]:
-    """Those among a listing's keys that lie in a store's folder itself and are of a version."""
-    found = ((key, _NAME.fullmatch(key.removeprefix(folder))) for key in keys if key.startswith(folder))
-    return tuple(
-        StateFile(key, int(name["version"]), name["id"] or "", name["kind"])
-        for key, name in found
-        if name is not None and name["folder"] is None and name["kind"] in CHANGES + WHOLES
-    )
+def state_file(key: str) -> StateFile | None:
+    """What a key of a listing names; None for what is no version's."""
+    name = _NAME.fullmatch(key.rpartition("/")[2])
+    return name and StateFile(key, int(name["version"]), name["id"] or "", name["kind"] in _WHOLES)
 
 
 def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> Sequence[StateFile] | None:
-    """The files that make a version, the whole one first; None where they are not all there.
+    """The files that make a version; None where they are not all there.
 
-    `ids` are those of versions in checkpoint format 2; others' files were left by tasks that did not count.
+    `ids` are those that count, of versions for which it is known. Of other versions the files of all tasks are taken:
+    each says which one it goes on from, and Spark follows that.
     """
-    by_version: dict[int, dict[str, StateFile]] = {}
-    for file in files:
-        if file.id == ids.get(file.version, ""):
-            by_version.setdefault(file.version, {})[file.kind] = file
+    by_version = _by_version(files, ids)
     needed: list[StateFile] = []
     while version > 0:
-        here = by_version.get(version, {})
-        if whole := here.get("snapshot") or here.get("zip"):
-            return [whole, *reversed(needed)]
-        if (change := here.get("delta") or here.get("changelog")) is None:
+        here = by_version.get(version, ())
+        if whole := _decisive(here):
+            return [*needed, *whole]
+        if not any(not each.is_whole for each in here):
             return None
-        needed.append(change)
+        needed += here
         version -= 1
-    return needed[::-1]
+    return needed
+
+
+def whole_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:
+    """All versions for which `whole_of` finds the files."""
+    found = {0}
+    for version, here in sorted(_by_version(files, ids).items()):
+        if _decisive(here) or (version - 1 in found and any(not each.is_whole for each in here)):
+            found.add(version)
+    return frozenset(found)
+
+
+def _by_version(files: Iterable[StateFile], ids: Mapping[int, str]) -> dict[int, list[StateFile]]:
+    found: dict[int, list[StateFile]] = {}
+    for file in files:
+        if file.id == ids.get(file.version, file.id):
+            found.setdefault(file.version, []).append(file)
+    return found
+
+
+def _decisive(here: Iterable[StateFile]) -> Sequence[StateFile]:
+    """The whole state among a version's files, where they are one task's; else none."""
+    return [each for each in here if each.is_whole] if len({each.id for each in here}) == 1 else []
 
 
 def named_in(data: bytes, key: str) -> tuple[str, ...]:
@@ -83,7 +96,7 @@ def named_in(data: bytes, key: str) -> tuple[str, ...]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             said = json.loads(packed.read("metadata").decode().partition("\n")[2])
-        ssts = [f"SSTs/{each['dfsSstFileName']}" for each in said.get("sstFiles", ())]
+        ssts = [f"SSTs/{each['dfsSstFileName']}" for each in said.get("sstFiles") or ()]
         return (*ssts, *(f"logs/{each['dfsLogFileName']}" for each in said.get("logFiles") or ()))
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
         raise Corruption(f"{key} of the checkpoint is no snapshot of RocksDB's: {error}", object_key=key) from error

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
@@ -12,13 +13,17 @@ from pyspark.sql.types import DataType, NullType, StructField, StructType
 
 from ...errors import Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
+from .operators import Kept, Operator
 
 _NO_NAME = re.compile(r"\W+", re.ASCII)
+_KEYS = ("key", "user_map_key")
+_VALUES = ("value", "user_map_value", "list_value")
+"""Columns of Spark's reader, of which one that is there is a struct but for `list_value`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One flat column of a table, within a column `key` or `value` as Spark's reader gives it."""
+    """One flat column of a table, within a column of Spark's reader."""
 
     name: str
     within: str
@@ -36,6 +41,7 @@ class StateTable:
         operator: Spark's number of the operator.
         kind: What the operator is.
         store: The name of the store that holds it.
+        options: Those of Spark's reader that name it within the store.
         key: The columns that name a row.
         values: The other columns; all names differ.
     """
@@ -44,55 +50,61 @@ class StateTable:
     operator: int
     kind: str
     store: str
+    options: tuple[tuple[str, str], ...]
     key: pa.Schema
     values: pa.Schema
     parts: tuple[Part, ...] = field(repr=False)
-    spark_types: tuple[StructType, StructType] = field(repr=False)
-    """Those of Spark's columns `key` and `value`."""
+    spark_types: dict[str, DataType] = field(repr=False)
+    """Of the columns that Spark's reader gives."""
 
     @property
     def schema(self) -> pa.Schema:
         """All columns, the key's first."""
         return pa.schema([*self.key, *self.values])
 
+    @property
+    def registers(self) -> bool:
+        """Whether it is one of several in a store, so that Spark opens a whole state before it reads changes."""
+        return bool(self.options)
+
     def columns(self) -> Sequence[Column]:
-        """All columns, made of Spark's `key` and `value`."""
-        by_position = dict(zip(("key", "value"), map(_numbered, self.spark_types), strict=True))
-        return [_select(F.col(each.within).cast(by_position[each.within]), each) for each in self.parts]
+        """All columns, made of those that Spark's reader gives."""
+        return [_select(F.col(each.within).cast(_numbered(self.spark_types[each.within])), each) for each in self.parts]
 
 
-def state_table(name: str, operator: int, kind: str, store: str, key: StructType, values: StructType) -> StateTable:
-    """A table with flat columns of these of Spark's. Raises `Refused` for a type that no table can have."""
-    named = list(_parts("key", key, name or kind))
-    is_key = len(named)
-    keys = {each.name for each in named}
+def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -> StateTable:
+    """The table of what Spark's reader gives by a schema. Raises `Refused` for a type that no table can have."""
+    types = {each.name: each.dataType for each in schema.fields}
+    about = name or operator.kind
+    key = [part for column in _KEYS if column in types for part in _parts(column, types[column], about)]
+    keys = {each.name for each in key}
+    kind = "window" if operator.kind == "aggregate" and {"window_start", "window_end"} <= keys else operator.kind
+    values = [part for column in _VALUES if column in types for part in _parts(column, types[column], about)]
     # A session's value has its key once more.
-    named += [each for each in _parts("value", values, name or kind) if kind != "session" or each.name not in keys]
-    parts = tuple(_unique(named))
+    values = [each for each in values if kind != "session" or each.name not in keys]
+    parts = tuple(_unique([*key, *values]))
     columns = [pa.field(each.name, each.type) for each in parts]
     return StateTable(
-        name, operator, kind, store, pa.schema(columns[:is_key]), pa.schema(columns[is_key:]), parts, (key, values)
+        name,
+        operator.id,
+        kind,
+        kept.store,
+        kept.options,
+        pa.schema(columns[: len(key)]),
+        pa.schema(columns[len(key) :]),
+        parts,
+        types,
     )
 
 
-def struct_of(schema: StructType, column: str) -> StructType:
-    """The type of a column that is a struct."""
-    found = schema[column].dataType
-    assert isinstance(found, StructType)
-    return found
-
-
 def _parts(
-    within: str, struct: StructType, table: str, above: Sequence[str] = (), place: tuple[int, ...] = ()
+    within: str, kind: DataType, table: str, names: Sequence[str] = (), place: tuple[int, ...] = ()
 ) -> Iterator[Part]:
-    for number, each in enumerate(struct.fields):
-        names, at = [*above, each.name], (*place, number)
-        if isinstance(each.dataType, StructType):
-            yield from _parts(within, each.dataType, table, names, at)
-        elif not isinstance(each.dataType, NullType):
-            yield Part(
-                _word("_".join(names)), within, at, _storable(each.dataType, f"{within}.{'.'.join(names)}", table)
-            )
+    if isinstance(kind, StructType):
+        for number, each in enumerate(kind.fields):
+            yield from _parts(within, each.dataType, table, [*names, each.name], (*place, number))
+    elif not isinstance(kind, NullType):
+        yield Part(_word("_".join(names) or within), within, place, _storable(kind, ".".join([within, *names]), table))
 
 
 def _word(name: str) -> str:
@@ -105,35 +117,28 @@ def _unique(parts: Iterable[Part]) -> Iterator[Part]:
     seen: set[str] = set()
     for each in parts:
         name, number = each.name, 1
-        while name in seen:
+        while name.lower() in seen:
             number += 1
             name = f"{each.name}_{number}"
-        seen.add(name)
+        seen.add(name.lower())
         yield Part(name, each.within, each.place, each.type)
 
 
 def _storable(kind: DataType, column: str, table: str) -> pa.DataType:
     try:
         return to_arrow(from_arrow(to_arrow_type(kind, timezone="UTC")))
-    except Exception as error:
-        if not isinstance(error, Usage | TypeError) and type(error).__module__.partition(".")[0] != "pyspark":
-            raise
+    except (Usage, TypeError, PySparkException) as error:
         raise Refused(
             f"column {column} of state {table!r} has Spark's type {kind.simpleString()!r}, which no table can have",
-            hint="the other operators of the query can be read once this one is not in it",
+            hint="only a query without this column can be read",
         ) from error
 
 
-def _numbered(struct: StructType) -> StructType:
-    """The same struct with fields that are named by their position."""
-    return StructType(
-        [
-            StructField(
-                f"_{number}", _numbered(each.dataType) if isinstance(each.dataType, StructType) else each.dataType
-            )
-            for number, each in enumerate(struct.fields)
-        ]
-    )
+def _numbered(kind: DataType) -> DataType:
+    """The same type with the fields of structs named by their position, but for those in lists and maps."""
+    if not isinstance(kind, StructType):
+        return kind
+    return StructType([StructField(f"_{number}", _numbered(each.dataType)) for number, each in enumerate(kind.fields)])
 
 
 def _select(column: Column, part: Part) -> Column:

@@ -28,7 +28,7 @@ from ..kafka.archived import archived
 from ..kafka.protocol import Kafka
 from ..spark.session import spark_session
 
-_CONF = {
+REPLAY_CONF = {
     "spark.ui.enabled": "false",
     # It lives for a minute: what the JVM's second compiler costs would not come back.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
@@ -69,7 +69,7 @@ def open_program(
     """
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-replay-", ignore_cleanup_errors=True) as folder,
-        spark_session(f"slackwater replay {app.name}", master="local[*]", conf=_CONF, py_files=py_files) as spark,
+        spark_session(f"slackwater replay {app.name}", master="local[*]", conf=REPLAY_CONF, py_files=py_files) as spark,
     ):
         behind = archived(kafka, store, app.name)
         yield LoadedProgram(app, spark, shapes(app, spark), store, cache, behind, LocalStore(Path(folder) / "store"))

@@ -26,10 +26,23 @@ from .stopping import Stop
 def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
     """The app that a Python file declares; with a `name`, as the app of that name, for example as a clone.
 
-    With a `store`, under the name of the folder that this app has there.
+    With a `store`, under the name of the folder that this app has there. Raises as `module_of`, and `Usage` where it
+    declares no app, or several.
+    """
+    module = module_of(path)
+    found = {id(value): value for value in vars(module).values() if isinstance(value, App)}
+    if len(found) != 1:
+        names = ", ".join(repr(app.name) for app in found.values()) or "none"
+        raise Usage(f"{path} declares {len(found)} apps ({names}); expected exactly one slackwater.App(...)")
+    (app,) = found.values()
+    called = name or app.name
+    return replace(app, name=folder_of(store, called) if store is not None else called, file=Path(path).resolve())
 
-    The file is imported as a module of its own name, its folder on `sys.path`. Raises `NotFound` where there is none,
-    `Refused` where it raises an error, `Usage` where it is a folder, or declares no app, or several.
+
+def module_of(path: str) -> ModuleType:
+    """The module that a user's file is, under a name of its own, its folder on `sys.path`.
+
+    Raises `NotFound` where there is none, `Refused` where it raises an error, and `Usage` where it is a folder.
     """
     file = Path(path).resolve()
     if file.is_dir():
@@ -50,13 +63,7 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
     with as_user_error("the program"):
         spec.loader.exec_module(module)
     _send_by_value(module)
-    found = {id(value): value for value in vars(module).values() if isinstance(value, App)}
-    if len(found) != 1:
-        names = ", ".join(repr(app.name) for app in found.values()) or "none"
-        raise Usage(f"{path} declares {len(found)} apps ({names}); expected exactly one slackwater.App(...)")
-    (app,) = found.values()
-    called = name or app.name
-    return replace(app, name=folder_of(store, called) if store is not None else called, file=file)
+    return module
 
 
 def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]) -> None:

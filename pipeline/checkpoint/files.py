@@ -1,0 +1,264 @@
+"""The files of a checkpoint: what is in its logs, which batches can be read, and copies of what one needs for that.
+
+A query removes old files of its checkpoint at any time. So files are copied into a folder first, under their names, and
+Spark reads them there: what was copied stays, and without a file that it needs Spark fails. What is read is right, or
+nothing is read.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct
+
+from ...errors import Gone, NotFound, ObjectNotFound, Refused
+from ...store.objects.protocol import ObjectStore
+from .logs import COMMITS, METADATA, OFFSETS, Offsets, SourceOffsets, StateIds, offsets, query_id, state_ids
+from .operators import is_metadata, metadata_of, operator_in
+from .state_files import StateFile, StoreFolder, named_in, state_file, whole_of, whole_versions
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_AT_A_TIME = 16
+_PIECE_BYTES = 16 << 20
+
+
+class CheckpointBatch(Struct, frozen=True):
+    """One committed batch of a query."""
+
+    id: int
+    sources: tuple[SourceOffsets, ...]
+    """How far each was read at its end."""
+    time_ms: int
+    """When it was planned, by the query's clock."""
+    watermark_ms: int | None
+    """The one with which it ran; None where there is none."""
+    committed_ms: int
+    """When its commit was written, by storage's clock."""
+
+
+class CheckpointFiles:
+    """Reads. For one thread.
+
+    Attributes:
+        url: Where the checkpoint is.
+        id: The query's.
+        operators: The stateful operators of the newest batch when this was opened.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.url = store.url
+        self._commits: dict[int, int] = {}
+        self._offsets: dict[int, Offsets] = {}
+        self._ids: dict[int, StateIds] = {}
+        try:
+            self.id = query_id(store.get(METADATA))
+        except ObjectNotFound:
+            raise NotFound("checkpoint of a Spark query", self.url, found="there is no file 'metadata' in it") from None
+        newest = self.committed()[-1]
+        self._metadata = {info.key: b"" for info in store.list("state/") if is_metadata(info.key)}
+        self._metadata = dict(zip(self._metadata, _all(store.get, self._metadata), strict=True))
+        self.operators = tuple(operator_in(self._metadata[key], key) for key in metadata_of(self._metadata, newest))
+        if not self.operators:
+            raise Refused(
+                f"the checkpoint {self.url} does not say of which operators its state is, if it has any",
+                hint="Spark has written that since 4.0: let the query run one batch with it",
+            )
+
+    def committed(self) -> range:
+        """The batches whose commit is there now, without gaps up to the newest. Raises `NotFound` where none is."""
+        self._commits = {
+            int(name): info.modified_ms
+            for info in self._store.list(COMMITS)
+            if re.fullmatch(r"\d+", name := info.key.removeprefix(COMMITS))
+        }
+        if not self._commits:
+            raise NotFound("committed batch", self.url)
+        first = newest = max(self._commits)
+        while first - 1 in self._commits:
+            first -= 1
+        self._offsets = {batch: said for batch, said in self._offsets.items() if batch >= first}
+        self._ids = {batch: said for batch, said in self._ids.items() if batch >= first}
+        return range(first, newest + 1)
+
+    def available(self) -> range:
+        """The batches whose whole state can be read now, of all stores, without gaps up to the newest."""
+        batches = self.committed()
+        files = self._state_files("state/")
+        self._read_ids(batches)
+        whole = [whole_versions(files.get(each.path, ()), self._ids_of(each, batches)) for each in self.stores()]
+        first = batches[-1] + 1
+        while first - 1 in batches and all(first in versions for versions in whole):
+            first -= 1
+        return range(first, batches[-1] + 1)
+
+    def batch(self, batch: int) -> CheckpointBatch:
+        """One committed batch. Raises `Gone` where it was cleaned up."""
+        if batch not in self._commits:
+            self.committed()
+        with self.reading(batch):
+            said = self._said(batch)
+            if batch not in self._commits:
+                raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
+            return CheckpointBatch(batch, said.sources, said.time_ms, said.watermark_ms, self._commits[batch])
+
+    def format_of(self, batch: int) -> int:
+        """The version of the checkpoint's format as of a batch, 1 or 2."""
+        self._read_ids([batch])
+        return 2 if self._ids[batch] else 1
+
+    def has_feed(self, batch: int) -> bool:
+        """Whether a batch's changes to the state before it can be read, from names alone.
+
+        Not where a batch lays the state out anew, nor at the first in another format.
+        """
+        now, before = self._said(batch), self._said(batch - 1) if batch - 1 in self._commits else None
+        if now.operation or (before and now.conf.get(_PARTITIONS) != before.conf.get(_PARTITIONS)):
+            return False
+        return before is None or self.format_of(batch) == self.format_of(batch - 1)
+
+    def stores(self, operator: int | None = None, store: str | None = None) -> Sequence[StoreFolder]:
+        """All stores of all partitions, or one store of an operator's."""
+        return [
+            StoreFolder(each.id, partition, name)
+            for each in self.operators
+            for name in each.stores
+            for partition in range(each.partitions)
+            if operator in (None, each.id) and store in (None, name)
+        ]
+
+    def bring_logs(self, batch: int, folder: Path) -> None:
+        """What Spark reads of a batch before its state. Raises `ObjectNotFound`."""
+        self._copy_all([METADATA, f"{OFFSETS}{batch}", f"{COMMITS}{batch}"], folder)
+        for key, data in self._metadata.items():
+            target = folder / key
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(_moved(data, key, folder))
+
+    def bring_whole(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> None:
+        """What the whole state of stores at the end of a batch is made of. Raises `ObjectNotFound`."""
+        self.bring_logs(batch, folder)
+        batches = range(min(self._commits, default=batch), batch + 1)
+        self._read_ids(each for each in batches if each in self._commits)
+        for store in stores:
+            files = self._state_files(store.path).get(store.path, ())
+            if (needed := whole_of(batch + 1, files, self._ids_of(store, batches))) is None:
+                raise ObjectNotFound(f"{store.path}{batch + 1}", self.url)
+            # Also where nothing is needed, Spark looks for the folder.
+            (folder / store.path).mkdir(parents=True, exist_ok=True)
+            self._copy_all([each.key for each in needed], folder)
+            beside = [
+                store.path + name
+                for each in needed
+                if each.key.endswith(".zip")
+                for name in named_in((folder / each.key).read_bytes(), each.key)
+            ]
+            self._copy_all(beside, folder)
+
+    def bring_changes(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> int:
+        """The files with what a batch changed in stores; how many bytes. Raises `ObjectNotFound`."""
+        self.bring_logs(batch, folder)
+        self._read_ids([batch])
+        kind = "changelog" if "RocksDB" in self._said(batch).conf.get(_PROVIDER, "") else "delta"
+        names = [(store.path, self._ids_of(store, [batch]).get(batch + 1)) for store in stores]
+        return self._copy_all([f"{path}{batch + 1}{f'_{each}' if each else ''}.{kind}" for path, each in names], folder)
+
+    @contextmanager
+    def reading(self, batch: int) -> Iterator[None]:
+        """What is not there is `Gone`, inside."""
+        try:
+            yield
+        except ObjectNotFound as error:
+            raise Gone(
+                f"the checkpoint {self.url} has not all of batch {batch}: {error.key} is not there",
+                hint="the query removes what is older than spark.sql.streaming.minBatchesToRetain batches",
+            ) from error
+
+    def _said(self, batch: int) -> Offsets:
+        if batch not in self._offsets:
+            key = f"{OFFSETS}{batch}"
+            self._offsets[batch] = offsets(self._store.get(key), key)
+        return self._offsets[batch]
+
+    def _read_ids(self, batches: Iterable[int]) -> None:
+        """Get the ids of state of these batches, where they are not known; those of one that is gone stay unknown."""
+        missing = [batch for batch in batches if batch not in self._ids]
+
+        def get(batch: int) -> StateIds | None:
+            key = f"{COMMITS}{batch}"
+            try:
+                return state_ids(self._store.get(key), key)
+            except ObjectNotFound:
+                return None
+
+        self._ids |= {batch: ids for batch, ids in zip(missing, _all(get, missing), strict=True) if ids is not None}
+
+    def _ids_of(self, store: StoreFolder, batches: Iterable[int]) -> Mapping[int, str]:
+        """The ids of a store's versions, as far as they are known."""
+        position = next(each.stores.index(store.store) for each in self.operators if each.id == store.operator)
+        return {
+            batch + 1: ids[store.partition][position]
+            for batch in batches
+            if (ids := self._ids.get(batch, {}).get(store.operator)) and store.partition < len(ids)
+        }
+
+    def _state_files(self, prefix: str) -> Mapping[str, Sequence[StateFile]]:
+        """By folder."""
+        found: dict[str, list[StateFile]] = {}
+        for info in self._store.list(prefix):
+            if (file := state_file(info.key)) is not None:
+                found.setdefault(info.key[: info.key.rfind("/") + 1], []).append(file)
+        return found
+
+    def _copy_all(self, keys: Iterable[str], folder: Path) -> int:
+        missing = [key for key in dict.fromkeys(keys) if not (folder / key).exists()]
+        return sum(_all(partial(_copy, self._store, folder), missing))
+
+
+def _all(work: Callable[[_T], _R], over: Iterable[_T]) -> Sequence[_R]:
+    """The same for each of many, several at a time."""
+    with ThreadPoolExecutor(_AT_A_TIME, "checkpoint") as pool:
+        return list(pool.map(work, over))
+
+
+def _copy(store: ObjectStore, folder: Path, key: str) -> int:
+    target = folder / key
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    if (source := store.local_path(key)) is not None:
+        try:
+            shutil.copyfile(source, part)
+        except FileNotFoundError:
+            raise ObjectNotFound(key, store.url) from None
+    else:
+        with part.open("wb") as file:
+            while len(piece := store.get_range(key, file.tell(), _PIECE_BYTES)) == _PIECE_BYTES:
+                file.write(piece)
+            file.write(piece)
+    # Whole, or not there.
+    part.replace(target)
+    return target.stat().st_size
+
+
+def _moved(data: bytes, key: str, folder: Path) -> bytes:
+    """Metadata with the paths of schemas in it, which are whole, in a folder where they are now."""
+    if "/_metadata/v2/" not in key:
+        return data
+    version, _, rest = data.decode().partition("\n")
+    said = json.loads(rest)
+    for each in said.get("stateStoreInfo", ()):
+        if "stateSchemaFilePaths" in each:
+            each["stateSchemaFilePaths"] = [
+                f"file:{folder}/state/{path.rpartition('/state/')[2]}" for path in each["stateSchemaFilePaths"]
+            ]
+    return f"{version}\n{json.dumps(said)}".encode()
