@@ -11,7 +11,8 @@ __version__ = "0.1.0"
 
 __all__ = ["App", "__version__", "because", "errors", "open"]
 __all__ += ["decode", "event_time", "foreach_version", "leveled", "repartition", "sink", "table", "topic", "universal"]
-__all__ += ["aggregate", "count", "first", "join", "last", "max", "mean", "min", "sum", "update", "upsert"]
+__all__ += ["aggregate", "count", "first", "join", "last", "max", "mean", "min"]
+__all__ += ["pandas_state", "processor", "sum", "update", "upsert"]
 
 if TYPE_CHECKING:
     from .app import App
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .fold.kinds.upsert import upsert
     from .moments.take.audit_log import because
     from .pipeline.api.event_time import event_time
+    from .pipeline.api.pandas_state import pandas_state
+    from .pipeline.api.processor import processor
     from .pipeline.api.sink import foreach_version, sink
     from .pipeline.api.table import leveled, table, universal
     from .pipeline.api.topic import repartition, topic
@@ -32,7 +35,10 @@ _MODULES = {
     "because": "moments.take.audit_log",
     "decode": "pipeline.messages.decode",
     "open": "client",
-    **{name: f"pipeline.api.{name}" for name in ("event_time", "sink", "table", "topic", "update")},
+    **{
+        name: f"pipeline.api.{name}"
+        for name in ("event_time", "pandas_state", "processor", "sink", "table", "topic", "update")
+    },
     "foreach_version": "pipeline.api.sink",
     "repartition": "pipeline.api.topic",
     **dict.fromkeys(("leveled", "universal"), "pipeline.api.table"),

@@ -24,7 +24,7 @@ from ..store.sst.expiry import event_ms
 from ..store.sst.ttl import BEFORE_ALL_MS
 from ..store.versions.limits import YEAR_1_MS
 from ..store.versions.manifest import EventTime, Input
-from .kinds.kind import DueBy
+from .kinds.kind import DueBy, Moment
 from .multi_input import TAG
 
 AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
@@ -123,12 +123,12 @@ def after(
     return EventTime(at_ms, ahead, known.ahead_total + ahead, late, known.late_total + late, bound_ms)
 
 
-def due_after(base: EventTime | None, by: DueBy, clock_ms: int | None) -> "Due":
-    """What falls due with the batch after a version that says this; `clock_ms` is that of the batch."""
+def due_after(base: EventTime | None, by: DueBy, wall_ms: int | None) -> "Due":
+    """What falls due with the batch after a version that says this; `wall_ms` is the clock at the batch's start."""
     known = base or EventTime()
-    until_ms = later(known.due_ms, clock_ms if by == "clock" else known.watermark_ms)
+    until_ms = later(known.due_ms, wall_ms if by == "clock" else known.watermark_ms)
     pending = until_ms is not None and known.next_due_ms is not None and known.next_due_ms <= until_ms
-    return Due(known.due_ms, until_ms, pending)
+    return Due(known.due_ms, until_ms, pending, wall_ms, known.watermark_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,15 @@ class Due:
     """Up to when they do now; None where nobody knows yet how late it is."""
     pending: bool
     """Whether a row may fall due in between."""
+    wall_ms: int | None = None
+    """The wall clock at the batch's start; None where no batch is."""
+    watermark_ms: int | None = None
+    """The watermark of the version before it; None where there is none."""
+
+    @property
+    def moment(self) -> Moment:
+        """When the batch is, for its state."""
+        return Moment(self.until_ms, self.wall_ms, self.watermark_ms)
 
     @property
     def span(self) -> tuple[int, int]:

@@ -142,7 +142,14 @@ def _event_time(
         due_times.append(base.event_time.next_due_ms)
     until_ms, next_ms, by_clock = times.due.until_ms, min(due_times, default=None), rules.due_by == "clock"
     known = found or EventTime()
-    made = replace(known, due_ms=until_ms, next_due_ms=next_ms, by_clock=by_clock, behind_ms=rules.behind_ms)
+    made = replace(
+        known,
+        due_ms=until_ms,
+        next_due_ms=next_ms,
+        by_clock=by_clock,
+        behind_ms=rules.behind_ms,
+        wall_ms=times.due.wall_ms,
+    )
     if by_clock or made.owed:
         return made
     # Nothing falls due up to the new watermark, so that is how far it has come already.

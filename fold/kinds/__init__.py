@@ -3,6 +3,6 @@
 Whole Arrow tables in, whole Arrow tables out. Nothing outside asks which kind it is.
 """
 
-from . import aggregate, attached, due, join, session, update, upsert
+from . import aggregate, attached, due, join, pandas_state, processor, session, update, upsert
 
-__all__ = ["aggregate", "attached", "due", "join", "session", "update", "upsert"]
+__all__ = ["aggregate", "attached", "due", "join", "pandas_state", "processor", "session", "update", "upsert"]

@@ -20,7 +20,7 @@ from ...store.sst.hashing import digests
 from ...store.sst.types import DUE
 from ...store.versions.limits import MAX_TTL_MS
 from .. import multi_input
-from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, input_of
+from .kind import Bound, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -289,8 +289,8 @@ class BoundJoin(Bound):
             columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}
         return self.emitted, columns
 
-    def until(self, until_ms: int | None) -> Bound:
-        return replace(self, until_ms=until_ms)
+    def at(self, moment: Moment) -> Bound:
+        return replace(self, until_ms=moment.until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """Pairs first; then what no row that comes later could match is forgotten."""

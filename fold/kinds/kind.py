@@ -40,6 +40,21 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """When a batch is, as its version says: a replay is at the same moment. Milliseconds since 1970 UTC."""
+
+    until_ms: int | None = None
+    """Up to when rows fall due; None where nobody knows yet how late it is."""
+    wall_ms: int | None = None
+    """The wall clock at the batch's start; None where rows are changed and no batch is."""
+    watermark_ms: int | None = None
+    """The stage's watermark before the batch; None where there is none."""
+
+
+NO_MOMENT = Moment()
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """What `Bound.merge` gives, key by key."""
 
@@ -88,8 +103,8 @@ class Bound:
         """How much earlier than the watermark the times may be of rows that are still to be emitted."""
         return 0
 
-    def until(self, _until_ms: int | None) -> Bound:
-        """The state for a batch in which what is due by then falls due; None where nobody knows yet how late it is."""
+    def at(self, _moment: Moment) -> Bound:
+        """The state for a batch at this moment; asked of states that have rows which fall due."""
         return self
 
     def late_by(self, window: str | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ...errors import Refused, Usage
 from ...store.sst.types import DUE
 from ...store.versions.manifest import is_internal
 from .aggregate import BoundAggregates
-from .kind import Bound, Groups, Kind, Merged, as_kind
+from .kind import Bound, Groups, Kind, Merged, Moment, as_kind
 
 Numbers = npt.NDArray[np.int64]
 TIMES = ("start", "end")
@@ -112,8 +112,8 @@ class BoundSessions(Bound):
         at = schema.get_field_index(self.column)
         return (schema.set(at, schema.field(at).remove_metadata()),)
 
-    def until(self, watermark_ms: int | None) -> Bound:
-        return replace(self, until_ms=watermark_ms)
+    def at(self, moment: Moment) -> Bound:
+        return replace(self, until_ms=moment.until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """With rows for none of the groups, sessions end and nothing else."""

@@ -1,5 +1,7 @@
 """`update(...)`: state as a vectorised function of the user's own, with columns as Arrow schemas or Spark DDL."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,8 +15,8 @@ from ...fold.kinds.update import Code, Function, Update
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-Columns: TypeAlias = str | pa.Schema
-"""As a DDL string, or an Arrow schema."""
+Columns: TypeAlias = "str | pa.Schema | StructType"
+"""As a DDL string, an Arrow schema, or Spark's type."""
 
 
 def update(
@@ -71,12 +73,12 @@ def schema_of(columns: Columns) -> pa.Schema:
     from ..source.spark_types import arrow_of
 
     try:
-        return arrow_of(parse_ddl(columns))
+        return arrow_of(parse_ddl(columns) if isinstance(columns, str) else columns)
     except ParseException as error:
         raise Usage(f"columns {columns!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
 
 
-def parse_ddl(ddl: str) -> "StructType":
+def parse_ddl(ddl: str) -> StructType:
     """The columns of a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""
     from pyspark.sql.types import StructType
 

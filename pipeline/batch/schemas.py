@@ -32,6 +32,7 @@ from ..messages import outgoing
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
 from ..source.spark_types import arrow_of, spark_schema_of
+from ..spark.user_errors import as_user_error
 from .transform import Applied, apply, each_output
 
 _SESSION = "spark.sessionWindow"
@@ -190,7 +191,8 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     state = _state(stage, stage.state, key, rows)
     times = [one.column if one else None for one in applied.declared]
     marked = [of_input(*each) for each in zip(arrow, stage.inputs, times, strict=False)]
-    bound = state.bind(marked, key)
+    with as_user_error(f"the state of stage {stage.name!r}"):
+        bound = state.bind(marked, key)
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])

@@ -28,8 +28,9 @@ from ..spark.user_errors import as_user_error
 _STATEFUL = {
     "Aggregate": "aggregate(...)",
     **dict.fromkeys(("Deduplicate", "DeduplicateWithinWatermark", "Distinct"), "upsert(by=...)"),
-    **dict.fromkeys(("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"), "update(...)"),
-    **dict.fromkeys(("TransformWithState", "TransformWithStateInPySpark", "GlobalLimit"), "update(...)"),
+    **dict.fromkeys(("FlatMapGroupsWithState", "TransformWithState", "GlobalLimit"), "update(...)"),
+    "FlatMapGroupsInPandasWithState": "pandas_state(fn, output, state, timeout)",
+    **dict.fromkeys(("TransformWithStateInPandas", "TransformWithStateInPySpark"), "processor(MyProcessor(), output)"),
     "Window": "update(..., order_by=...)",
 }
 _WATERMARK, _DELAY = "EventTimeWatermark", "spark.watermarkDelayMs"

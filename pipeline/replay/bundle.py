@@ -94,6 +94,8 @@ class Index(Struct, frozen=True, kw_only=True):
     next_due_ms: limits.SpanMs | None
     due_ms: limits.SpanMs | None
     """What fell due: what the version before it says of that, and up to when rows had at the version."""
+    wall_ms: limits.EventMs | None = None
+    """The wall clock at the batch's start, where rows of the table fall due."""
     some_keys: bool
     """Whether it is a case of some of the keys that the batch wrote: the others are left out on both sides."""
 
@@ -111,7 +113,9 @@ class Index(Struct, frozen=True, kw_only=True):
             table=self.table,
             clock_ms=self.clock_ms,
             seq=self.seq,
-            event_time=EventTime(self.before_watermark_ms, bound_ms=self.bound_ms, due_ms=self.due_ms),
+            event_time=EventTime(
+                self.before_watermark_ms, bound_ms=self.bound_ms, due_ms=self.due_ms, wall_ms=self.wall_ms
+            ),
         )
 
     @property

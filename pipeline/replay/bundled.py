@@ -86,6 +86,7 @@ def capture(
         before_due_ms=known.due_ms,
         next_due_ms=known.next_due_ms,
         due_ms=times.due_ms,
+        wall_ms=times.wall_ms,
         some_keys=only is not None,
     )
     records, before, committed = replay.records, None, None

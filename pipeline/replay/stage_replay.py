@@ -226,7 +226,7 @@ class StageReplay:
     def due(self) -> Due | None:
         """What fell due with the batch; None for a table whose rows never do."""
         by, after = self.shape.due_by, self.after.event_time
-        return due_after(self.before.event_time, by, after.due_ms if after else None) if by is not None else None
+        return due_after(self.before.event_time, by, after.wall_ms if after else None) if by is not None else None
 
     def written(self) -> pa.Table:
         """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""

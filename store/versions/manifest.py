@@ -286,6 +286,8 @@ class EventTime(Struct, frozen=True):
     """Whether rows fall due by the wall clock; else by the watermark."""
     behind_ms: limits.TtlMs = 0
     """How much earlier than the watermark the times may be of what the stage still emits: a join's rows have waited."""
+    wall_ms: limits.Own[limits.EventMs | None] = None
+    """The wall clock at the batch's start, where rows of the table fall due: a state may go by it, and a replay too."""
 
     @property
     def owed(self) -> bool:

@@ -99,8 +99,8 @@ class Stage(Committing):
             marks = pa.Table.from_pylist([{"_hash": each} for each in places], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
             made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
-        window = window_of(self.rows)
-        late = Lateness((window,), self.head.watermark_ms, 1 << 50) if window else None
+        late_by = self.bound.late_by(window_of(self.rows))
+        late = Lateness(late_by, self.head.watermark_ms, 1 << 50) if late_by else None
         step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling)
         task = StateTask(
             dataclasses.replace(self.places, app=self.head.app),

@@ -1,0 +1,173 @@
+"""State as a function of the user's that was written for Spark's `applyInPandasWithState`: `pandas_state(fn, ...)`.
+
+The fields of its state are columns of the table; the key's timeout is the time at which its row falls due.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...store.sst.types import DUE
+from .. import multi_input
+from .kind import NO_MOMENT, Bound, DueBy, Groups, Kind, Merged, Moment, check_value_names, field_of, input_of, only
+from .processor import PythonRows, in_order
+from .state_variables import Fields, Structs
+from .update import Update
+
+Timeout: TypeAlias = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
+_DEFINED = "_defined"
+"""Whether a key has a state: it may have a timeout alone."""
+
+
+class Called(NamedTuple):
+    """What a call of the function left."""
+
+    given: Sequence[Any]
+    """The frames that it gave."""
+    value: Fields | None
+    """The key's state from now on; None for none."""
+    timeout_ms: int | None
+    """When the key times out; None where the call said nothing of that."""
+    changed: bool
+    """Whether it said anything of the state."""
+
+
+Call: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], Called]
+"""Calls it for a key, with frames, the key's state, and whether the key has timed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What is not stored of a function."""
+
+    function: Callable[..., Any]
+    state: Callable[[], pa.Schema]
+    emits: Callable[[], pa.Schema]
+    begin: Callable[[Moment], Call]
+    """For a batch. Crosses to workers by pickle."""
+    frames: PythonRows
+    order_by: tuple[str, ...] = ()
+
+
+class PandasState(Kind, frozen=True, tag="pandas_state"):
+    """A declared function."""
+
+    timeout: Timeout = "NoTimeout"
+    code: Any = None
+    """`Code`; None of a function as it is stored."""
+    past: ClassVar[Literal["function"]] = "function"
+    not_final: ClassVar[tuple[str, str]] = (
+        "pandas_state(...), whose function says itself what it emits",
+        "have the function set a timeout for the end of the window",
+    )
+
+    def __str__(self) -> str:
+        return f"pandas_state({self.timeout})"
+
+    @property
+    def declaration(self) -> "PandasState":
+        return PandasState(self.timeout)
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        return self.code.function if self.code is not None else None
+
+    @property
+    def due_text(self) -> str:
+        return f"timeouts by {self.timeout}" if self.timeout != "NoTimeout" else ""
+
+    @property
+    def due_by(self) -> DueBy:
+        return "watermark" if self.timeout == "EventTimeTimeout" else "clock"
+
+    def goes_on_as(self, now: Kind) -> bool:
+        """Timeouts mean the same as long as it is the same time; as an update, none comes any more."""
+        if isinstance(now, PandasState):
+            return self.timeout in ("NoTimeout", now.timeout)
+        return isinstance(now, Update)
+
+    def may_become(self, now: Kind) -> bool:
+        return isinstance(now, PandasState | Update)
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+        """Fix the table's columns."""
+        schema, state = only(rows, "pandas_state(...)"), self.code.state()
+        check_value_names(state.names, key)
+        for column in self.code.order_by:
+            field_of(schema, column)
+        late = (time,) if (time := input_of(schema)[1]) and self.timeout == "EventTimeTimeout" else ()
+        code, emits = self.code, (self.code.emits(),)
+        return BoundPandasState(code.begin, code.frames, code.order_by, key, schema, state, emits, late, self.due_by)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPandasState(Bound):
+    """A function over rows of a known schema."""
+
+    begin: Callable[[Moment], Call]
+    frames: PythonRows
+    order_by: tuple[str, ...]
+    key: tuple[str, ...]
+    rows: pa.Schema
+    state: pa.Schema
+    emits: tuple[pa.Schema, ...]
+    late: tuple[str, ...]
+    due_by: DueBy
+    moment: Moment = NO_MOMENT
+
+    @property
+    def values(self) -> pa.Schema:
+        return pa.schema([*self.state, pa.field(_DEFINED, pa.bool_()), pa.field(DUE, pa.int64())])
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return multi_input.columns([self.rows], self.key)
+
+    def at(self, moment: Moment) -> Bound:
+        return replace(self, moment=moment)
+
+    def late_by(self, _window: str | None) -> tuple[str, ...]:
+        """As in Spark, no row is late where timeouts do not go by the watermark."""
+        return self.late
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        """All rows first, key by key; then the keys that have timed out."""
+        structs = Structs("state", pa.struct(list(self.state)))
+        defined = old[_DEFINED].combine_chunks().fill_null(False)
+        kept = [old[name].combine_chunks() for name in self.state.names]
+        values = structs.python(pa.StructArray.from_arrays(kept, fields=list(self.state), mask=pc.invert(defined)))
+        due_ms: list[int | None] = old[DUE].to_pylist()
+        changed = np.zeros(groups.num, bool)
+        call, names = self.begin(self.moment), self.frames.keys(keys)
+        given: list[Any] = []
+
+        def called(at: int, frames: Iterator[Any], *, timed_out: bool) -> None:
+            value = values[at]
+            done = call(names[at], frames, None if value is None else structs.given(value), timed_out)
+            given.extend(done.given)
+            # As Spark has it, a call with rows that says nothing leaves the timeout as it was.
+            if done.changed or done.timeout_ms is not None or timed_out:
+                values[at] = done.value if done.value is None else structs.taken(done.value)
+                due_ms[at] = None if done.timeout_ms is None else done.timeout_ms + 1
+                changed[at] = True
+
+        if rows.num_rows:
+            table = in_order(rows.select(self.rows.names).append_column("_key", pa.array(groups.ids)), self.order_by)
+            mine = self.frames.groups(table.drop_columns(["_key"]), groups.ids, groups.num)
+            for at in range(groups.num):
+                if (frames := mine(at)) is not None:
+                    called(at, frames, timed_out=False)
+        if (until_ms := self.moment.until_ms) is not None:
+            for at, at_ms in enumerate(due_ms):
+                if at_ms is not None and at_ms <= until_ms:
+                    called(at, self.frames.nothing(rows.schema), timed_out=True)
+        (made,) = structs.arrays(values)
+        due = pa.array(due_ms, pa.int64())
+        columns = [*made.flatten(), made.is_valid(), due]
+        emitted = tuple(self.frames.table(given, schema) for schema in self.emits)
+        is_empty = np.asarray(pc.and_(made.is_null(), due.is_null()))
+        return Merged(pa.table(columns, schema=self.values), is_empty, changed, emitted)

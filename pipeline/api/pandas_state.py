@@ -1,0 +1,88 @@
+"""`pandas_state(...)`: state as a function that was written for Spark's `applyInPandasWithState`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.state import GroupState
+
+from ...errors import Usage
+from ...fold.kinds.kind import Moment
+from ...fold.kinds.pandas_state import Called, Code, PandasState, Timeout
+from ...fold.kinds.state_variables import Fields
+from .python_rows import AsFrames
+from .update import Columns, schema_of
+
+_NO_TIMESTAMP = GroupState.NO_TIMESTAMP
+
+
+def pandas_state(
+    function: Callable[..., Any],
+    output: Columns,
+    state: Columns,
+    timeout: Timeout = "NoTimeout",
+    *,
+    order_by: Sequence[str] | str = (),
+) -> PandasState:
+    """Declare a table that a function keeps which was written for Spark's `applyInPandasWithState`, as it is.
+
+    `df.groupBy("user").applyInPandasWithState(fn, output, state, "append", timeout)` becomes a stage with `key="user"`,
+    `state=sw.pandas_state(fn, output, state, timeout)`, whose function gives `df`. The fields of the state are columns
+    of the table. What the function gives is sent to the stage's outputs.
+
+    Args:
+        function: `function(key, frames, state)`, with Spark's `GroupState`.
+        output: The columns of the frames that it gives, as a DDL string, Spark's type, or an Arrow schema.
+        state: The columns of a key's state, likewise.
+        timeout: As to Spark (`GroupStateTimeout`): `"NoTimeout"`, `"ProcessingTimeTimeout"`, by the wall clock, or
+            `"EventTimeTimeout"`, by the stage's watermark. A call for a timeout that says nothing leaves the key its
+            state, and no timeout.
+        order_by: Columns that sort a key's rows; default the order in which the topic's partition has them.
+
+    Raises `Usage` where there is no such timeout.
+    """
+    if timeout not in get_args(Timeout):
+        raise Usage(f"pandas_state: timeout is {timeout!r}; expected one of {', '.join(get_args(Timeout))}")
+    order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+    code = Code(
+        function, lambda: schema_of(state), lambda: schema_of(output), _Begin(function, timeout), AsFrames(), order
+    )
+    return PandasState(timeout, code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """Calls the function in a batch."""
+
+    function: Callable[..., Any]
+    timeout: Timeout
+
+    def __call__(self, moment: Moment) -> Callable[..., Called]:
+        now_ms, watermark_ms = moment.wall_ms or 0, moment.watermark_ms
+        if self.timeout == "EventTimeTimeout":
+            watermark_ms = moment.until_ms
+        elif moment.until_ms is not None:
+            now_ms = moment.until_ms
+
+        def call(key: Any, frames: Iterator[Any], value: Fields | None, timed_out: bool) -> Called:
+            state = GroupState(
+                optionalValue=Row(*value) if value is not None else None,  # type: ignore[arg-type]
+                batchProcessingTimeMs=now_ms,
+                eventTimeWatermarkMs=watermark_ms if watermark_ms is not None else 0,
+                timeoutConf=self.timeout,
+                hasTimedOut=timed_out,
+                watermarkPresent=watermark_ms is not None or self.timeout == "EventTimeTimeout",
+                defined=value is not None,
+                updated=False,
+                removed=False,
+                timeoutTimestamp=_NO_TIMESTAMP,
+                keyAsUnsafe=b"",
+                valueSchema=None,  # type: ignore[arg-type]
+            )
+            given = list(self.function(key, frames, state))
+            # What Spark's own worker takes from it goes through JSON.
+            at_ms, changed = state._timeout_timestamp, state._updated or state._removed
+            return Called(given, state.getOption, None if at_ms == _NO_TIMESTAMP else int(at_ms), changed)
+
+        return call
