@@ -1,6 +1,6 @@
 """A stage out of a query's checkpoint: a version with all rows of its oldest batch, then one for each batch after it.
 
-From the first object on a note says that the app is not whole (`apps.Cloning`), and whoever looks at the app is told so.
+From the first object on a note says that the app is not whole (`apps.Cloning`), and whoever looks at it is told so.
 When the last batch is there, and its rows are those that Spark reads, the app gets its identity and the note goes: then
 all of it is there at once. Broken off, the same call goes on behind the last version; what cannot be goes as a whole.
 """
@@ -74,11 +74,9 @@ class Adopted:
     stage: str
     version: int
     """The last one that is of the query."""
-    batches: int
-    """How many of the query's have a version of their own."""
     last_batch: int
     checksum: Checksum | None
-    """Of the rows at the last batch, as they are stored and as Spark reads them; None where an earlier call saw that."""
+    """Of the rows at the last batch, stored and as Spark reads them; None where an earlier call saw that."""
     offsets: Mapping[str, tuple[int, ...]]
     """Where the stage goes on, by topic."""
 
@@ -117,7 +115,8 @@ class Adoption:
         table, or what is stored is not what Spark reads, and `Gone` where the query cleans up meanwhile. Nothing is
         left then.
         """
-        if (done := self.found()) is not None:
+        done = adopted_before(self.store, self.info.name, self.first.stage, self.checkpoint.query)
+        if done is not None:
             return done
         self._begin()
         try:
@@ -141,31 +140,7 @@ class Adoption:
         if apps.find_app(self.store, self.info.name) is None:
             apps.create_app(self.store, self.info, cloned=True)
         self.store.delete(keys.cloning(self.info.name))
-        return self._adopted(head, checksum)
-
-    def found(self) -> Adopted | None:
-        """What an earlier call did, if this is done. Writes nothing. Raises `Refused` where the stage has versions."""
-        store, app, stage = self.store, self.info.name, self.first.stage
-        if (note := apps.find_cloning(store, app)) is not None:
-            if note.adopts != stage:
-                raise apps.being_cloned(app)
-            return None
-        history.list_stages(store, app)  # says so where it is being removed
-        if (newest := history.head(store, app, stage)) is None:
-            return None
-        read, first = partial(history.find, store, app), partial(history.first_version, store, app)
-        made = history.newest_where(read, first, newest, lambda version: version.attached is not None)
-        if made is None or made.attached is None or made.attached.query != self.checkpoint.query or made.table is None:
-            raise Refused(
-                f"stage {app}/{stage} has versions already, up to v{newest.version}: a query can only be its first ones",
-                hint="adopt it under another --app, or another --stage",
-            )
-        if kind_of(made.table.state).elsewhere:
-            raise Refused(
-                f"stage {app}/{stage} is attached to this query",
-                hint="adopt it under another --app, or another --stage; what was attached stays as it is",
-            )
-        return self._adopted(made, None)
+        return _adopted(head, checksum)
 
     def _begin(self) -> None:
         """Write the note: from here on nobody takes the app for whole."""
@@ -307,13 +282,6 @@ class Adoption:
         assert head.attached is not None  # noqa: S101  all versions that this makes say it
         return head.attached.next_batch
 
-    def _adopted(self, last: Manifest, checksum: Checksum | None) -> Adopted:
-        stands = {each.topic: each.offsets for each in last.inputs.values()}
-        next_batch = self._next_batch(last)
-        return Adopted(
-            self.info.name, self.first.stage, last.version, len(self.batches), next_batch - 1, checksum, stands
-        )
-
     def _undo(self) -> None:
         """Leave nothing: a call that cannot end well is as if it had not been."""
         self._undo_versions()
@@ -327,6 +295,39 @@ class Adoption:
         for info in list(self.store.list(keys.ssts(app, stage))):
             self.store.delete(info.key)
         history.forget(self.store, app)
+
+
+def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adopted | None:
+    """What an earlier call did, if that is done; one request for a stage that has no versions, and one for the app.
+
+    Raises `Refused` where the stage has other versions, or another stage of the app is being adopted.
+    """
+    if (note := apps.find_cloning(store, app)) is not None:
+        if note.adopts != stage:
+            raise apps.being_cloned(app)
+        return None
+    history.list_stages(store, app)  # says so where it is being removed
+    if (newest := history.head(store, app, stage)) is None:
+        return None
+    read, first = partial(history.find, store, app), partial(history.first_version, store, app)
+    made = history.newest_where(read, first, newest, lambda version: version.attached is not None)
+    if made is None or made.attached is None or made.attached.query != query or made.table is None:
+        raise Refused(
+            f"stage {app}/{stage} has versions already, up to v{newest.version}: a query can only be its first",
+            hint="adopt it under another --app, or another --stage",
+        )
+    if kind_of(made.table.state).elsewhere:
+        raise Refused(
+            f"stage {app}/{stage} is attached to this query",
+            hint="adopt it under another --app, or another --stage; what was attached stays as it is",
+        )
+    return _adopted(made, None)
+
+
+def _adopted(last: Manifest, checksum: Checksum | None) -> Adopted:
+    assert last.attached is not None  # noqa: S101  all versions of an adoption say it
+    stands = {each.topic: each.offsets for each in last.inputs.values()}
+    return Adopted(last.app, last.stage, last.version, last.attached.next_batch - 1, checksum, stands)
 
 
 def _identity(draft: Manifest) -> dict[str, object]:

@@ -36,6 +36,23 @@ def _same(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> li
     return [Made(name, (value,), lambda rows: rows[value])]
 
 
+def _sum(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+    (total,) = of
+    return [Made(name, (total,), lambda rows: _scaled(rows[total], types[name]), _unscaled(total, types[name]))]
+
+
+def _unscaled(total: str, kind: pa.DataType) -> str:
+    return f"{total} / 10^{kind.scale}" if pa.types.is_decimal(kind) else ""
+
+
+def _scaled(total: Array, kind: pa.DataType) -> Array:
+    """A sum, where a decimal is wanted and Spark keeps the sum of short decimals as a number without their scale."""
+    if not pa.types.is_decimal(kind) or pa.types.is_decimal(total.type):
+        return total
+    whole = total.cast(pa.int64()).cast(pa.decimal128(19, 0))
+    return pc.multiply(whole, pa.scalar(Decimal(1).scaleb(-kind.scale), pa.decimal128(kind.scale + 1, kind.scale)))
+
+
 def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
     total, is_empty = of
     return [Made(name, (total, is_empty), lambda rows: _unless(rows[is_empty], rows[total]), "null where it is empty")]
@@ -44,16 +61,18 @@ def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]
 def _mean(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
     total, number = of
 
+    kind = types[f"_{name}_sum"]
+
     def mean(rows: pa.Table) -> Array:
         some = _unless(pc.equal(rows[number], 0), rows[number]).cast(pa.float64())
-        return pc.divide(rows[total].cast(pa.float64(), safe=False), some)
+        return pc.divide(_scaled(rows[total], kind).cast(pa.float64(), safe=False), some)
 
     def total_of_some(rows: pa.Table) -> Array:
-        return _unless(pc.equal(rows[number], 0), rows[total])
+        return _unless(pc.equal(rows[number], 0), _scaled(rows[total], kind))
 
     return [
         Made(name, (total, number), mean, f"{total} / {number}"),
-        Made(f"_{name}_sum", (total, number), total_of_some, f"{total}, null of none"),
+        Made(f"_{name}_sum", (total, number), total_of_some, f"{_unscaled(total, kind) or total}, null of none"),
         Made(f"_{name}_count", (number,), lambda rows: rows[number]),
     ]
 
@@ -88,7 +107,7 @@ def _by_order(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -
 _EXTREMUM = ("valueWithExtremumOrdering", "extremumOrdering")
 _BUFFERS: Mapping[str, tuple[_Buffer, ...]] = {
     "count": (_Buffer(("count",), _same),),
-    "sum": (_Buffer(("sum", "isEmpty"), _decimal_sum), _Buffer(("sum",), _same)),
+    "sum": (_Buffer(("sum", "isEmpty"), _decimal_sum), _Buffer(("sum",), _sum)),
     "mean": (_Buffer(("sum", "count"), _mean, "avg"),),
     "min": (_Buffer(("min",), _same),),
     "max": (_Buffer(("max",), _same),),
@@ -104,7 +123,7 @@ _OTHERS = {
 
 
 def aggregates(made: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: pa.Schema, found: Found) -> None:
-    """What the aggregates of a declaration keep, out of a buffer with these fields; `values` are the table's columns."""
+    """What the declared aggregates keep, out of a buffer with these fields; `values` are the table's columns."""
     types = {each.name: each.type for each in values}
     fields, at = list(state), 0
     for name, declared in made:

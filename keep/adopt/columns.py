@@ -1,4 +1,4 @@
-"""How the columns of a table are made of a query's: by name, by place, as structs; and what that lacks, column by column."""
+"""How the columns of a table are made of a query's: by name, by place, as structs; and what each one lacks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@ the columns of the same names.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,13 +14,15 @@ import pyarrow.compute as pc
 from ...errors import Refused
 from ...fold.kinds.aggregate import Aggregates
 from ...fold.kinds.due import due_ms, window_of
-from ...fold.kinds.kind import Kind, kind_of
+from ...fold.kinds.kind import Bound, Kind, kind_of
 from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Column, Table, is_internal
 from ..attach.checkpoint import DELETED, StateTable
 from ..attach.tables import fitting
 from .buffers import aggregates
 from .columns import Found, Made, by_name_or_place
+from .grouped import Grouped
+from .lists import joined, sessions
 
 _DISTINCT = ("distinct", "distinct-within-watermark")
 _EXPIRES = "expiresAtMicros"
@@ -73,30 +75,33 @@ class RowByRow:
         return fitting(pa.table([makers[name].make(state) for name in named], names=named), columns)
 
 
-def mapping_of(tables: Sequence[StateTable], table: Table, what: str) -> RowByRow:
+def mapping_of(tables: Sequence[StateTable], table: Table, what: str, bound: Bound | None = None) -> RowByRow | Grouped:
     """How a table of a stage is made of a query's state.
 
-    `what` is the stage, for errors. Raises `Refused` where that cannot be, with what each column lacks.
+    `what` is the stage, for errors, and `bound` its state. Raises `Refused` where that cannot be, with what each column
+    lacks.
     """
-    kind = kind_of(table.state)
+    kind, found = kind_of(table.state), Found()
+    if (several := _SEVERAL.get(kind.tag)) is not None:
+        if (made := several(kind, tables, table, bound, found)) is None or found.problems:
+            raise _refused(found, tables, what, kind)
+        return made
     if len(tables) > 1:
         names = ", ".join(f"{each.name or 'its own'} ({each.kind})" for each in tables)
         raise Refused(f"the query keeps several tables, {names}, and {what} is {kind}, which is made of one")
     (state,) = tables
-    found = Found()
     by_name_or_place(table.key, state.key, found, "key column")
     _RULES.get(kind.core.tag, _by_name)(kind, state, table, found)
     if kind.once:
         _due_at_the_end(table, found)
     if found.problems:
-        refuse(found, state, what, kind)
+        raise _refused(found, tables, what, kind)
     return RowByRow(state, table, tuple(found.made))
 
 
-def refuse(found: Found, state: StateTable, what: str, kind: Kind) -> NoReturn:
-    """Say what is wrong."""
-    raise Refused(
-        f"the state of the query ({state.kind}) does not become that of {what}, which is {kind}: "
+def _refused(found: Found, tables: Sequence[StateTable], what: str, kind: Kind) -> Refused:
+    return Refused(
+        f"the state of the query ({tables[0].kind}) does not become that of {what}, which is {kind}: "
         f"{'; '.join(found.problems)}",
         hint="nothing was written; --emit-program writes a declaration that fits",
     )
@@ -179,18 +184,12 @@ def _by_name(_kind: Kind, state: StateTable, table: Table, found: Found) -> None
     by_name_or_place(_visible(table), state.values, found, "column")
 
 
-def _none(kind: Kind, _state: StateTable, _table: Table, found: Found) -> None:
-    found.problems.append(f"a row of {kind} is made of several of the query's, and its operator keeps no such rows")
-
-
 _RULES: Mapping[str, Callable[[Kind, StateTable, Table, Found], None]] = {
     "aggregate": _aggregate,
     "update": _update,
     "pandas_state": _pandas,
-    "sessions": _none,
-    "join": _none,
-    "processor": _none,
 }
+_SEVERAL = {"sessions": sessions, "join": joined}
 
 
 def _visible(table: Table) -> list[Column]:

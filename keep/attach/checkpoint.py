@@ -75,8 +75,8 @@ class Checkpoint(Protocol):
     def committed(self) -> range:
         """The batches of which it is still known that they are committed, without gaps; empty before the first."""
 
-    def available(self) -> range:
-        """Those of them at whose end the whole state can be read; the last is the last that is committed."""
+    def available(self, up_to: int | None = None, /) -> range:
+        """Those of them at whose end the whole state can be read, up to the last that is committed, or to this one."""
 
     def batch(self, batch: int, /) -> CheckpointBatch:
         """What is known of a batch. Raises `Gone`."""

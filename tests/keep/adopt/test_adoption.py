@@ -292,7 +292,9 @@ def test_windows_fall_due_from_where_the_query_had_come(cache: SstCache) -> None
     adoption(store, cache, checkpoint, table, rules=TimeRules(timed={"orders"}, due_by="watermark")).run()
     newest = versions(store)[-1]
     assert newest.table is not None
-    ((only,),) = (each.to_pylist() for p in range(2) for each in merged_rows(store, cache, newest.ssts, newest.table, p, 0))
+    ((only,),) = (
+        each.to_pylist() for p in range(2) for each in merged_rows(store, cache, newest.ssts, newest.table, p, 0)
+    )
     assert (only["orders"], only["_due_at"], only["country"]) == (2, 7_200_000, "DE")
     assert only["window"]["start"].hour == 1
     assert newest.event_time is not None
