@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -91,6 +91,42 @@ class Client(Backends, Shown):
         from .clones import remove_expired
 
         return remove_expired(self, source, topics=topics, fence=fence, dry_run=dry_run)
+
+    def attach(
+        self,
+        checkpoint: str | Path,
+        app: str,
+        *,
+        stage: str = "",
+        partitions: int = 4,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> "Result":
+        """Bring in what a query of Spark has in its checkpoint, one version a batch: its state as an app.
+
+        The query may be running: nothing is written there. Called again it goes on with what is new, and `slackwater
+        attach` does so by itself. Batches that were cleaned up before they were read are one version, which says so.
+
+        Args:
+            checkpoint: a folder, or what Spark reads.
+            app: the app that its state becomes.
+            stage: the stage, and its table; default the name of the checkpoint's folder.
+            partitions: state partitions of tables that are new.
+            master: of the Spark that reads; default all cores of this machine.
+            spark_conf: settings of that.
+            dry_run: only say what there is.
+
+        Raises:
+            Usage: a name is malformed.
+            NotFound: there is no checkpoint, or none with a batch.
+            Refused: its state cannot be carried, and which; or the stage is another one's.
+        """
+        from .attaching import attached, tail_of
+
+        how: dict[str, Any] = {"stage": stage, "partitions": partitions, "master": master, "spark_conf": spark_conf}
+        with tail_of(self, str(checkpoint), app, **how) as tail:
+            return attached(self, tail, lambda _landed: None, dry_run=dry_run)
 
     def import_app(
         self,

@@ -8,7 +8,7 @@ from ..session import Session, verb
 @verb(
     "slackwater attach /checkpoints/totals --app shop --dry-run",
     "slackwater attach /checkpoints/totals --app shop          # beside the query, which knows nothing of it",
-    "slackwater attach s3a://bucket/checkpoints/totals --app shop --stage countries --once",
+    "slackwater attach s3://bucket/checkpoints/totals --app shop --stage countries --once",
     changes=True,
 )
 def attach(
@@ -51,7 +51,8 @@ def attach(
             progress("starting Spark, which reads the checkpoint")
         with opening as tail:
             if once or dry_run:
-                session.show(attaching.attached(session.client, tail, session.show, dry_run=dry_run))
+                tell = session.show if not session.as_json else lambda _landed: None
+                session.show(attaching.attached(session.client, tail, tell, dry_run=dry_run))
                 return
             followed = attaching.follower(session.client, tail, session.show)
             followed.run(stop, every / 1_000, lambda error: session.note(f"{error.message}; trying again"))

@@ -62,7 +62,7 @@ class Checkpoint(Protocol):
 
     @property
     def where(self) -> str:
-        """The folder, or address, for people."""
+        """The folder or `s3://bucket/prefix`, for people."""
 
     @property
     def query(self) -> str:

@@ -47,8 +47,8 @@ class Operation(Struct, frozen=True):
 
 VERBS = (
     *("clone", "clone refresh", "import", "promote", "rewind", "reset", "edit", "forget", "migrate", "backfill"),
-    *("rescale", "retire", "compact", "replicate", "recover", "recover --drill", "gc", "archive", "init", "adopt", "app rm"),
-    *("protect", "protect --off", "rejected --retry", "watch"),
+    *("rescale", "retire", "compact", "replicate", "recover", "recover --drill", "gc", "archive", "init", "app rm"),
+    *("attach", "adopt", "protect", "protect --off", "rejected --retry", "watch"),
     *("snapshot take", "snapshot rm", "snapshot failed", "export"),
 )
 """What the log calls all that is recorded."""

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ...errors import ObjectNotFound
-from ...own_folder import temporary_folder
+from ...whole_file import temporary_folder
 from ...store.objects.open import open_store
 from .files import CheckpointBatch, CheckpointFiles
 from .state_files import StoreFolder

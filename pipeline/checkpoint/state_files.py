@@ -98,5 +98,5 @@ def named_in(data: bytes, key: str) -> tuple[str, ...]:
             said = json.loads(packed.read("metadata").decode().partition("\n")[2])
         ssts = [f"SSTs/{each['dfsSstFileName']}" for each in said.get("sstFiles") or ()]
         return (*ssts, *(f"logs/{each['dfsLogFileName']}" for each in said.get("logFiles") or ()))
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corruption(f"{key} of the checkpoint is no snapshot of RocksDB's: {error}", object_key=key) from error

@@ -1,0 +1,194 @@
+"""Which batches of a checkpoint can be read, and copies of their files, while the query cleans up."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from slackwater.errors import Gone, NotFound, Refused
+from slackwater.pipeline.checkpoint.files import CheckpointFiles
+from slackwater.pipeline.checkpoint.state_files import state_file
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.wrapper import T, Wrapper
+
+from tests.pipeline.checkpoint.conftest import RECORDED
+
+RECORDINGS = ("aggregate-hdfs", "aggregate-rocksdb", "join-hdfs", "join-changelog", "join-format2")
+
+
+class CleanedUp(Wrapper):
+    """A checkpoint of which, before a request of a number, all is removed that belongs to batches before another."""
+
+    def __init__(self, inner: ObjectStore, at: int, up_to: int) -> None:
+        super().__init__(inner)
+        self._at = at
+        self._up_to = up_to
+        self._numbers = count(1)
+        self._lock = Lock()
+        self.requests = 0
+
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        with self._lock:
+            self.requests = next(self._numbers)
+            if self.requests == self._at:
+                clean_up(self._inner, self._up_to)
+        return request()
+
+
+def clean_up(store: ObjectStore, up_to: int) -> None:
+    """Remove the logs of batches before one, and the files of their state."""
+    for info in [*store.list("")]:
+        folder, _, name = info.key.rpartition("/")
+        file = state_file(info.key)
+        log = int(name) if folder in ("offsets", "commits") else None
+        if (file and file.version <= up_to) or (log is not None and log < up_to):
+            store.delete(info.key)
+
+
+def in_memory(name: str) -> MemoryStore:
+    store = MemoryStore()
+    with zipfile.ZipFile(RECORDED / f"{name}.zip") as packed:
+        for each in packed.namelist():
+            store.put(each, packed.read(each))
+    return store
+
+
+def _copies(store: ObjectStore, bring: Callable[[CheckpointFiles, Path], object]) -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        files = CheckpointFiles(store)
+        bring(files, Path(folder))
+        found = (each for each in Path(folder).rglob("*") if each.is_file())
+        return {str(each.relative_to(folder)): each.read_bytes() for each in found}
+
+
+def _whole(files: CheckpointFiles, folder: Path) -> None:
+    batch = 3
+    with files.reading(batch):
+        files.bring_whole(files.stores(), batch, folder)
+
+
+def _changes(files: CheckpointFiles, folder: Path) -> None:
+    batch = 3
+    with files.reading(batch):
+        files.bring_changes(files.stores(), batch, folder)
+
+
+CASES = [(each, _whole) for each in RECORDINGS] + [(each, _changes) for each in RECORDINGS if "rocksdb" not in each]
+
+
+@pytest.mark.parametrize(("recording", "bring"), CASES)
+def test_what_is_cleaned_up_meanwhile_is_gone_and_never_half_of_it(
+    recording: str, bring: Callable[[CheckpointFiles, Path], None]
+) -> None:
+    counted = CleanedUp(in_memory(recording), 0, 0)
+    undisturbed = _copies(counted, bring)
+    whole, gone = [], []
+
+    @given(st.integers(1, counted.requests), st.integers(0, 9))
+    @example(1, 0)
+    @example(1, 9)
+    def law(at: int, up_to: int) -> None:
+        try:
+            assert _copies(CleanedUp(in_memory(recording), at, up_to), bring) == undisturbed
+            whole.append((at, up_to))
+        except (Gone, NotFound):
+            gone.append((at, up_to))
+
+    law()
+    assert whole
+    assert gone
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_the_oldest_batch_is_the_first_of_which_all_is_there(recording: str) -> None:
+    store = in_memory(recording)
+    files = CheckpointFiles(store)
+    newest = files.committed()[-1]
+    assert files.available() == range(newest + 1)
+    for info in [*store.list(files.stores()[-1].path + "3")]:
+        store.delete(info.key)
+    assert files.available() == (range(3, newest + 1) if "rocksdb" in recording else range(newest + 1, newest + 1))
+
+
+def test_in_a_folder_it_is_the_same(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = recorded("aggregate-hdfs")
+    before = {each: (each.stat().st_mtime_ns, each.stat().st_ctime_ns) for each in folder.rglob("*")}
+    assert _copies(LocalStore(folder), _whole) == _copies(in_memory("aggregate-hdfs"), _whole)
+    files = CheckpointFiles(LocalStore(folder))
+    (folder / "state/0/1/2.delta").unlink()
+    with pytest.raises(Gone, match="has not all of batch 1: state/0/1/2.delta is not there"), files.reading(1):
+        files.bring_changes(files.stores(), 1, tmp_path / "copy")
+    after = {each: (each.stat().st_mtime_ns, each.stat().st_ctime_ns) for each in folder.rglob("*")}
+    assert {each for each in before if before[each] != after.get(each)} == {
+        folder / "state/0/1",
+        folder / "state/0/1/2.delta",
+    }
+    assert not after.keys() - before.keys()
+
+
+def test_a_batch_says_how_far_each_source_was_read_and_when() -> None:
+    files = CheckpointFiles(in_memory("join-hdfs"))
+    batch = files.batch(3)
+    assert [(each.source, each.topics, each.text) for each in batch.sources] == [
+        (name, {}, '{"logOffset":3}') for name in ("0", "1")
+    ]
+    assert batch.watermark_ms and batch.time_ms > batch.watermark_ms
+    assert batch.committed_ms > 0
+    with pytest.raises(Gone, match="has not all of batch 99: offsets/99 is not there"):
+        files.batch(99)
+
+
+def test_a_batch_that_lays_the_state_out_anew_has_no_feed() -> None:
+    store = in_memory("aggregate-hdfs")
+    assert CheckpointFiles(store).has_feed(3)
+    said = store.get("offsets/3").decode()
+    store.put("offsets/3", said.replace('shuffle.partitions":"2"', 'shuffle.partitions":"4"').encode())
+    assert not CheckpointFiles(store).has_feed(3)
+    assert not CheckpointFiles(store).has_feed(4)
+    assert CheckpointFiles(store).has_feed(2)
+
+
+def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
+    store = in_memory("aggregate-changelog")
+    operator = {"operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"}}
+    schema = "s3a://bucket/jobs/state/x/state/0/_stateSchema/default/0_a"
+    stores = [{"storeName": "default", "numPartitions": 2, "stateSchemaFilePaths": [schema]}]
+    store.delete("state/0/_metadata/metadata")
+    for batch in (0, 4, 90):
+        said = operator | {"stateStoreInfo": stores, "operatorPropertiesJson": "{}"}
+        store.put(f"state/0/_metadata/v2/{batch}", b"v2\n" + json.dumps(said).encode())
+    store.put("state/0/_stateSchema/default/0_a", b"schema")
+    CheckpointFiles(store).bring_logs(3, tmp_path)
+    moved = json.loads((tmp_path / "state/0/_metadata/v2/4").read_text().partition("\n")[2])
+    (path,) = moved["stateStoreInfo"][0]["stateSchemaFilePaths"]
+    assert path == f"file:{tmp_path}/state/0/_stateSchema/default/0_a"
+    assert Path(path.removeprefix("file:")).read_bytes() == b"schema"
+
+
+def test_what_is_no_checkpoint_is_not_found() -> None:
+    with pytest.raises(NotFound, match="no checkpoint of a Spark query named .*; there is no file 'metadata' in it"):
+        CheckpointFiles(MemoryStore())
+
+
+def test_state_without_operators_is_refused() -> None:
+    store = in_memory("aggregate-hdfs")
+    store.delete("state/0/_metadata/metadata")
+    with pytest.raises(Refused, match="does not say of which operators its state is") as error:
+        CheckpointFiles(store)
+    assert "4.0" in error.value.hint
+
+
+def test_an_operator_that_nobody_knows_is_refused_by_name() -> None:
+    store = in_memory("aggregate-hdfs")
+    said = store.get("state/0/_metadata/metadata").replace(b"stateStoreSave", b"somethingNew")
+    store.put("state/0/_metadata/metadata", said)
+    with pytest.raises(Refused, match="the query has the stateful operator 'somethingNew'"):
+        CheckpointFiles(store)

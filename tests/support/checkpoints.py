@@ -1,0 +1,231 @@
+"""Checkpoints of Spark queries, one of each stateful operator, as teams' own programs make them: without slackwater.
+
+Small ones lie beside the tests that read them (`tests/pipeline/checkpoint/recorded`); `python -m
+tests.support.checkpoints FOLDER` makes them anew, with whatever Spark is installed.
+"""
+
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+BATCHES = 5
+_ROWS = 12
+_STATE = "org.apache.spark.sql.execution.streaming.state"
+_SETTINGS = "spark.sql.streaming.stateStore"
+_CHANGELOG = f"{_SETTINGS}.rocksdb.changelogCheckpointing.enabled"
+PROVIDERS = {
+    "hdfs": {f"{_SETTINGS}.providerClass": f"{_STATE}.HDFSBackedStateStoreProvider"},
+    "rocksdb": {f"{_SETTINGS}.providerClass": f"{_STATE}.RocksDBStateStoreProvider", _CHANGELOG: "false"},
+    "changelog": {f"{_SETTINGS}.providerClass": f"{_STATE}.RocksDBStateStoreProvider", _CHANGELOG: "true"},
+    "format2": {
+        f"{_SETTINGS}.providerClass": f"{_STATE}.RocksDBStateStoreProvider",
+        _CHANGELOG: "true",
+        f"{_SETTINGS}.checkpointFormatVersion": "2",
+    },
+}
+"""How state is kept, and the settings that say so."""
+
+
+def write_input(folder: Path) -> None:
+    """A file for each batch, of events ten minutes further on."""
+    random = Random(1)
+    folder.mkdir()
+    for batch in range(BATCHES):
+        begin = datetime(2026, 1, 1) + timedelta(minutes=10 * batch)
+        rows = [
+            {
+                "k": random.choice("abcdef") if random.random() < 0.95 else None,
+                "v": random.randrange(100),
+                "d": random.random(),
+                "t": (begin + timedelta(minutes=random.randrange(10))).isoformat(),
+                "o": random.randrange(5),
+            }
+            for _ in range(_ROWS)
+        ]
+        file = folder / f"{batch}.json"
+        file.write_text("\n".join(map(json.dumps, rows)))
+        os.utime(file, (1000 + batch, 1000 + batch))
+
+
+def _aggregate(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(
+        F.count("*"), F.sum("v"), F.min("v"), F.max("d"), F.avg("v"), F.first("v"), F.last("v"), F.stddev("d")
+    )
+
+
+def _approximate(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k", "o").agg(F.approx_count_distinct("v"), F.sum(F.col("v").cast("decimal(10, 2)")))
+
+
+def _collected(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.struct("k", "o").alias("both")).agg(F.collect_list("v"), F.collect_set("v"))
+
+
+def _total(rows: DataFrame) -> DataFrame:
+    return rows.agg(F.count("*"), F.sum("v"))
+
+
+def _window(rows: DataFrame) -> DataFrame:
+    return _timed(rows).groupBy(F.window("t", "10 minutes", "5 minutes"), "k").agg(F.count("*"), F.sum("v"))
+
+
+def _session(rows: DataFrame) -> DataFrame:
+    return _timed(rows).groupBy(F.session_window("t", "3 minutes"), "k").agg(F.count("*"), F.sum("v"))
+
+
+def _distinct(rows: DataFrame) -> DataFrame:
+    return rows.dropDuplicates(["k", "o"])
+
+
+def _distinct_in_time(rows: DataFrame) -> DataFrame:
+    return _timed(rows).dropDuplicatesWithinWatermark(["k", "o"])
+
+
+def _joined(rows: DataFrame) -> DataFrame:
+    left = _timed(rows.where("v % 2 = 0")).select(*(F.col(name).alias(f"left_{name}") for name in "kvt"))
+    right = _timed(rows.where("v % 2 = 1")).select(*(F.col(name).alias(f"right_{name}") for name in "kvt"))
+    near = "left_k = right_k AND right_t BETWEEN left_t - INTERVAL 5 MINUTES AND left_t + INTERVAL 5 MINUTES"
+    return left.join(right, F.expr(near), "leftOuter")
+
+
+def _pandas(rows: DataFrame) -> DataFrame:
+    def count(key: Any, pieces: Any, state: Any) -> Iterator[pd.DataFrame]:
+        seen = (state.get[0] if state.exists else 0) + sum(map(len, pieces))
+        if seen > 15:
+            state.remove()
+        else:
+            state.update((seen, "text"))
+        yield pd.DataFrame({"k": [key[0]], "n": [seen]})
+
+    return rows.groupBy("k").applyInPandasWithState(
+        count, "k string, n long", "n long, w string", "update", "NoTimeout"
+    )
+
+
+class Everything(StatefulProcessor):
+    """Every kind of variable, with and without time to live, and timers."""
+
+    def init(self, handle: Any) -> None:
+        ttl_ms = 3_600_000
+        self._handle = handle
+        self._total = handle.getValueState("total", "n long, w string")
+        self._seen = handle.getListState("seen", "v long")
+        self._by_o = handle.getMapState("by_o", "o long", "c long, s string")
+        self._total_ttl = handle.getValueState("total_ttl", "n long", ttl_ms)
+        self._seen_ttl = handle.getListState("seen_ttl", "v long", ttl_ms)
+        self._by_o_ttl = handle.getMapState("by_o_ttl", "o long", "n long", ttl_ms)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+        total = self._total.get()[0] if self._total.exists() else 0
+        for piece in rows:
+            total += len(piece)
+            for v, o in zip(piece.v, piece.o, strict=True):
+                self._seen.appendValue((int(v),))
+                self._seen_ttl.appendValue((int(v),))
+                self._by_o.updateValue((int(o),), (int(v), "text"))
+                self._by_o_ttl.updateValue((int(o),), (int(v),))
+        if total > 9:
+            self._total.clear()
+            self._seen.put([(-1,)])
+            self._by_o.clear()
+        else:
+            self._total.update((total, "text"))
+        self._total_ttl.update((total,))
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 100_000_000)
+        yield pd.DataFrame({"k": [key[0]], "n": [total]})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+        yield pd.DataFrame({"k": [key[0]], "n": [0]})
+
+    def close(self) -> None: ...
+
+
+def _transform(rows: DataFrame) -> DataFrame:
+    rows = rows.where("k IS NOT NULL")
+    return rows.groupBy("k").transformWithStateInPandas(Everything(), "k string, n long", "Update", "ProcessingTime")
+
+
+def _two(rows: DataFrame) -> DataFrame:
+    return _timed(rows).dropDuplicates(["k", "t"]).groupBy(F.window("t", "10 minutes"), "k").count()
+
+
+def _limited(rows: DataFrame) -> DataFrame:
+    return rows.limit(30)
+
+
+def _timed(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("t", "15 minutes")
+
+
+QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
+    "aggregate": (_aggregate, "update"),
+    "approximate": (_approximate, "update"),
+    "collected": (_collected, "update"),
+    "total": (_total, "update"),
+    "window": (_window, "append"),
+    "session": (_session, "append"),
+    "distinct": (_distinct, "append"),
+    "distinct-in-time": (_distinct_in_time, "append"),
+    "join": (_joined, "append"),
+    "pandas": (_pandas, "update"),
+    "transform": (_transform, "update"),
+    "two": (_two, "append"),
+    "limit": (_limited, "append"),
+}
+"""Queries by name, each with its output mode."""
+_ENDLESS = ("transform",)
+"""Those that run batches without input for their timers, so that they are never done."""
+
+
+def run_query(spark: SparkSession, name: str, provider: str, source: Path, checkpoint: Path) -> None:
+    """Run a query over what `write_input` wrote, a file a batch."""
+    query, mode = QUERIES[name]
+    for setting, value in {f"{_SETTINGS}.checkpointFormatVersion": "1", **PROVIDERS[provider]}.items():
+        spark.conf.set(setting, value)
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    rows = spark.readStream.schema("k string, v long, d double, t timestamp, o long")
+    rows = query(rows.option("maxFilesPerTrigger", 1).json(str(source)))
+    writer = rows.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(checkpoint))
+    running = writer.start() if name in _ENDLESS else writer.trigger(availableNow=True).start()
+    try:
+        running.processAllAvailable() if name in _ENDLESS else running.awaitTermination()
+    finally:
+        running.stop()
+
+
+def pack(checkpoint: Path, into: Path) -> None:
+    """A checkpoint as one file, which says nothing of when it was made."""
+    with zipfile.ZipFile(into, "w") as packed:
+        for file in sorted(each for each in checkpoint.rglob("*") if each.is_file() and each.suffix != ".crc"):
+            entry = zipfile.ZipInfo(file.relative_to(checkpoint).as_posix())
+            packed.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def _record(into: Path, wanted: list[str]) -> None:
+    work = into / "work"
+    work.mkdir(parents=True)
+    write_input(work / "input")
+    spark = SparkSession.builder.master("local[2]").config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    for name in wanted or QUERIES:
+        for provider in PROVIDERS:
+            if name == "transform" and provider == "hdfs":
+                continue  # Spark has none
+            run_query(spark, name, provider, work / "input", work / f"{name}-{provider}")
+            pack(work / f"{name}-{provider}", into / f"{name}-{provider}.zip")
+            print(name, provider, flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    _record(Path(sys.argv[1]), sys.argv[2:])
