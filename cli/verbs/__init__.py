@@ -6,7 +6,7 @@ Not here: what a verb does, what its result looks like (`results`), and any heav
 VERBS = {
     "dev": "dev",
     **dict.fromkeys(("run", "init"), "programs"),
-    "attach": "attach",
+    **dict.fromkeys(("attach", "adopt"), "attach"),
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",
     "verify": "status",

@@ -107,6 +107,8 @@ class Adoption:
     constant: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By topic, the offsets of all versions, where the query's are none of that topic."""
     on_step: Callable[[Step], None] = lambda _step: None
+    _rows: Rows | None = field(default=None, init=False)
+    """Those of the versions so far."""
 
     def run(self) -> Adopted:
         """Make all versions, and the app whole.
@@ -120,7 +122,7 @@ class Adoption:
             return done
         self._begin()
         try:
-            head = self._all_batches(self._so_far())
+            head = self.advance(self._so_far())
             checksum = self._compared(head)
         except (Refused, Gone):
             self._undo()
@@ -169,16 +171,17 @@ class Adoption:
         store, app, stage = self.store, self.info.name, self.first.stage
         if (head := history.head(store, app, stage)) is None:
             return None
-        found, first = head.attached, history.find(store, app, stage, 1)
-        ours = self._attached(self.batches[0])
+        found, first = head.adopted, history.find(store, app, stage, 1)
+        ours = self._brought(self.batches[0])
         fits = found is not None and found.query == ours.query and found.next_batch <= self.batches[-1] + 1
-        if fits and first is not None and first.table == self.first.table and first.attached == ours:
+        if fits and first is not None and first.table == self.first.table and first.adopted == ours:
             return head
         self._undo_versions()
         return None
 
-    def _all_batches(self, head: Manifest | None) -> Manifest:
-        rows, table = self.rows(), self.first.table
+    def advance(self, head: Manifest | None) -> Manifest:
+        """Make the versions behind `head`, None for all, up to that of the last batch."""
+        rows, table = self._rows or self.rows(), self.first.table
         assert table is not None  # noqa: S101  a stage that keeps none is refused before
         clock_ms = self._clock_ms()
         writer = RowWriter(self.store, self.cache, self.info.name, self.first.stage, clock_ms)
@@ -188,9 +191,10 @@ class Adoption:
             ssts = writer.differing(self.first, whole, 1)
             first = replace(self.first, outputs=dict(self.channels()), clock_ms=clock_ms)
             head = self._committed(None, batch, ssts, lambda draft: replace(first, **_identity(draft)))
-        else:
+        elif self._rows is None:
             last = self._next_batch(head) - 1
             rows.recall([self.checkpoint.rows(each, last) for each in rows.states])
+        self._rows = rows
         while (following := self._next_batch(head)) <= self.batches[-1]:
             up_to = min(following + MOST_BATCHES - 1, self.batches[-1])
             changes = [self.checkpoint.changes(each, following - 1, up_to) for each in rows.states]
@@ -214,7 +218,7 @@ class Adoption:
                 ssts=(*made.ssts, *ssts),
                 inputs={name: self._input(name, each, batch) for name, each in made.inputs.items()},
                 event_time=self._event_time(batch),
-                attached=self._attached(batch.id),
+                adopted=self._brought(batch.id),
             )
 
         names = (self.info.name, self.first.stage)
@@ -274,13 +278,13 @@ class Adoption:
             behind_ms=self.rules.behind_ms,
         )
 
-    def _attached(self, batch: int) -> Attached:
+    def _brought(self, batch: int) -> Attached:
         brought = batch + 1 if batch == self.batches[0] else 1
         return Attached(self.checkpoint.query, batch + 1, brought, self.checkpoint.where)
 
     def _next_batch(self, head: Manifest) -> int:
-        assert head.attached is not None  # noqa: S101  all versions that this makes say it
-        return head.attached.next_batch
+        assert head.adopted is not None  # noqa: S101  all versions that this makes say it
+        return head.adopted.next_batch
 
     def _undo(self) -> None:
         """Leave nothing: a call that cannot end well is as if it had not been."""
@@ -310,8 +314,8 @@ def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adop
     if (newest := history.head(store, app, stage)) is None:
         return None
     read, first = partial(history.find, store, app), partial(history.first_version, store, app)
-    made = history.newest_where(read, first, newest, lambda version: version.attached is not None)
-    if made is None or made.attached is None or made.attached.query != query or made.table is None:
+    made = history.newest_where(read, first, newest, lambda version: version.adopted is not None)
+    if made is None or made.adopted is None or made.adopted.query != query or made.table is None:
         raise Refused(
             f"stage {app}/{stage} has versions already, up to v{newest.version}: a query can only be its first",
             hint="adopt it under another --app, or another --stage",
@@ -325,9 +329,9 @@ def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adop
 
 
 def _adopted(last: Manifest, checksum: Checksum | None) -> Adopted:
-    assert last.attached is not None  # noqa: S101  all versions of an adoption say it
+    assert last.adopted is not None  # noqa: S101  all versions of an adoption say it
     stands = {each.topic: each.offsets for each in last.inputs.values()}
-    return Adopted(last.app, last.stage, last.version, last.attached.next_batch - 1, checksum, stands)
+    return Adopted(last.app, last.stage, last.version, last.adopted.next_batch - 1, checksum, stands)
 
 
 def _identity(draft: Manifest) -> dict[str, object]:

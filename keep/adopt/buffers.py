@@ -156,8 +156,8 @@ def aggregates(made: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: 
         )
 
 
-def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Aggregates that a buffer may be of, as column, function and the type of what they are of; and what is of none.
+def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
+    """Aggregates that a buffer may be of: function, first field and its type, of each; and the fields of no aggregate.
 
     Where several may be, the longest is meant: `sum, count` is a mean.
     """
@@ -170,7 +170,7 @@ def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, str]], list[st
         for function, each in every:
             of = fields[at : at + len(each.fields)]
             if _fields(of) == each.fields:
-                found.append((function, of[0].name, str(of[0].type)))
+                found.append((function, of[0].name, of[0].type))
                 at += len(of)
                 break
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -100,9 +101,7 @@ def by_name_or_place(wanted: Sequence[Column], state: pa.Schema, found: Found, w
             if len(mine) == 1
             else "a struct of them"
         )
-        found.made.append(
-            Made(column.name, tuple(of.values()), lambda rows, kind=kind, of=of: _built(kind, (), of, rows), how)
-        )  # type: ignore[misc]
+        found.made.append(Made(column.name, tuple(of.values()), partial(_built, kind, (), of), how))
 
 
 def _leaves(column: str, path: tuple[str, ...], kind: pa.DataType) -> Iterator[_Leaf]:

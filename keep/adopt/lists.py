@@ -1,6 +1,7 @@
 """Kinds of state whose rows are made of several of a query's: sessions, joins, and classes with several variables."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,11 +43,9 @@ def sessions(
     found.made += inner.made
     if found.problems:
         return None
-    times = [
-        Made(name, (of.name,), lambda rows, of=of: rows[of.name]) for name, of in zip(TIMES, (start, end), strict=True)
-    ]
+    times = [Made(name, (of.name,), itemgetter(of.name)) for name, of in zip(TIMES, (start, end), strict=True)]
     rest = [
-        Made(_ID, (begin,), lambda rows: rows[begin]),
+        Made(_ID, (begin,), itemgetter(begin)),
         Made(_DUE, (end.name,), lambda rows: due_ms(rows[end.name])),
     ]
     per_key = [(name, listed([each.name for each in fields], TIMES[:1])) for name, fields in lists.items()]
@@ -101,7 +100,7 @@ def _side(state: StateTable, side: JoinSide, kind: Join, table: Table, found: Fo
     def due(rows: pa.Table) -> pa.Array:
         return pc.add(due_ms(rows[at]), within_ms + 1)
 
-    rest = [Made(_ID, (index,), lambda rows: rows[index]), Made(_DUE, (at,), due)]
+    rest = [Made(_ID, (index,), itemgetter(index)), Made(_DUE, (at,), due)]
     columns = listed(side.columns.names, (at, _ID))
     per_key = [(side.name, columns), (_DUE, f"max({_DUE})")]
     if kind.how == "left" and side.name == kind.left:

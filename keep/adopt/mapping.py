@@ -6,6 +6,7 @@ the columns of the same names.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -153,14 +154,7 @@ def _pandas(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
     columns = [named[each.name] for each in own]
     for each in inner.made:
         of = tuple(named[name] for name in each.of)
-        found.made.append(
-            Made(
-                each.column,
-                of,
-                lambda rows, make=each.make: make(rows.rename_columns({v: k for k, v in named.items()})),
-                each.how,
-            )  # type: ignore[misc]
-        )
+        found.made.append(Made(each.column, of, partial(_renamed, each.make, named), each.how))
 
     def defined(rows: pa.Table) -> Any:
         there = pa.repeat(False, rows.num_rows)
@@ -178,6 +172,11 @@ def _pandas(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
         found.made.append(Made(DUE, (_TIMEOUT,), due, "once its timeout has passed"))
     else:
         found.made.append(Made(DUE, (), lambda rows: pa.nulls(rows.num_rows, pa.int64()), "never"))
+
+
+def _renamed(make: Callable[[pa.Table], Any], names: Mapping[str, str], rows: pa.Table) -> Any:
+    """What is made of rows whose columns have these names, of those that are called otherwise."""
+    return make(rows.rename_columns({stored: name for name, stored in names.items()}))
 
 
 def _by_name(_kind: Kind, state: StateTable, table: Table, found: Found) -> None:

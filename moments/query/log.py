@@ -152,7 +152,7 @@ def _entry(
             if start != end
         ),
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
-        attached=str(manifest.attached or ""),
+        attached=str(manifest.attached or manifest.adopted or ""),
         replayable=replayable,
     )
 

@@ -89,8 +89,8 @@ def opened(
 ) -> Iterator[Adopting]:
     """Open a checkpoint by a Spark of our own, and see that its query can become the stage. Writes nothing.
 
-    Raises `NotFound` where there is no checkpoint, program, stage or topic, `Refused` for what cannot be carried, and as
-    `first_version`.
+    Raises `NotFound` where there is no checkpoint, program, stage or topic, `Refused` for what cannot be carried, and
+    as `first_version`.
     """
     with spark_session(
         f"slackwater adopt {query.checkpoint}", master=master, conf={"spark.ui.enabled": "false", **(conf or {})}
@@ -104,8 +104,7 @@ def opened(
             batches = _batches(checkpoint, query.last_batch)
             last = checkpoint.batch(batches[-1])
             words = _offsets(declared, last, query)
-            using = partial(nullcontext, spark)
-            first = first_version(program, query.stage, store, kafka, using, offsets=words, by=by)
+            first = first_version(program, query.stage, store, kafka, lambda: nullcontext(spark), offsets=words, by=by)
             table = first.manifest.table
             assert table is not None  # noqa: S101  a stage that keeps none was refused
             named = partial(

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ...errors import ObjectNotFound
-from ...whole_file import temporary_folder
 from ...store.objects.open import open_store
+from ...whole_file import temporary_folder
 from .files import CheckpointBatch, CheckpointFiles
 from .state_files import StoreFolder
 from .tables import StateTable, state_table

@@ -137,7 +137,7 @@ class Claimer:
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
                 # What comes from here on is none of a query's of Spark.
-                attached=None,
+                adopted=None,
             )
 
         names, change = (self.app.name, stage.name), Amendment("claim", build, requires)

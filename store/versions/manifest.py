@@ -480,6 +480,8 @@ class Manifest(Struct, frozen=True):
 
     attached: Attached | None = None
     """Of a stage whose tables are the state of a query of Spark's; None of any other."""
+    adopted: Attached | None = None
+    """Of a version that was made of a query's when that became the stage; None of those that the stage made itself."""
 
     @property
     def watermark_ms(self) -> int | None:

@@ -1,5 +1,6 @@
 """A query becomes a stage: with the rows that the stage would have had, a version a batch, as a whole or not at all."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def filled(batches: int = 5) -> Query:
 
 def check(store: ObjectStore, cache: SstCache, query: Query, first: int = 0, last: int | None = None) -> None:
     """Each version has what the stage would have had after the same batch."""
-    found = {each.attached.next_batch - 1: each for each in versions(store) if each.attached is not None}
+    found = {each.adopted.next_batch - 1: each for each in versions(store) if each.adopted is not None}
     last = len(query.stages) - 1 if last is None else last
     assert list(found) == list(range(first, last + 1))
     for batch, version in found.items():
@@ -164,7 +165,7 @@ def test_history_begins_where_the_checkpoint_can_be_read_and_ends_where_it_is_sa
     check(store, cache, query, first=2, last=4)
     assert done.offsets == {"orders": query.checkpoint.batches[4].offsets["orders"]}
     first = versions(store)[0]
-    assert (first.kind, first.time_ms, str(first.attached)) == ("init", START_MS + 2_000, "batches 0 to 2")
+    assert (first.kind, first.time_ms, str(first.adopted)) == ("init", START_MS + 2_000, "batches 0 to 2")
     assert verify(store, "shop", now_ms=START_MS, deep=True).consistent
     assert [each.verb for each in list_operations(store, "shop")] == ["adopt"]
 
@@ -242,11 +243,8 @@ def test_killed_at_any_request_nobody_sees_a_part_and_the_same_call_finishes_it(
     count = len(requests)
     for kill in sorted({*range(0, count, max(1, count // 30)), *range(count - 4, count)}):
         store = AgingStore()
-        with store.death_after(kill):
-            try:
-                work(store)
-            except Killed:
-                pass
+        with store.death_after(kill), suppress(Killed):
+            work(store)
         if store.list("shop/"):
             seen = None
             try:
