@@ -98,7 +98,7 @@ class Grouped:
             con.register(f"came{number}", part.flat(state.filter(pa.compute.invert(state[DELETED])), columns))
             con.execute(f"DELETE FROM t{number} USING gone{number} g WHERE {_equal(f't{number}', 'g', known)}")
             con.execute(f"INSERT INTO t{number} FROM came{number}")
-            touched.append(f"SELECT {keys} FROM gone{number}")
+            touched.append(f"SELECT DISTINCT {keys} FROM gone{number}")
         con.execute(f"CREATE OR REPLACE TEMP TABLE touched AS {' UNION '.join(touched)}")
         there = pa.concat_tables([self._empty(), *self._rows("touched")])
         con.register("found", there.select(list(self.key)))
