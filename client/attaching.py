@@ -56,7 +56,8 @@ def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> 
     """What keeps it going: rounds, signs of life, merges. `tell` hears of each version."""
     from ..pipeline.attach.follower import Follower
 
-    return Follower(tail, client.store, lambda landed: tell(shown.landed(tail.app, landed)))
+    retention = client.settings.retention_of(tail.app)
+    return Follower(tail, client.store, lambda landed: tell(shown.landed(tail.app, landed)), retention)
 
 
 def attached(client: Backends, tail: Tail, tell: "Callable[[Result], None]", *, dry_run: bool) -> Result:

@@ -59,7 +59,7 @@ def record_if_any(
     if file is None:
         how = f"a replay tells: add --code {ran.path if ran else 'FILE'}, the program that ran"
         if verdict.bad.stages[verdict.stage].attached is not None:
-            how = "its window tells: add --code FILE:FUNCTION, which makes rows of the source those of the operator"
+            how = "its window tells: add --code FILE:FUNCTION, of the source's rows those before the operator"
         client.note(f"note: which input record it was, {how}")
         return None
     if client.channels() is None:

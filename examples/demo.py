@@ -233,6 +233,14 @@ def main() -> None:
     for ref, name in (("flights", "production"), ("flights-staging", "staging")):
         run("slackwater", "query", ref, "SELECT * FROM carriers", "--out", str(FOLDER / f"{name}.parquet"), quiet=True)
     compare(arrived)
+
+    say(
+        "10  And a query that knows nothing of all this",
+        "`examples/spark_totals.py` is plain Spark: totals by customer, with state in RocksDB. It goes on unchanged while "
+        "its checkpoint is read, and nothing is written there. Each of its batches becomes a version; one of them has an "
+        "order in the wrong unit.",
+    )
+    attach()
     console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
     say(
         "Go on by hand",
@@ -247,6 +255,21 @@ def main() -> None:
         f"`slackwater dev down --folder {FOLDER}` stops them (`--purge` deletes the data). "
         "Your own topic: `docs/first-app.md`.",
     )
+
+
+def attach() -> None:
+    """Follow a query of plain Spark's for a few batches, and find the one that broke it."""
+    checkpoint, log = FOLDER / "checkpoints" / "totals", FOLDER / "logs" / "totals.log"
+    query = ("python", str(HERE / "spark_totals.py"), str(checkpoint), "--wrong-from", "40000")
+    with background(*query, log=log) as running:
+        follow(
+            "the query commits its first batches",
+            running,
+            log,
+            lambda: (min(len(list(checkpoint.glob("commits/[0-9]*"))), 8), 8),
+        )
+        run("slackwater", "attach", str(checkpoint), "--app", "shop", "--once")
+    run("slackwater", "bisect", "shop", "--where", "SELECT customer FROM totals WHERE sum > 1000000")
 
 
 def compare(arrived: object) -> None:

@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+import os
+
 from ...errors import Usage
 from ..options import CONF, DRY_RUN, Many, argument, flag, option, span
 from ..session import Session, verb
@@ -49,6 +51,8 @@ def attach(
         master=master,
         spark_conf=settings_of(conf or ()),
     )
+    # The query goes first, where both are on one machine.
+    os.nice(10)
     with stop_signals() as stop, stop.at_once():
         with session.progress() as progress:
             progress("starting Spark, which reads the checkpoint")

@@ -11,6 +11,7 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import Gone, Refused
+from ...moments.cut.moments import heads_of
 from ...moments.take.audit_log import record, whoami
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
@@ -101,7 +102,7 @@ class Tail:
     def plan(self) -> Plan:
         """What there is, and whether it can be attached. Writes nothing."""
         head = history.head(self._store, self.app, self.stage)
-        if head is None and history.list_stages(self._store, self.app):
+        if head is None:
             self._check_app()
         tables = self._agreed(head)
         committed, available = self.checkpoint.committed(), self.checkpoint.available()
@@ -256,7 +257,14 @@ class Tail:
         return instants.now_ms()
 
     def _check_app(self) -> None:
+        """Raise `Refused` where no new stage of a query can be in the app."""
         apps.check_free(self._store, self.app)
+        others = heads_of(self._store, self.app, history.list_stages(self._store, self.app)).values()
+        for other in (each for each in others if each.attached is None and not each.retired):
+            raise Refused(
+                f"app {self.app!r} is that of a program, which has the stage {other.stage!r}",
+                hint="attach the query under another --app",
+            )
 
     def _agreed(self, head: Manifest | None) -> dict[str, Table]:
         found = declared(self.checkpoint.tables, self.partitions)

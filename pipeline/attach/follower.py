@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 
 from ...errors import SlackwaterError, Unavailable
 from ...keep.attach.tail import Landed, Tail
+from ...keep.gc.retention import Retention
 from ...keep.maintain.compact import AppCompactor
 from ...moments.status.lag import Beat, Heart
 from ...store.objects.protocol import ObjectStore
-from ..run.housekeeping import in_background
+from ..run.housekeeping import Collector, in_background
+from ..run.news import News
 from ..run.stopping import Stop
 
 _log = logging.getLogger("slackwater")
 _LOOK_S = 1.0
 _MERGE_S = 5.0
+_GC_MS = 3_600_000
 
 OnLanded = Callable[[Landed], None]
 
@@ -28,6 +31,7 @@ class Follower:
     tail: Tail
     store: ObjectStore
     on_landed: OnLanded
+    retention: Retention = field(default_factory=Retention)
     _compactor: AppCompactor = field(init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)
 
@@ -56,6 +60,8 @@ class Follower:
             beside.callback(self._over.set)
             beside.enter_context(in_background(f"attach-{self.tail.stage}", self._beat))
             beside.enter_context(in_background(f"merge-{self.tail.stage}", self._merge))
+            if not self.retention.keeps_everything:
+                beside.enter_context(in_background("collector", self._collector().work))
             while not stop.is_set():
                 try:
                     if self._told(self.tail.round()):
@@ -63,6 +69,14 @@ class Follower:
                 except Unavailable as error:
                     on_trouble(error)
                 stop.wait(every_s)
+
+    def _collector(self) -> Collector:
+        tail = self.tail
+
+        def epochs() -> dict[str, int]:
+            return {tail.stage: tail.head.epoch} if tail.head is not None else {}
+
+        return Collector(self.store, tail.app, self.retention, _GC_MS, tail.by, epochs, News())
 
     def _told(self, landed: tuple[Landed, ...]) -> int:
         for each in landed:
@@ -77,7 +91,9 @@ class Follower:
             return Beat(tail.writer, tail.by, {tail.stage: epoch}, {tail.stage: tail.newest_batch + 1})
 
         while not over.is_set():
-            heart.beat(beat)
+            # Before the first look, nobody knows how far behind it is.
+            if tail.newest_batch >= 0:
+                heart.beat(beat)
             over.wait(_LOOK_S)
         heart.end(tail.writer)
 

@@ -3,20 +3,20 @@
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import count
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ...errors import ObjectNotFound
-from ...store.objects.open import open_store
 from ...whole_file import temporary_folder
 from .files import CheckpointBatch, CheckpointFiles
+from .places import place
 from .state_files import StoreFolder
 from .tables import StateTable, state_table
 
@@ -34,12 +34,12 @@ _SETTINGS = {
 
 @contextmanager
 def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
-    """The checkpoint at a folder or `s3://bucket/prefix`, for as long as this lasts. Nothing is written there.
+    """The checkpoint at a place (`places.place`), for as long as this lasts. Nothing is written there.
 
     Raises `NotFound` where there is none, `Refused` for state that cannot be carried, by name.
     """
     with temporary_folder() as folder:
-        yield Checkpoint(CheckpointFiles(open_store(where)), spark, folder)
+        yield Checkpoint(CheckpointFiles(place(where, spark)), spark, folder)
 
 
 class Checkpoint:
@@ -57,6 +57,7 @@ class Checkpoint:
         self._spark = spark.newSession()
         for name, value in _SETTINGS.items():
             self._spark.conf.set(name, value)
+        self._spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         self.tables = self._tables(files.committed()[-1])
 
     @property
@@ -111,7 +112,7 @@ class Checkpoint:
         stores = self._stores(table)
         while last < up_to and size < _AT_A_TIME_BYTES:
             with self.files.reading(last + 1):
-                if not self.files.has_feed(last + 1):
+                if not (table.has_feed and self.files.has_feed(last + 1)):
                     break
                 try:
                     size += self.files.bring_changes(stores, last + 1, folder)
@@ -144,19 +145,14 @@ class Checkpoint:
 
     def _difference(self, table: StateTable, batch: int) -> pa.Table:
         """What differs between the whole states at the ends of a batch and of the one before it."""
-        schema = _with_deleted(table)
-        with self._spooled(table, batch - 1) as old, self._spooled(table, batch) as new, duckdb.connect() as db:
-            for name, rows in (("old", old), ("new", new)):
-                db.register(name, ds.dataset(rows, schema=table.schema, format="parquet"))
-            keys = ", ".join(f'"{name}"' for name in table.key.names)
-            changed = db.sql("FROM new EXCEPT FROM old").to_arrow_table()
-            gone = db.sql(f"SELECT {keys} FROM old EXCEPT SELECT {keys} FROM new").to_arrow_table()
-        for name, kind in zip(table.values.names, table.values.types, strict=True):
-            gone = gone.append_column(name, pa.nulls(len(gone), kind))
-        parts = ((changed, False), (gone, True))
-        return pa.concat_tables(
-            [part.append_column(DELETED, pa.repeat(deleted, len(part))).cast(schema) for part, deleted in parts]
-        )
+        with self.frame(table, batch - 1) as before, self.frame(table, batch) as after:
+            old, new = before.alias("old"), after.alias("new")
+            changed = new.join(old, _same(table.schema), "left_anti").withColumn(DELETED, F.lit(False))
+            gone = (
+                old.join(new, _same(table.key), "left_anti").select(*table.key.names).withColumn(DELETED, F.lit(True))
+            )
+            schema = _with_deleted(table)
+            return changed.unionByName(gone, allowMissingColumns=True).select(schema.names).toArrow().cast(schema)
 
     @contextmanager
     def _spooled(self, table: StateTable, batch: int) -> Iterator[Path]:
@@ -208,3 +204,13 @@ class Checkpoint:
 
 def _with_deleted(table: StateTable) -> pa.Schema:
     return pa.schema([*table.schema, pa.field(DELETED, pa.bool_())])
+
+
+def _same(columns: pa.Schema) -> Column:
+    """Whether rows of `old` and `new` are the same in these columns. Spark compares no maps, but their entries."""
+
+    def of(side: str, column: pa.Field) -> Column:
+        found = F.col(f"{side}.{column.name}")
+        return F.map_entries(found) if pa.types.is_map(column.type) else found
+
+    return reduce(Column.__and__, (of("old", each).eqNullSafe(of("new", each)) for each in columns), F.lit(True))

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,9 +19,9 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ...errors import Gone, NotFound, ObjectNotFound, Refused
-from ...store.objects.protocol import ObjectStore
 from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, SourceOffsets, commit, offsets, query_id
-from .operators import is_metadata, metadata_of, operator_in
+from .operators import Operator, is_metadata, metadata_of, operator_in
+from .places import Readable
 from .state_files import StateFile, StoreFolder, named_in, state_file, whole_of, whole_versions
 
 _T = TypeVar("_T")
@@ -56,7 +57,7 @@ class CheckpointFiles:
         operators: The stateful operators of the newest batch when this was opened.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: Readable) -> None:
         self._store = store
         self.url = store.url
         self._commits: dict[int, int] = {}
@@ -67,9 +68,13 @@ class CheckpointFiles:
         except ObjectNotFound:
             raise NotFound("checkpoint of a Spark query", self.url, found="there is no file 'metadata' in it") from None
         newest = self.committed()[-1]
-        self._metadata = {info.key: b"" for info in store.list("state/") if is_metadata(info.key)}
-        self._metadata = dict(zip(self._metadata, _all(store.get, self._metadata), strict=True))
-        self.operators = tuple(operator_in(self._metadata[key], key) for key in metadata_of(self._metadata, newest))
+        keys = [info.key for info in store.list("state/")]
+        metadata = [key for key in keys if is_metadata(key)]
+        with self.reading(newest):
+            self._metadata = dict(zip(metadata, _all(store.get, metadata), strict=True))
+            self._partitions = self._said(newest).conf.get(_PARTITIONS)
+        operators = [operator_in(self._metadata[key], key) for key in metadata_of(metadata, newest)]
+        self.operators = tuple(_with_partitions(each, keys) for each in sorted(operators, key=lambda each: each.id))
         if not self.operators:
             raise Refused(
                 f"the checkpoint {self.url} does not say of which operators its state is, if it has any",
@@ -144,7 +149,16 @@ class CheckpointFiles:
         ]
 
     def bring_logs(self, batch: int, folder: Path) -> None:
-        """What Spark reads of a batch before its state. Raises `ObjectNotFound`."""
+        """What Spark reads of a batch before its state. Raises `ObjectNotFound`.
+
+        Raises `Refused` for a batch that has another number of state partitions than the newest had.
+        """
+        if (partitions := self._said(batch).conf.get(_PARTITIONS)) != self._partitions:
+            raise Refused(
+                f"batch {batch} of the checkpoint {self.url} has its state in {partitions} partitions, and the newest, "
+                f"when this was opened, in {self._partitions}",
+                hint="begin anew: what is behind the change can be read then",
+            )
         self._copy_all([METADATA, f"{OFFSETS}{batch}", f"{COMMITS}{batch}"], folder)
         for key, data in self._metadata.items():
             target = folder / key
@@ -235,13 +249,20 @@ class CheckpointFiles:
         return sum(_all(partial(_copy, self._store, folder), missing))
 
 
+def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
+    """The operator with as many state partitions as it has folders: some have one, whatever its metadata says."""
+    folder = f"state/{operator.id}/"
+    found = {key.removeprefix(folder).partition("/")[0] for key in keys if key.startswith(folder)}
+    return replace(operator, partitions=min(operator.partitions, sum(each.isdecimal() for each in found)))
+
+
 def _all(work: Callable[[_T], _R], over: Iterable[_T]) -> Sequence[_R]:
     """The same for each of many, several at a time."""
     with ThreadPoolExecutor(_AT_A_TIME, "checkpoint") as pool:
         return list(pool.map(work, over))
 
 
-def _copy(store: ObjectStore, folder: Path, key: str) -> int:
+def _copy(store: Readable, folder: Path, key: str) -> int:
     target = folder / key
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")

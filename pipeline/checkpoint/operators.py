@@ -21,6 +21,7 @@ _KINDS = {
 """Of operators by Spark's short names what they are here."""
 _ROWS_OF_A_SIDE = "-keyWithIndexToValue"
 """How the name of a join's store ends that holds the rows of one side; others count them."""
+_VARIABLES, _LIST = "stateVariables", "ListState"
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 
 
@@ -32,6 +33,8 @@ class Kept:
     """What tells it from the operator's others; empty where there is one."""
     store: str
     options: tuple[tuple[str, str], ...] = ()
+    has_feed: bool = True
+    """Whether its rows' changes can be read. A list's are its new elements, which tell nothing without the old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Operator:
         name: Spark's short name.
         kind: What it is.
         stores: The names of its stores, in Spark's order.
-        partitions: The number of state partitions.
+        partitions: The number of state partitions that its metadata says.
         tables: What it keeps.
     """
 
@@ -81,7 +84,9 @@ def operator_in(data: bytes, key: str) -> Operator:
         names = tuple(str(each["storeName"]) for each in stores)
         partitions = int(stores[0]["numPartitions"])
         properties = json.loads(said.get("operatorPropertiesJson") or "{}")
-        variables = [str(each["stateName"]) for each in properties.get("stateVariables", ())]
+        variables = [
+            (str(each["stateName"]), str(each["stateVariableType"])) for each in properties.get(_VARIABLES, ())
+        ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key) from error
     if name not in _KINDS:
@@ -89,13 +94,14 @@ def operator_in(data: bytes, key: str) -> Operator:
     return Operator(number, name, _KINDS[name], names, partitions, tuple(_tables(name, names, variables)))
 
 
-def _tables(name: str, stores: Sequence[str], variables: Sequence[str]) -> Iterable[Kept]:
+def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str]]) -> Iterable[Kept]:
     if name in _TRANSFORM:
-        for variable in variables:
+        for variable, kind in variables:
             if variable in _TIMERS:
-                yield Kept("timers", stores[0], (("readRegisteredTimers", "true"),))
+                yield Kept("timers", stores[0], (("readRegisteredTimers", "true"),), has_feed=False)
             elif not variable.startswith("$"):
-                yield Kept(variable, stores[0], (("stateVarName", variable),))
+                options = (("stateVarName", variable), ("flattenCollectionTypes", str(kind != _LIST).lower()))
+                yield Kept(variable, stores[0], options, has_feed=kind != _LIST)
     elif name == "symmetricHashJoin":
         for store in stores:
             if store.endswith(_ROWS_OF_A_SIDE):

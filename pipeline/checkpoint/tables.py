@@ -9,13 +9,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, NullType, StructField, StructType
+from pyspark.sql.types import DataType, NullType, StructField, StructType, TimestampType
 
 from ...errors import Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from .operators import Kept, Operator
 
 _NO_NAME = re.compile(r"\W+", re.ASCII)
+_WINDOW = [("start", TimestampType()), ("end", TimestampType())]
 _KEYS = ("key", "user_map_key")
 _VALUES = ("value", "user_map_value", "list_value")
 """Columns of Spark's reader, of which one that is there is a struct but for `list_value`."""
@@ -42,6 +43,7 @@ class StateTable:
         kind: What the operator is.
         store: The name of the store that holds it.
         options: Those of Spark's reader that name it within the store.
+        has_feed: Whether what a batch changed in it can be read; else two whole states are compared.
         key: The columns that name a row.
         values: The other columns; all names differ.
     """
@@ -51,6 +53,7 @@ class StateTable:
     kind: str
     store: str
     options: tuple[tuple[str, str], ...]
+    has_feed: bool
     key: pa.Schema
     values: pa.Schema
     parts: tuple[Part, ...] = field(repr=False)
@@ -78,7 +81,8 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
     about = name or operator.kind
     key = [part for column in _KEYS if column in types for part in _parts(column, types[column], about)]
     keys = {each.name for each in key}
-    kind = "window" if operator.kind == "aggregate" and {"window_start", "window_end"} <= keys else operator.kind
+    windows = any(_is_window(each.dataType) for each in getattr(types["key"], "fields", ()))
+    kind = "window" if operator.kind == "aggregate" and windows else operator.kind
     values = [part for column in _VALUES if column in types for part in _parts(column, types[column], about)]
     # A session's value has its key once more.
     values = [each for each in values if kind != "session" or each.name not in keys]
@@ -90,11 +94,16 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
         kind,
         kept.store,
         kept.options,
+        kept.has_feed,
         pa.schema(columns[: len(key)]),
         pa.schema(columns[len(key) :]),
         parts,
         types,
     )
+
+
+def _is_window(kind: DataType) -> bool:
+    return isinstance(kind, StructType) and [(each.name, each.dataType) for each in kind.fields] == _WINDOW
 
 
 def _parts(

@@ -53,11 +53,7 @@ def check_declared(app: App, stage: Stage, stored: Table | None) -> None:
         if found.refused is not None:
             raise found.refused
         return
-    if elsewhere := kind_of(stored.state).elsewhere:
-        raise Refused(
-            f"stage {app.name}/{stage.name} is {elsewhere}: no program goes on with it",
-            hint=f"slackwater adopt CHECKPOINT PROGRAM --stage {stage.name} makes it a stage of a program",
-        )
+    check_made_here(app.name, stage.name, stored)
     declared, known = app.key_of(stage), {column.name: column for column in stored.key}
     names, key = tuple(known), key_of_table(declared, [column.name for column in stored.values])
     kept, state = kind_of(stored.state), (stage.state if key == declared else stage.state.by_session("")) or stage.state
@@ -82,6 +78,15 @@ def check_declared(app: App, stage: Stage, stored: Table | None) -> None:
         )
     if found.refused is not None:
         raise found.refused
+
+
+def check_made_here(app: str, stage: str, stored: Table | None) -> None:
+    """Refuse a stage whose rows no program of ours makes. Raises `Refused`."""
+    if stored is not None and (elsewhere := kind_of(stored.state).elsewhere):
+        raise Refused(
+            f"stage {app}/{stage} is {elsewhere}: no program goes on with it",
+            hint=f"slackwater adopt CHECKPOINT PROGRAM --stage {stage} makes it a stage of a program",
+        )
 
 
 def check_inputs(app: App, stage: Stage, head: Manifest) -> None:

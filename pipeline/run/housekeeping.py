@@ -127,7 +127,8 @@ class Collector:
     every_ms: int
     """How long from one collection to the next."""
     by: str
-    runners: Sequence[StageRunner]
+    epochs: Callable[[], Mapping[str, int]]
+    """The stages that this one holds, and under which epoch."""
     news: News
     _since_ms: int = 0
     """When this one first looked."""
@@ -166,6 +167,6 @@ class Collector:
         """Whether the first stage that runs is this runner's."""
         heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
         alive = lag.beats(self.store, self.app, now_ms)
-        mine = {runner.stage.name: runner.head.epoch for runner in self.runners}
+        mine = self.epochs()
         first = next((name for name in order(heads) if name in mine or lag.runner_of(heads[name], alive)), None)
         return first is not None and mine.get(first) == heads[first].epoch

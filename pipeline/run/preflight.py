@@ -32,7 +32,7 @@ from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
 from ..batch.job import Limits
 from ..claim.claim import Claimer
-from ..claim.fit import migrate_command
+from ..claim.fit import check_made_here, migrate_command
 from ..claim.former import check_program
 from ..claim.start_positions import StartPosition
 from ..kafka.archived import ArchivedKafka
@@ -175,7 +175,8 @@ def limits_of(stage: Stage, options: Options) -> Limits:
 def _check_absent(store: ObjectStore, app: App) -> None:
     """Say which stages the app has and the program has not: snapshots and garbage collection wait for them.
 
-    Raises `Refused` where one of them seems to have another name in the program, under which it would begin empty.
+    Raises `Refused` where one of them seems to have another name in the program, under which it would begin empty, and
+    where no program makes its rows.
     """
     names = absent(store, app.name, app.stages.keys())
     if not names:
@@ -184,6 +185,7 @@ def _check_absent(store: ObjectStore, app: App) -> None:
     new = [stage for name, stage in app.stages.items() if name not in there]
     pairs = []
     for head in heads_of(store, app.name, names).values():
+        check_made_here(app.name, head.stage, head.table)
         likely = [stage.name for stage in new if _is_like(app, stage, head)]
         pairs += [(head.stage, likely[0])] if len(likely) == 1 else []
     if pairs:

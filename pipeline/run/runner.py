@@ -120,7 +120,11 @@ def run(
         if archiver is not None:
             stack.enter_context(archiver.at_work(lambda: 0.0 if stop.now.is_set() else _DRAIN_S))
         if options.gc_every_ms is not None and not (retention.keeps_everything and not retention.archives):
-            collector = Collector(store, folder, retention, options.gc_every_ms, claimer.by, runners, news)
+
+            def epochs() -> dict[str, int]:
+                return {runner.stage.name: runner.head.epoch for runner in runners}
+
+            collector = Collector(store, folder, retention, options.gc_every_ms, claimer.by, epochs, news)
             stack.enter_context(in_background("collector", collector.work))
         catch_up = None
         if options.until_caught_up:

@@ -9,7 +9,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -42,7 +42,7 @@ def write_input(folder: Path) -> None:
     random = Random(1)
     folder.mkdir()
     for batch in range(BATCHES):
-        begin = datetime(2026, 1, 1) + timedelta(minutes=10 * batch)
+        begin = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=10 * batch)
         rows = [
             {
                 "k": random.choice("abcdef") if random.random() < 0.95 else None,
@@ -223,7 +223,6 @@ def _record(into: Path, wanted: list[str]) -> None:
                 continue  # Spark has none
             run_query(spark, name, provider, work / "input", work / f"{name}-{provider}")
             pack(work / f"{name}-{provider}", into / f"{name}-{provider}.zip")
-            print(name, provider, flush=True)
     spark.stop()
 
 

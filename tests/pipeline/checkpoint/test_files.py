@@ -124,7 +124,7 @@ def test_in_a_folder_it_is_the_same(recorded: Callable[[str], Path], tmp_path: P
     assert _copies(LocalStore(folder), _whole) == _copies(in_memory("aggregate-hdfs"), _whole)
     files = CheckpointFiles(LocalStore(folder))
     (folder / "state/0/1/2.delta").unlink()
-    with pytest.raises(Gone, match="has not all of batch 1: state/0/1/2.delta is not there"), files.reading(1):
+    with pytest.raises(Gone, match=r"has not all of batch 1: state/0/1/2\.delta is not there"), files.reading(1):
         files.bring_changes(files.stores(), 1, tmp_path / "copy")
     after = {each: (each.stat().st_mtime_ns, each.stat().st_ctime_ns) for each in folder.rglob("*")}
     assert {each for each in before if before[each] != after.get(each)} == {
@@ -140,20 +140,28 @@ def test_a_batch_says_how_far_each_source_was_read_and_when() -> None:
     assert [(each.source, each.topics, each.text) for each in batch.sources] == [
         (name, {}, '{"logOffset":3}') for name in ("0", "1")
     ]
-    assert batch.watermark_ms and batch.time_ms > batch.watermark_ms
+    assert batch.time_ms > (batch.watermark_ms or 0) > 0
     assert batch.committed_ms > 0
     with pytest.raises(Gone, match="has not all of batch 99: offsets/99 is not there"):
         files.batch(99)
 
 
-def test_a_batch_that_lays_the_state_out_anew_has_no_feed() -> None:
+def test_a_batch_that_lays_the_state_out_anew_has_no_feed(tmp_path: Path) -> None:
     store = in_memory("aggregate-hdfs")
     assert CheckpointFiles(store).has_feed(3)
     said = store.get("offsets/3").decode()
     store.put("offsets/3", said.replace('shuffle.partitions":"2"', 'shuffle.partitions":"4"').encode())
-    assert not CheckpointFiles(store).has_feed(3)
-    assert not CheckpointFiles(store).has_feed(4)
-    assert CheckpointFiles(store).has_feed(2)
+    files = CheckpointFiles(store)
+    assert [files.has_feed(batch) for batch in (2, 3, 4, 5)] == [True, False, False, True]
+    with pytest.raises(Refused, match="batch 3 of the checkpoint .* has its state in 4 partitions"):
+        files.bring_whole(files.stores(), 3, tmp_path)
+
+
+def test_an_operator_has_as_many_partitions_as_folders() -> None:
+    store = in_memory("aggregate-hdfs")
+    for info in [*store.list("state/0/1/")]:
+        store.delete(info.key)
+    assert len(CheckpointFiles(store).stores()) == 1
 
 
 def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
@@ -174,7 +182,7 @@ def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint_is_not_found() -> None:
-    with pytest.raises(NotFound, match="no checkpoint of a Spark query named .*; there is no file 'metadata' in it"):
+    with pytest.raises(NotFound, match=r"no checkpoint of a Spark query named .*; there is no file 'metadata' in it"):
         CheckpointFiles(MemoryStore())
 
 

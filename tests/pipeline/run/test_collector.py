@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Event
 from threading import enumerate as threads
 
@@ -15,33 +14,17 @@ from slackwater.pipeline.run.housekeeping import Collector, in_background
 from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import gc_every_ms
 from slackwater.store.versions import history, keys
-from slackwater.store.versions.manifest import Manifest
 
 from tests.support.collecting import FEW, HOUR_MS, Killed, gc, old_app, store_of, wait
 from tests.support.histories import FlightsApp
 from tests.support.running import eventually
 
 
-@dataclass(frozen=True)
-class Stage:
-    name: str
-
-
-class Holder:
-    """What the collector asks of a stage's runner."""
-
-    def __init__(self, app: FlightsApp, stage: str) -> None:
-        self.stage = Stage(stage)
-        self._app = app
-
-    @property
-    def head(self) -> Manifest:
-        return self._app.heads[self.stage.name]
-
-
 def collector(app: FlightsApp, *stages: str, news: News | None = None, every_ms: int = HOUR_MS) -> Collector:
-    runners = [Holder(app, stage) for stage in stages]
-    return Collector(app.store, app.name, FEW, every_ms, "host:1", runners, news or News())  # type: ignore[arg-type]
+    def epochs() -> dict[str, int]:
+        return {stage: app.heads[stage].epoch for stage in stages}
+
+    return Collector(app.store, app.name, FEW, every_ms, "host:1", epochs, news or News())
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.keep.attach.tail import Tail
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.kafka.open import open_kafka
@@ -18,8 +19,11 @@ from slackwater.pipeline.kafka.protocol import Kafka, Record
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.local import LocalStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import Cloning, begin_clone, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
+
+from tests.support.attaching import commit, query
 
 pytestmark = pytest.mark.usefixtures("no_spark")
 
@@ -173,3 +177,11 @@ def test_a_clone_that_is_not_finished_is_refused_without_spark(shop: Shop) -> No
     origin = Origin("/elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
     begin_clone(shop.store, Cloning(AppInfo(shop.name, 1, origin), "/elsewhere", "good"))
     shop.refused(shop.program(), Refused, "is a clone that was not finished")
+
+
+@pytest.mark.parametrize("stage", ["accounts", "totals"])
+def test_a_program_does_not_run_over_the_state_of_a_query_of_sparks(shop: Shop, tmp_path: Path, stage: str) -> None:
+    checkpoint, cache = query(), SstCache(tmp_path / "cache", 1 << 30)
+    commit(checkpoint, {})
+    Tail(shop.store, cache, checkpoint, shop.name, stage, by="host:1").claim()
+    shop.refused(shop.program(), Refused, f"{stage} is the state of a query of Spark that slackwater is attached to")

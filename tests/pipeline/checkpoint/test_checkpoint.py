@@ -1,0 +1,186 @@
+"""What is read of checkpoints is what Spark's own reader says, at every batch, and leaves them as they were."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from slackwater.errors import Gone
+from slackwater.pipeline.checkpoint.checkpoint import DELETED, Checkpoint, opened
+from slackwater.pipeline.checkpoint.files import CheckpointFiles
+from slackwater.pipeline.checkpoint.places import HadoopFiles
+from slackwater.pipeline.checkpoint.tables import StateTable
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.open import open_store
+
+from tests.pipeline.checkpoint.conftest import RECORDED
+from tests.pipeline.checkpoint.test_files import clean_up
+from tests.support.checkpoints import PROVIDERS, QUERIES, run_query, write_input
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+RECORDINGS = sorted(each.stem for each in RECORDED.glob("*.zip"))
+State = dict[tuple[Any, ...], tuple[Any, ...]]
+
+
+@pytest.fixture
+def spark() -> SparkSession:
+    return SparkSession.builder.getOrCreate()
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_tables_are_those_that_sparks_own_reader_gives(
+    name: str, recorded: Callable[[str], Path], spark: SparkSession
+) -> None:
+    _hold_to_spark(recorded(name), spark)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("query", QUERIES)
+def test_whatever_keeps_the_state(query: str, provider: str, tmp_path: Path, spark: SparkSession) -> None:
+    if query == "transform" and provider == "hdfs":
+        pytest.skip("Spark has none")
+    write_input(tmp_path / "input")
+    run_query(spark.newSession(), query, provider, tmp_path / "input", tmp_path / "checkpoint")
+    _hold_to_spark(tmp_path / "checkpoint", spark)
+
+
+@pytest.mark.parametrize("name", ["aggregate-hdfs", "aggregate-changelog", "aggregate-format2"])
+def test_spark_reads_nothing_where_a_file_that_it_needs_is_not_there(
+    name: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
+) -> None:
+    files = CheckpointFiles(LocalStore(recorded(name)))
+    files.bring_whole(files.stores(), 3, tmp_path / "all")
+    for victim in sorted((tmp_path / "all/state/0/1").glob("[0-9]*")):
+        shutil.copytree(tmp_path / "all", tmp_path / victim.name)
+        (tmp_path / victim.name / "state/0/1" / victim.name).unlink()
+        session = spark.newSession()
+        session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", files.format_of(3))
+        reader = session.read.format("statestore").option("path", f"file:{tmp_path / victim.name}")
+        with pytest.raises(PySparkException):
+            reader.option("batchId", 3).load().count()
+
+
+@pytest.mark.parametrize("name", ["aggregate-hdfs", "aggregate-rocksdb"])
+def test_what_was_cleaned_up_is_gone(name: str, recorded: Callable[[str], Path], spark: SparkSession) -> None:
+    folder = recorded(name)
+    with opened(str(folder), spark) as checkpoint:
+        (table,) = checkpoint.tables
+        changes = checkpoint.changes(table, 0, 4)
+        clean_up(LocalStore(folder), 4)
+        with pytest.raises(Gone, match="has not all of batch"):
+            list(changes)
+        with pytest.raises(Gone, match="has not all of batch 1"):
+            list(checkpoint.rows(table, 1))
+
+
+def test_another_file_system_is_read_by_sparks_own_client(recorded: Callable[[str], Path], spark: SparkSession) -> None:
+    folder = recorded("aggregate-hdfs")
+    ours, theirs = open_store(str(folder)), HadoopFiles(f"file:{folder}", spark)
+    keys = {info.key: info.size_bytes for info in ours.list("")}
+    assert {info.key: info.size_bytes for info in theirs.list("")} == keys
+    assert all(theirs.get(key) == ours.get(key) for key in keys)
+    assert theirs.get_range("metadata", 2, 5) == ours.get_range("metadata", 2, 5)
+    assert CheckpointFiles(theirs).available() == CheckpointFiles(ours).available()
+    assert not list(theirs.list("none/"))
+
+
+def test_a_checkpoint_on_s3_is_read_without_hadoop(
+    recorded: Callable[[str], Path], s3_url: str, spark: SparkSession
+) -> None:
+    folder, bucket = recorded("aggregate-format2"), open_store(s3_url)
+    for each in folder.rglob("*"):
+        if each.is_file():
+            bucket.put(each.relative_to(folder).as_posix(), each.read_bytes())
+    with opened(s3_url.replace("s3:", "s3a:"), spark) as there, opened(str(folder), spark) as here:
+        assert there.available() == here.available()
+        assert _whole(there, there.tables[0], 4) == _whole(here, here.tables[0], 4)
+        changed = zip(there.changes(there.tables[0], 0, 4), here.changes(here.tables[0], 0, 4), strict=True)
+        assert all(one.sort_by("k").equals(other.sort_by("k")) for one, other in changed)
+
+
+def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
+    before = _listing(folder)
+    with opened(str(folder), spark) as checkpoint:
+        batches = checkpoint.available()
+        assert len(batches) > 3
+        assert len({table.name for table in checkpoint.tables}) == len(checkpoint.tables) > 0
+        for table in checkpoint.tables:
+            state: State = {}
+            changes: Iterator[pa.Table] = iter([])
+            for batch in batches:
+                expected = _by_spark(spark, folder, checkpoint, table, batch)
+                if batch == batches[0]:
+                    state = _whole(checkpoint, table, batch)
+                    changes = checkpoint.changes(table, batch, batches[-1])
+                else:
+                    _apply(state, table, next(changes))
+                assert state == expected, f"{table.name or table.kind} at the end of batch {batch}"
+            assert _whole(checkpoint, table, batches[-1]) == state
+            assert next(changes, None) is None
+    assert _listing(folder) == before
+
+
+def _by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: StateTable, batch: int) -> State:
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", checkpoint.files.format_of(batch))
+    options = {"path": str(folder), "batchId": batch, "operatorId": table.operator, "storeName": table.store}
+    frame = session.read.format("statestore").options(**options, **dict(table.options)).load()
+    found = [_flat(table, frame, row) for row in frame.collect()]
+    return {row[: len(table.key)]: row[len(table.key) :] for row in found}
+
+
+def _flat(table: StateTable, frame: DataFrame, row: Row) -> tuple[Any, ...]:
+    values = []
+    for part in table.parts:
+        value: Any = row[frame.columns.index(part.within)]
+        for number in part.place:
+            value = value[number] if value is not None else None
+        values.append(_plain(value))
+    return tuple(values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    if isinstance(value, Row | list | tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict):
+        return tuple(map(_plain, value.values()))
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+def _rows(table: StateTable, found: pa.Table | pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return [tuple(map(_plain, (row[name] for name in table.schema.names))) for row in found.to_pylist()]
+
+
+def _whole(checkpoint: Checkpoint, table: StateTable, batch: int) -> State:
+    rows = [row for each in checkpoint.rows(table, batch) for row in _rows(table, each)]
+    state = {row[: len(table.key)]: row[len(table.key) :] for row in rows}
+    assert len(state) == len(rows), "a key is there twice"
+    return state
+
+
+def _apply(state: State, table: StateTable, changes: pa.Table) -> None:
+    assert changes.schema.names == [*table.schema.names, DELETED]
+    rows = _rows(table, changes)
+    for row, deleted in zip(rows, changes[DELETED].to_pylist(), strict=True):
+        key = row[: len(table.key)]
+        if deleted:
+            state.pop(key, None)
+        else:
+            state[key] = row[len(table.key) :]
+    assert len({row[: len(table.key)] for row in rows}) == len(rows), "a key is there twice"
+
+
+def _listing(folder: Path) -> Sequence[tuple[str, int, int, bytes]]:
+    return [
+        (str(each), each.stat().st_mtime_ns, each.stat().st_ctime_ns, each.read_bytes() if each.is_file() else b"")
+        for each in sorted(folder.rglob("*"))
+    ]
