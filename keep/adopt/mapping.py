@@ -24,6 +24,7 @@ from .buffers import aggregates
 from .columns import Found, Made, by_name_or_place
 from .grouped import Grouped
 from .lists import joined, sessions
+from .variables import processed
 
 _DISTINCT = ("distinct", "distinct-within-watermark")
 _EXPIRES = "expiresAtMicros"
@@ -188,7 +189,7 @@ _RULES: Mapping[str, Callable[[Kind, StateTable, Table, Found], None]] = {
     "update": _update,
     "pandas_state": _pandas,
 }
-_SEVERAL = {"sessions": sessions, "join": joined}
+_SEVERAL = {"sessions": sessions, "join": joined, "processor": processed}
 
 
 def _visible(table: Table) -> list[Column]:

@@ -14,12 +14,15 @@ from slackwater.fold.kinds.aggregate import Aggregates
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Bound, Groups, Kind, of_input
 from slackwater.fold.kinds.pandas_state import PandasState
+from slackwater.fold.kinds.processor import Processor
 from slackwater.fold.kinds.session import Sessions
+from slackwater.fold.kinds.state_variables import Variable
 from slackwater.fold.kinds.update import Update
 from slackwater.keep.adopt.grouped import Grouped
 from slackwater.keep.adopt.mapping import RowByRow, mapping_of
 from slackwater.keep.attach.checkpoint import DELETED
 from slackwater.keep.attach.memory import MemoryTable
+from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.types import DUE, arrow_schema
 from slackwater.store.versions.manifest import Column, Table
 
@@ -272,3 +275,47 @@ def test_several_operators_are_no_one_table() -> None:
     ]
     with pytest.raises(Refused, match=r"the query keeps several tables, its own \(aggregate\), distinct \(distinct\)"):
         mapping_of(tables, declared(sw.aggregate(n=sw.count()), ROWS, ["country"]), "stage s")
+
+
+def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
+    value, element = pa.struct([("n", INT), ("last", pa.string())]), pa.struct([("x", pa.int32())])
+    map_key, entry = pa.struct([("k", pa.string())]), pa.struct([("c", INT)])
+    forms = {"v": Variable("value"), "l": Variable("list"), "m": Variable("map"), "t": Variable("value", 5_000)}
+    columns = {
+        "v": value, "l": pa.list_(element), "m": pa.map_(map_key, entry), "t": pa.struct([("n", INT)]),
+        "_expires_t": INT, "timers": pa.list_(INT), DUE: INT,
+    }  # fmt: skip
+    kind = Processor("ProcessingTime", forms)
+    stored = tuple(Column(name, from_arrow(of)) for name, of in columns.items())
+    table = Table((Column("country", "string"),), stored, 1, kind.stored)
+
+    def state(name: str, values: list[Any], more: list[Any], *rows: tuple[Any, ...]) -> tuple[MemoryTable, pa.Table]:
+        made = MemoryTable(
+            name, pa.schema([*COUNTRY, *(pa.field(*each) for each in more)]), pa.schema(values), "transform"
+        )
+        schema = pa.schema([*made.key, *made.values])
+        return made, pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+    tables, rows = zip(
+        state("", [("n", INT), ("last", pa.string())], [], ("DE", 3, "x")),
+        state("l", [("list_value", pa.list_(element))], [], ("DE", [{"x": 1}, {"x": 2}]), ("FR", [{"x": 9}])),
+        state("m", [("c", INT)], [("k", pa.string())], ("DE", "b", 2), ("DE", "a", 1)),
+        state("t", [("value_n", INT), ("ttlExpirationMs", INT)], [], ("DE", 7, 90)),
+        state("timers", [], [("expiration_timestamp_ms", INT)], ("DE", 80), ("DE", 70)),
+        strict=True,
+    )
+    mapping = mapping_of(tables, table, "stage s")
+    found = {row["country"]: row for row in rows_of(mapping, *rows)}
+    assert found["DE"] == {
+        "country": "DE", "v": {"n": 3, "last": "x"}, "l": [{"x": 1}, {"x": 2}], "m": [({"k": "a"}, {"c": 1}), ({"k": "b"}, {"c": 2})],
+        "t": {"n": 7}, "_expires_t": 90, "timers": [70, 80], DUE: 70,
+    }  # fmt: skip
+    assert found["FR"] == dict.fromkeys(table_names(table)) | {"country": "FR", "l": [{"x": 9}]}
+    none = [each.slice(0, 0).append_column(DELETED, pa.array([], BOOL)) for each in rows]
+    none[4] = rows[4].slice(1).append_column(DELETED, pa.array([True]))
+    (now,) = mapping.changes(none).to_pylist()
+    assert (now["timers"], now[DUE], now["v"]) == ([80], 80, {"n": 3, "last": "x"})
+
+
+def table_names(table: Table) -> list[str]:
+    return [column.name for column in table.columns]
