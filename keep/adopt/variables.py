@@ -1,6 +1,7 @@
 """The state variables of a class for Spark's `transformWithState`, as the columns of one row of a key."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 
 import pyarrow as pa
@@ -26,9 +27,8 @@ def processed(
     """All variables of a key, and its timers: Spark has a table for each."""
     assert isinstance(kind, Processor)  # noqa: S101  its tag says so
     if {each.kind for each in states} != {"transform"}:
-        found.problems.append(
-            f"{kind} goes on from a class of transformWithState, and the query keeps {states[0].kind}"
-        )
+        keeps = states[0].kind
+        found.problems.append(f"{kind} goes on from a class of transformWithState, and the query keeps {keeps}")
         return None
     by_name = {each.name: each for each in states}
     missing = [name for name in kind.variables if name not in by_name]
@@ -55,22 +55,17 @@ def processed(
     if DUE in types:
         values.append((DUE, f"least({', '.join(dues)})" if dues else "NULL"))
     for_people = [each for each in parts[0].made if each.column in {column.name for column in table.key}]
-    for_people += [
-        Made(
-            part.per_key[0][0],
-            tuple(part.state.values.names) or tuple(part.state.key.names[-1:]),
-            lambda rows: rows,
-            "the variable",
-        )
-        for part in parts
-    ]
+    for part in parts:
+        of = part.state.values.names or part.state.key.names[-1:]
+        for_people.append(Made(part.per_key[0][0], tuple(of), lambda rows: rows, "the variable"))
     return Grouped(tuple(parts), table, tuple(values), tuple(for_people))
 
 
 def _variable(name: str, variable: Variable, kind: pa.DataType, state: StateTable, table: Table, found: Found) -> Part:
     key, rest = _key(state, table, found)
     own = pa.schema([each for each in state.values if each.name != _TTL])
-    made, ids, order = list(key), (), ""
+    made, order = list(key), ""
+    ids: tuple[str, ...] = ()
     timed = bool(variable.ttl_ms)
     if variable.form == "list":
         (column,) = own.names
@@ -131,23 +126,24 @@ def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: Fo
     places = {each.name: number for number, each in enumerate(kind)}
     stored = {name: each.name for name, each in named.items()}
 
-    def under(each: Made) -> Made:
-        of = tuple(stored[name] for name in each.of)
-        back = {stored[name]: name for name in each.of}
-        return Made(
+    return [
+        Made(
             f"_{mark}{places[each.column]}",
-            of,
-            lambda rows: each.make(rows.select(of).rename_columns([back[one] for one in of])),
-            each.how,
+            tuple(stored[name] for name in each.of),
+            partial(_under, each.make, {stored[name]: name for name in each.of}),
         )
+        for each in inner.made
+    ]
 
-    return [under(each) for each in inner.made]
+
+def _under(make: Callable[[pa.Table], Array], names: Mapping[str, str], rows: pa.Table) -> Array:
+    """What is made of columns that have these names elsewhere, by those that they have here."""
+    return make(rows.select(list(names)).rename_columns(list(names.values())))
 
 
 def _pack(kind: pa.DataType, mark: str) -> str:
-    return (
-        "struct_pack(" + ", ".join(f"{quoted(each.name)} := _{mark}{number}" for number, each in enumerate(kind)) + ")"
-    )
+    fields = ", ".join(f"{quoted(each.name)} := _{mark}{number}" for number, each in enumerate(kind))
+    return f"struct_pack({fields})"
 
 
 def _elements(column: Array, fields: pa.DataType, *, timed: bool) -> pa.Array:

@@ -17,7 +17,7 @@ from .operators import Kept, Operator
 
 _NO_NAME = re.compile(r"\W+", re.ASCII)
 _WINDOW = [("start", TimestampType()), ("end", TimestampType())]
-_KEYS = ("key", "user_map_key")
+_KEYS = ("key", "user_map_key", "expiration_timestamp_ms")
 _VALUES = ("value", "user_map_value", "list_value")
 """Columns of Spark's reader, of which one that is there is a struct but for `list_value`."""
 

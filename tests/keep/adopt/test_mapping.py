@@ -206,7 +206,8 @@ def test_sessions_of_a_key_are_one_row_as_the_stage_would_keep_them(tmp_path: Pa
         made = [
             {
                 "country": "DE", "sessionStartTime": NOON + timedelta(minutes=start),
-                "session_window_start": NOON + timedelta(minutes=start), "session_window_end": NOON + timedelta(minutes=end),
+                "session_window_start": NOON + timedelta(minutes=start),
+                "session_window_end": NOON + timedelta(minutes=end),
                 "count": count, "sum": total, "count_2": count,
             }
             for start, end, count, total in sessions
@@ -307,7 +308,8 @@ def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
     mapping = mapping_of(tables, table, "stage s")
     found = {row["country"]: row for row in rows_of(mapping, *rows)}
     assert found["DE"] == {
-        "country": "DE", "v": {"n": 3, "last": "x"}, "l": [{"x": 1}, {"x": 2}], "m": [({"k": "a"}, {"c": 1}), ({"k": "b"}, {"c": 2})],
+        "country": "DE", "v": {"n": 3, "last": "x"}, "l": [{"x": 1}, {"x": 2}],
+        "m": [({"k": "a"}, {"c": 1}), ({"k": "b"}, {"c": 2})],
         "t": {"n": 7}, "_expires_t": 90, "timers": [70, 80], DUE: 70,
     }  # fmt: skip
     assert found["FR"] == dict.fromkeys(table_names(table)) | {"country": "FR", "l": [{"x": 9}]}
