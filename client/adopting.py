@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 
 
 def query_of(
-    checkpoint: str, code: str, stage: str, app: str, offsets: Sequence[str], last_batch: int | None
+    checkpoint: str,
+    code: str,
+    stage: str,
+    app: str = "",
+    offsets: Sequence[str] = (),
+    last_batch: int | None = None,
+    attached: str = "",
 ) -> "Query":
     """What is adopted, as what. Raises `Usage` for a name that no stage can have."""
     from ..pipeline.adopt.adopting import Query
 
     keys.check_name("stage", stage)
-    return Query(checkpoint, code, stage, app, tuple(offsets), last_batch)
+    return Query(checkpoint, code, stage, app, tuple(offsets), last_batch, attached)
 
 
 def adopt(

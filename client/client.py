@@ -137,6 +137,7 @@ class Client(Backends, Shown):
         app: str = "",
         from_batch: int | None = None,
         offsets: Mapping[str, Sequence[int]] | None = None,
+        attached: str = "",
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         dry_run: bool = False,
@@ -153,6 +154,7 @@ class Client(Backends, Shown):
             app: the app's name, where it is not the program's.
             from_batch: go on from the end of this batch; default the newest.
             offsets: where the stage goes on, by topic, for those that the query's offsets say nothing of.
+            attached: an app that followed the query: its history is taken over, with what the checkpoint has.
             master: of the Spark that reads; default all cores of this machine.
             spark_conf: settings of that.
             dry_run: only say of what each column is made.
@@ -168,7 +170,7 @@ class Client(Backends, Shown):
         words = [
             f"{topic}={msgspec.json.encode(dict(enumerate(at))).decode()}" for topic, at in (offsets or {}).items()
         ]
-        query = query_of(str(checkpoint), str(code), stage, app, words, from_batch)
+        query = query_of(str(checkpoint), str(code), stage, app, words, from_batch, attached)
         how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
         return adopt(self, query, lambda _line: None, **how)
 

@@ -1,9 +1,8 @@
 """Verbs about queries of Spark: the state of one that runs, one version a batch; one that becomes a stage."""
 
+import os
 from functools import partial
 from typing import Any
-
-import os
 
 from ...errors import Usage
 from ..options import CONF, DRY_RUN, Many, argument, flag, option, span
@@ -87,6 +86,7 @@ def adopt(
         "TOPIC=WHERE",
         "Where the stage goes on, for a topic that the query's offsets say nothing of; as for init. May be repeated.",
     ),
+    attached: str = option("APP", "Take over the history of an app that followed the query, too.", ""),
     emit_program: bool = flag("--emit-program", "Write PROGRAM, which declares the stage, and end."),
     shadow: bool = flag("--shadow", "Compare the stage with the query, batch by batch, and adopt nothing."),
     batches: int | None = option("N", "With --shadow: end after so many batches. Default: by Ctrl-C.", min=1),
@@ -114,7 +114,7 @@ def adopt(
         raise Usage("--batches goes with --shadow")
     settings: dict[str, Any] = {"master": master, "spark_conf": settings_of(conf or ())}
     starting = "starting Spark, which reads the checkpoint"
-    query = adopting.query_of(checkpoint, program, stage, app_name, offsets or (), from_batch)
+    query = adopting.query_of(checkpoint, program, stage, app_name, offsets or (), from_batch, attached)
     if not shadow:
         with session.progress() as progress:
             progress(starting)

@@ -84,9 +84,10 @@ class MemoryCheckpoint:
         """As `Checkpoint`."""
         return range(self.first, len(self.batches))
 
-    def available(self) -> range:
+    def available(self, up_to: int | None = None, /) -> range:
         """As `Checkpoint`."""
-        return self.committed() if self.keeps_changes else self.committed()[-1:]
+        there = self.committed() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
+        return there if self.keeps_changes else there[-1:]
 
     def batch(self, batch: int, /) -> MemoryBatch:
         """As `Checkpoint`."""

@@ -11,11 +11,13 @@ from pyspark.sql import SparkSession
 
 from ...errors import Refused
 from ...keep.adopt.adoption import Adopted, Adoption, Step, adopted_before
+from ...keep.adopt.attached import AttachedHistory
 from ...keep.adopt.columns import Made
 from ...keep.adopt.mapping import mapping_of
 from ...keep.attach.checkpoint import Checkpoint, CheckpointBatch
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.versions import apps, history
 from ...store.versions.manifest import Table
 from ..api.app import App
 from ..api.stage import Stage
@@ -43,6 +45,8 @@ class Query:
     """Each `topic=where`, for topics that the query's offsets say nothing of."""
     last_batch: int | None = None
     """The last one that counts; None for the newest."""
+    attached: str = ""
+    """An app, or `APP/STAGE`, that followed the query, with history that the checkpoint has not any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ def opened(
     ) as spark:
         program = load_app(query.path, name=query.app or None, store=store)
         (declared,) = program.select((query.stage,))
-        with opened_by(query.checkpoint, spark) as checkpoint:
+        with opened_by(query.checkpoint, spark) as found:
+            checkpoint = _with_history(found, query.attached, store, cache)
             if (done := adopted_before(store, program.name, query.stage, checkpoint.query)) is not None:
                 yield Adopting(None, None, done, None, program, checkpoint, spark)
                 return
@@ -133,6 +138,20 @@ def opened(
                 program.name, query.stage, checkpoint.query, checkpoint.where, batches, kinds, table, rows.made, stands
             )
             yield Adopting(plan, adoption, None, first, program, checkpoint, spark)
+
+
+def _with_history(found: Checkpoint, attached: str, store: ObjectStore, cache: SstCache) -> Checkpoint:
+    """The checkpoint behind what an attached app has of its query."""
+    if not attached:
+        return found
+    name, _, stage = attached.partition("/")
+    app = apps.folder_of(store, name)
+    apps.read_app(store, app)
+    if not stage:
+        heads = ((each, history.head(store, app, each)) for each in history.list_stages(store, app))
+        mine = [each for each, head in heads if head and head.attached and head.attached.query == found.query]
+        stage = mine[0] if mine else "state"
+    return AttachedHistory(store, cache, app, stage, found)
 
 
 def _batches(checkpoint: Checkpoint, last: int | None) -> range:

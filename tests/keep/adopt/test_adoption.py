@@ -1,5 +1,6 @@
 """A query becomes a stage: with the rows that the stage would have had, a version a batch, as a whole or not at all."""
 
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from slackwater.fold.event_time import TimeRules
 from slackwater.fold.kinds.aggregate import Aggregates
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Groups
+from slackwater.keep.adopt.attached import AttachedHistory
 from slackwater.keep.attach.memory import MemoryCheckpoint, MemoryTable, Row
+from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.maintain.removal import remove_app
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.take.audit_log import list_operations
@@ -27,7 +30,7 @@ from slackwater.store.versions import apps, history
 
 from tests.models.profiles import scaled
 from tests.support.adopting import adoption, declared
-from tests.support.attaching import START_MS, rows_at, versions
+from tests.support.attaching import START_MS, caught_up, rows_at, tail, versions
 from tests.support.collecting import AgingStore, Killed
 
 ROWS = pa.schema([("country", pa.string()), ("cents", pa.int64()), ("weight", pa.float64()), ("at", pa.int64())])
@@ -299,3 +302,25 @@ def test_windows_fall_due_from_where_the_query_had_come(cache: SstCache) -> None
     assert (newest.event_time.due_ms, newest.watermark_ms) == (3_600_000, 7_000_000)
     assert newest.inputs["orders"].watermark_ms == 7_000_000
     assert not newest.event_time.owed or newest.event_time.next_due_ms is not None
+
+
+def test_the_history_of_an_attached_app_is_taken_over_with_what_the_checkpoint_has(cache: SstCache) -> None:
+    query, store = filled(4), MemoryStore()
+    following = tail(store, cache, query.checkpoint)
+    caught_up(following)
+    for number in range(4, 20):
+        query.batch([{"country": each, "cents": number, "weight": 0.5} for each in ("DE", f"c{number - 3}")])
+    caught_up(following)
+    StageCompactor(
+        store, cache, versions(store)[-1], by="me", threads=1, now_ms=lambda: 0, stop=threading.Event()
+    ).until_done()
+    for number in range(20, 23):
+        query.batch([{"country": "DE", "cents": number, "weight": 0.5}])
+    query.checkpoint.clean_up(before=18)
+    history_of_both = AttachedHistory(store, cache, "shop", "totals", query.checkpoint)
+    assert history_of_both.available() == range(23)
+    target = MemoryStore()
+    adoption(target, cache, history_of_both, query.table).run()
+    check(target, cache, query)
+    query.checkpoint.clean_up(before=22)
+    assert AttachedHistory(store, cache, "shop", "totals", query.checkpoint).available() == range(22, 23)
