@@ -19,11 +19,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from .support import side
 from .support.row import Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 KEYS, QUICK_KEYS = 10_000_000, 200_000
 BATCHES, PER_BATCH = 100, 10_000
@@ -68,7 +72,7 @@ def _heap(size: str) -> dict[str, str]:
     return {"PYSPARK_SUBMIT_ARGS": f"--driver-memory {size} pyspark-shell"}
 
 
-def _session(**conf: str):  # noqa: ANN202  pyspark is imported inside
+def _session(**conf: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")

@@ -258,7 +258,8 @@ class Adoption:
         return self.checkpoint.batch(self.batches[-1]).committed_ms if by_write else ttl.first_clock_ms(None, table, 0)
 
     def _input(self, name: str, before: Input, batch: CheckpointBatch) -> Input:
-        offsets = self.constant.get(name) or batch.offsets[name]
+        # A topic that the query came to read later has none in its first batches.
+        offsets = self.constant.get(name) or batch.offsets.get(name, before.offsets)
         known = sum(before.offsets) if len(before.offsets) <= len(offsets) else sum(offsets)
         watermark_ms = batch.next_watermark_ms if name in self.rules.timed else None
         rows = max(0, sum(offsets) - known) if batch.id > self.batches[0] else 0

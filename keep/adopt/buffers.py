@@ -12,6 +12,7 @@ from decimal import Context, Decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...errors import Refused
 from ...fold.kinds.aggregate import Aggregate
 from ..init.source import taken
 from .columns import Array, Found, Made
@@ -34,6 +35,29 @@ class _Buffer:
 def _same(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
     (value,) = of
     return [Made(name, (value,), lambda rows: rows[value])]
+
+
+def _least_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+    """To Spark NaN is the largest number, and so the least one of nothing but NaN; here it is none."""
+    (value,) = of
+    if not pa.types.is_floating(types[name]):
+        return _same(name, types, of)
+    return [Made(name, (value,), lambda rows: _unless(pc.is_nan(rows[value]), rows[value]), "null for NaN")]
+
+
+def _largest_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+    (value,) = of
+
+    def largest(rows: pa.Table) -> Array:
+        if pa.types.is_floating(rows[value].type) and (count := pc.sum(pc.is_nan(rows[value])).as_py()):
+            raise Refused(
+                f"column {name!r}: the largest value of {count:,} keys is NaN in {value!r} of the state, which max here "
+                "passes over: what the largest number was, the state does not say",
+                hint="leave NaN out of the query's rows, and let it begin anew; or declare the column as update(...)",
+            )
+        return rows[value]
+
+    return [Made(name, (value,), largest)]
 
 
 def _sum(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
@@ -109,8 +133,8 @@ _BUFFERS: Mapping[str, tuple[_Buffer, ...]] = {
     "count": (_Buffer(("count",), _same),),
     "sum": (_Buffer(("sum", "isEmpty"), _decimal_sum), _Buffer(("sum",), _sum)),
     "mean": (_Buffer(("sum", "count"), _mean, "avg"),),
-    "min": (_Buffer(("min",), _same),),
-    "max": (_Buffer(("max",), _same),),
+    "min": (_Buffer(("min",), _least_value),),
+    "max": (_Buffer(("max",), _largest_value),),
     "first": (_Buffer(("first", "valueSet"), _by_arrival(first=True)), _Buffer(_EXTREMUM, _by_order, "min_by")),
     "last": (_Buffer(("last", "valueSet"), _by_arrival(first=False)), _Buffer(_EXTREMUM, _by_order, "max_by")),
 }

@@ -321,3 +321,11 @@ def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
 
 def table_names(table: Table) -> list[str]:
     return [column.name for column in table.columns]
+
+
+def test_nan_is_no_largest_number() -> None:
+    kind = sw.aggregate(least=sw.min("weight"), most=sw.max("weight"))
+    fields = [("min", DOUBLE), ("max", DOUBLE)]
+    assert of_buffer(kind, fields, float("nan"), 3.0)["least"] is None
+    with pytest.raises(Refused, match="column 'most': the largest value of 1 keys is NaN"):
+        of_buffer(kind, fields, 1.0, float("nan"))
