@@ -104,4 +104,8 @@ def shadowed(found: "ShadowBatch", equal: int) -> Result:
     named = [name.replace("before_", "query_").replace("after_", "stage_") for name in flat.column_names]
     rows = zip(*(map(str, column.to_pylist()) for column in flat.columns), strict=True)
     more = f", the first {_MOST_KEYS}" if len(different) > _MOST_KEYS else ""
-    return Result(data, f"{line}{formats.plural(len(different), 'key')} differ{more}", TableBlock.of(named, rows))
+    return Result(
+        data,
+        f"{line}{formats.plural(len(different), 'key')} differ{'s' if len(different) == 1 else ''}{more}",
+        TableBlock.of(named, rows),
+    )

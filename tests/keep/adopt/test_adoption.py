@@ -28,7 +28,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
 
-from tests.models.profiles import scaled
+from tests.models.profiles import crash_points, scaled
 from tests.support.adopting import adoption, declared
 from tests.support.attaching import START_MS, caught_up, rows_at, tail, versions
 from tests.support.collecting import AgingStore, Killed
@@ -134,6 +134,15 @@ def filled(batches: int = 5) -> Query:
         some = ["DE", None, f"c{number}"]
         query.batch([{"country": each, "cents": number, "weight": number / 3} for each in some])
     return query
+
+
+def is_there(store: ObjectStore) -> bool:
+    """Whether anybody takes the app for one."""
+    try:
+        apps.read_app(store, "shop")
+        return bool(history.list_stages(store, "shop"))
+    except (NotFound, Refused):
+        return False
 
 
 def check(store: ObjectStore, cache: SstCache, query: Query, first: int = 0, last: int | None = None) -> None:
@@ -243,20 +252,12 @@ def test_killed_at_any_request_nobody_sees_a_part_and_the_same_call_finishes_it(
 
     with (store := AgingStore()).requests() as requests:
         work(store)
-    count = len(requests)
-    for kill in sorted({*range(0, count, max(1, count // 30)), *range(count - 4, count)}):
+    for kill in crash_points(len(requests)):
         store = AgingStore()
         with store.death_after(kill), suppress(Killed):
             work(store)
-        if store.list("shop/"):
-            seen = None
-            try:
-                apps.read_app(store, "shop")
-                seen = history.list_stages(store, "shop")
-            except (NotFound, Refused):
-                pass
-            if seen:
-                check(store, cache, query)
+        if is_there(store):
+            check(store, cache, query)
         work(store)
         check(store, cache, query)
         assert verify(store, "shop", now_ms=START_MS).consistent
