@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..keep.attach.tables import name_from
 from ..keep.attach.tail import Tail
-from ..results import attached as shown
+from ..results import programs as shown
 from ..results.shown import Result
 from ..store.versions import keys
 from ..store.versions.apps import folder_of

@@ -236,9 +236,9 @@ def main() -> None:
 
     say(
         "10  And a query that knows nothing of all this",
-        "`examples/spark_totals.py` is plain Spark: totals by customer, with state in RocksDB. It goes on unchanged while "
-        "its checkpoint is read, and nothing is written there. Each of its batches becomes a version; one of them has an "
-        "order in the wrong unit.",
+        "`examples/spark_totals.py` is plain Spark: totals by customer, with state in RocksDB. It goes on unchanged "
+        "while its checkpoint is read, and nothing is written there. Each of its batches becomes a version; one of "
+        "them has an order in the wrong unit.",
     )
     attach()
     console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
@@ -260,7 +260,7 @@ def main() -> None:
 def attach() -> None:
     """Follow a query of plain Spark's for a few batches, and find the one that broke it."""
     checkpoint, log = FOLDER / "checkpoints" / "totals", FOLDER / "logs" / "totals.log"
-    query = ("python", str(HERE / "spark_totals.py"), str(checkpoint), "--wrong-from", "40000")
+    query = ("python", str(HERE / "spark_totals.py"), str(checkpoint), "--wrong-from", "60000")
     with background(*query, log=log) as running:
         follow(
             "the query commits its first batches",

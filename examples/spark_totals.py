@@ -2,8 +2,8 @@
 
 Orders come from Spark's rate source, so it needs nothing else:
 
-    python examples/spark_totals.py /tmp/checkpoints/totals
-    slackwater attach /tmp/checkpoints/totals --app shop
+    python examples/spark_totals.py checkpoints/totals
+    slackwater attach checkpoints/totals --app shop
 
 From one order on, amounts are in the wrong unit, as happens. It prints what each batch took.
 """

@@ -1,4 +1,4 @@
-"""What a program makes of stored state: migrations and backfills, first versions, batches that are run again."""
+"""What becomes stored state: by migrations, backfills, first versions, batches run again, queries that are followed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import instants
+from ..keep.attach.tail import Landed, ToAttach
 from ..keep.init.initialise import Initialised
 from ..keep.migrate.migrate import Migrated, lines
+from ..moments.query.log import batches_brought
 from ..pipeline.batch.batch_report import BatchReport
 from ..pipeline.check.check import CheckedVersion, Dependence, PassedOver, Reason
 from ..pipeline.migrate.backfill import Backfilled
 from ..pipeline.migrate.first_version import FirstVersion
 from ..pipeline.replay.compare import Comparison
+from ..store.versions.manifest import Column
 from . import formats, values
 from .document import Block, Cell, TableBlock, Title
 from .formats import MOST_SHOWN, plural
@@ -353,3 +356,80 @@ def commit_line(commit: BatchReport) -> str:
         f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
     )
     return "  ".join(filter(None, words))
+
+
+def to_attach(found: ToAttach, where: str, query: str) -> Result:
+    """What attaching would read, and as what."""
+    return Result(_plan_data(found, where, query), *_plan(found, where, query))
+
+
+def _plan_data(found: ToAttach, where: str, query: str) -> dict[str, object]:
+    return {
+        "checkpoint": where,
+        "query": query,
+        "app": found.app,
+        "stage": found.stage,
+        "next_batch": found.next_batch,
+        "batches": [found.available[0], found.available[-1]] if found.available else [],
+        "tables": {
+            name: {
+                "operator": found.rows_of[name],
+                "key": {column.name: column.type for column in table.key},
+                "values": {column.name: column.type for column in table.values},
+            }
+            for name, table in found.tables.items()
+        },
+    }
+
+
+def _plan(found: ToAttach, where: str, query: str) -> Iterator[Block]:
+    yield f"{where}, the query {query}, as {found.app}/{found.stage}; nothing was changed"
+    yield ""
+    rows = (
+        (name, found.rows_of[name], _columns(table.key), _columns(table.values)) for name, table in found.tables.items()
+    )
+    yield TableBlock.of(("table", "of", "key", "columns"), rows)
+    yield ""
+    if not found.available:
+        yield "the query has not committed a batch yet"
+        return
+    first, last = found.available[0], found.available[-1]
+    there = f"batches {first} to {last} can be read" if last > first else f"batch {last} can be read"
+    if found.next_batch > last:
+        yield f"{there}, and versions have them all"
+    elif found.next_batch >= first:
+        yield f"{there}; it goes on with batch {found.next_batch}"
+    elif found.next_batch:
+        yield f"{there}; batches {found.next_batch} to {first} become one version, as those before {first} are gone"
+    else:
+        yield f"{there}: history begins {instants.iso(found.first_ms)}, with all rows at the end of batch {first}"
+
+
+def _columns(columns: Iterable[Column]) -> str:
+    return ", ".join(f"{each.name} {each.type}" for each in columns)
+
+
+def landed(app: str, found: Landed) -> Result:
+    """A version, in a line."""
+    made = found.manifest
+    data = {
+        "app": app,
+        "stage": made.stage,
+        "version": made.version,
+        "batch": made.attached.next_batch - 1 if made.attached else None,
+        "batches": made.attached.batches if made.attached else 0,
+        "rows": found.rows,
+        "behind_ms": found.behind_ms,
+    }
+    line = (
+        f"{instants.iso(made.time_ms)}  {app}/{made.stage}@v{made.version}  {batches_brought(made)}, "
+        f"{plural(found.rows, 'row')} changed, {formats.duration(found.behind_ms)} after Spark's commit"
+    )
+    return Result(data, line)
+
+
+def caught_up(app: str, stage: str, versions: int, next_batch: int) -> Result:
+    """What one call did."""
+    upto = f"up to batch {next_batch - 1}" if next_batch else "the query has not committed a batch yet"
+    line = f"{app}/{stage}: {plural(versions, 'version')} more, {upto}"
+    return Result({"app": app, "stage": stage, "versions": versions, "next_batch": next_batch}, line)

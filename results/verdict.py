@@ -13,6 +13,7 @@ from .. import instants
 from ..moments.cut.graph import Cut
 from ..moments.cut.lineage import Lineage, Window
 from ..moments.diff.key_changes import KeyChanges
+from ..moments.query.log import batches_brought
 from ..search.flips import Flips
 from ..search.session import KeptSearch
 from ..search.verdict import MAX_ROWS, Evaluation, Guilty, Verdict
@@ -72,8 +73,8 @@ def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, 
 def sentence(found: Verdict) -> str:
     """Which commit it is."""
     if not found.candidates:
-        query = found.bad.stages[found.stage].attached if found.stage in found.bad.stages else None
-        batches = f" ({query})" if query is not None and query.batches else ""
+        batches = batches_brought(found.bad.stages[found.stage]) if found.stage in found.bad.stages else ""
+        batches = f" ({batches})" if batches else ""
         return f"{found.stage} v{found.bad_version}{batches} is the first bad commit of {found.app}"
     return f"the first bad commit of {found.app} is one of {', '.join(map(str, found.candidates))}"
 

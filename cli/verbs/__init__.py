@@ -5,8 +5,8 @@ Not here: what a verb does, what its result looks like (`results`), and any heav
 
 VERBS = {
     "dev": "dev",
-    **dict.fromkeys(("run", "init"), "programs"),
-    **dict.fromkeys(("attach", "adopt"), "attach"),
+    **dict.fromkeys(("run", "attach", "init"), "programs"),
+    "adopt": "adopt",
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",
     "verify": "status",

@@ -26,8 +26,8 @@ from ...store.sst import ttl
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps, history, keys, notes
 from ...store.versions.amend import Amendment, amend, newest
-from ...store.versions.manifest import AppInfo, Attached, EventTime, Input, Manifest, Output, Sst
-from ..attach.checkpoint import Checkpoint, CheckpointBatch, StateTable
+from ...store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Output, Sst
+from ..attach.checkpoint import ReadableBatch, ReadableCheckpoint, ReadableTable
 from ..attach.rows import RowWriter
 from ..attach.steps import MOST_BATCHES
 from ..maintain.compact import StageCompactor
@@ -39,7 +39,7 @@ class Rows(Protocol):
     """Rows of a stage's table, made of a query's. One of it goes through one history."""
 
     @property
-    def states(self) -> Sequence[StateTable]:
+    def states(self) -> Sequence[ReadableTable]:
         """The query's tables of which they are made."""
 
     @property
@@ -92,7 +92,7 @@ class Adoption:
 
     store: ObjectStore
     cache: SstCache
-    checkpoint: Checkpoint
+    checkpoint: ReadableCheckpoint
     first: Manifest
     """The stage's first version, but for rows, inputs' offsets and times: kind "init"."""
     rows: Callable[[], Rows]
@@ -207,7 +207,7 @@ class Adoption:
     def _committed(
         self,
         head: Manifest | None,
-        batch: CheckpointBatch,
+        batch: ReadableBatch,
         ssts: tuple[Sst, ...],
         begun: Callable[[Manifest], Manifest],
     ) -> Manifest:
@@ -257,7 +257,7 @@ class Adoption:
         by_write = table is not None and ttl.by_write_time(table.ttl)
         return self.checkpoint.batch(self.batches[-1]).committed_ms if by_write else ttl.first_clock_ms(None, table, 0)
 
-    def _input(self, name: str, before: Input, batch: CheckpointBatch) -> Input:
+    def _input(self, name: str, before: Input, batch: ReadableBatch) -> Input:
         # A topic that the query came to read later has none in its first batches.
         offsets = self.constant.get(name) or batch.offsets.get(name, before.offsets)
         known = sum(before.offsets) if len(before.offsets) <= len(offsets) else sum(offsets)
@@ -265,7 +265,7 @@ class Adoption:
         rows = max(0, sum(offsets) - known) if batch.id > self.batches[0] else 0
         return replace(before, offsets=tuple(offsets), rows=rows, watermark_ms=watermark_ms)
 
-    def _event_time(self, batch: CheckpointBatch) -> EventTime | None:
+    def _event_time(self, batch: ReadableBatch) -> EventTime | None:
         """As Spark, a batch lets fall due what its own watermark has passed, and the next one what this one left."""
         due_by = self.rules.due_by
         if due_by is None and not self.rules.timed:
@@ -279,9 +279,9 @@ class Adoption:
             behind_ms=self.rules.behind_ms,
         )
 
-    def _brought(self, batch: int) -> Attached:
+    def _brought(self, batch: int) -> Followed:
         brought = batch + 1 if batch == self.batches[0] else 1
-        return Attached(self.checkpoint.query, batch + 1, brought, self.checkpoint.where)
+        return Followed(self.checkpoint.query, batch + 1, brought, self.checkpoint.where)
 
     def _next_batch(self, head: Manifest) -> int:
         assert head.adopted is not None  # noqa: S101  all versions that this makes say it

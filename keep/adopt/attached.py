@@ -18,13 +18,13 @@ from ...store.sst.types import OP, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import table_name, table_of
-from ..attach.checkpoint import DELETED, Checkpoint, CheckpointBatch, StateTable
+from ..attach.checkpoint import DELETED, ReadableBatch, ReadableCheckpoint, ReadableTable
 from ..attach.tables import declared, tables_in
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """`CheckpointBatch`."""
+    """`ReadableBatch`."""
 
     id: int
     offsets: dict[str, tuple[int, ...]]
@@ -35,7 +35,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class AttachedHistory:
-    """`Checkpoint`: of the batches that a stage was attached to, by its versions, and of later ones by the checkpoint.
+    """`ReadableCheckpoint`: of batches that a stage was attached to by its versions, of later ones by the checkpoint.
 
     Raises `Refused` where the stage is attached to another query, or has tables with other columns.
     """
@@ -44,7 +44,7 @@ class AttachedHistory:
     cache: SstCache
     app: str
     stage: str
-    checkpoint: Checkpoint
+    checkpoint: ReadableCheckpoint
     _versions: dict[int, Manifest] = field(default_factory=dict, init=False)
     """By batch, those that brought one batch each, without gaps, and the one before."""
     _names: dict[str, str] = field(default_factory=dict, init=False)
@@ -79,7 +79,7 @@ class AttachedHistory:
         return self.checkpoint.query
 
     @property
-    def tables(self) -> Sequence[StateTable]:
+    def tables(self) -> Sequence[ReadableTable]:
         """Those of the query."""
         return self.checkpoint.tables
 
@@ -99,7 +99,7 @@ class AttachedHistory:
             return range(mine[0], last + 1)
         return range(mine[0], last + 1) if there and there[0] <= mine[-1] + 1 else there
 
-    def batch(self, batch: int, /) -> CheckpointBatch:
+    def batch(self, batch: int, /) -> ReadableBatch:
         """What a version says of it, or the checkpoint."""
         version = self._versions.get(batch)
         if version is None:
@@ -112,12 +112,12 @@ class AttachedHistory:
         offsets = {name: each.offsets for name, each in version.inputs.items()}
         return _Batch(batch, offsets, version.watermark_ms, next_watermark_ms, version.time_ms)
 
-    def rows(self, table: StateTable, batch: int, /) -> Iterable[pa.RecordBatch]:
+    def rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         """The rows of a version, or of the checkpoint."""
         version = self._versions.get(batch)
         return self.checkpoint.rows(table, batch) if version is None else self._rows(table, version)
 
-    def changes(self, table: StateTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
+    def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
         """What versions changed, and then what the checkpoint says."""
         for batch in range(after + 1, up_to + 1):
             if (version := self._versions.get(batch)) is None:
@@ -125,14 +125,14 @@ class AttachedHistory:
                 return
             yield self._changed(table, version)
 
-    def _rows(self, table: StateTable, version: Manifest) -> Iterator[pa.RecordBatch]:
+    def _rows(self, table: ReadableTable, version: Manifest) -> Iterator[pa.RecordBatch]:
         at, schema = self._at(table, version), _schema(table)
         assert at.table is not None  # noqa: S101  it has all tables of the query
         for partition in range(at.table.partitions):
             for some in merged_rows(self.store, self.cache, at.ssts, at.table, partition, 0):
                 yield from some.select(schema.names).cast(schema).combine_chunks().to_batches()
 
-    def _changed(self, table: StateTable, version: Manifest) -> pa.Table:
+    def _changed(self, table: ReadableTable, version: Manifest) -> pa.Table:
         """The rows of the SSTs that a version brought: all that its batch put and deleted."""
         before = history.read(self.store, self.app, self.stage, version.version - 1)
         known = {sst.object for sst in self._at(table, before).ssts}
@@ -146,10 +146,10 @@ class AttachedHistory:
         gone = pc.equal(rows[OP], TOMBSTONE)
         return rows.select(schema.names).cast(schema).append_column(DELETED, gone)
 
-    def _at(self, table: StateTable, version: Manifest) -> Manifest:
+    def _at(self, table: ReadableTable, version: Manifest) -> Manifest:
         name = self._names[table.name]
         return table_of(version, table_name(self.stage, name)) if name else version
 
 
-def _schema(table: StateTable) -> pa.Schema:
+def _schema(table: ReadableTable) -> pa.Schema:
     return pa.schema([*table.key, *table.values])

@@ -51,8 +51,8 @@ def _largest_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str
     def largest(rows: pa.Table) -> Array:
         if pa.types.is_floating(rows[value].type) and (count := pc.sum(pc.is_nan(rows[value])).as_py()):
             raise Refused(
-                f"column {name!r}: the largest value of {count:,} keys is NaN in {value!r} of the state, which max here "
-                "passes over: what the largest number was, the state does not say",
+                f"column {name!r}: the largest value of {count:,} keys is NaN in {value!r} of the state, which max "
+                "passes over here: what the largest number was, the state does not say",
                 hint="leave NaN out of the query's rows, and let it begin anew; or declare the column as update(...)",
             )
         return rows[value]

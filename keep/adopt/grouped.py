@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Table
-from ..attach.checkpoint import DELETED, StateTable
+from ..attach.checkpoint import DELETED, ReadableTable
 from ..attach.tables import fitting
 from ..init.load import MEMORY
 from .columns import Array, Made
@@ -24,7 +24,7 @@ _BATCH_ROWS = 1 << 17
 class Part:
     """What one of the query's tables gives."""
 
-    state: StateTable
+    state: ReadableTable
     made: tuple[Made, ...]
     """The table's key, what tells rows of one key apart, and what is kept of each row: columns of the database's."""
     ids: tuple[str, ...]
@@ -58,7 +58,7 @@ class Grouped:
         self.key = tuple(column.name for column in self.table.key)
 
     @property
-    def states(self) -> tuple[StateTable, ...]:
+    def states(self) -> tuple[ReadableTable, ...]:
         """The query's tables."""
         return tuple(each.state for each in self.parts)
 

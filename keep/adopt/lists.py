@@ -13,7 +13,7 @@ from ...fold.kinds.kind import Bound, Kind
 from ...fold.kinds.session import TIMES, Sessions
 from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Table, is_internal
-from ..attach.checkpoint import StateTable
+from ..attach.checkpoint import ReadableTable
 from .buffers import aggregates
 from .columns import Found, Made, by_name_or_place
 from .grouped import Grouped, Part, listed, quoted
@@ -22,7 +22,7 @@ _ID, _DUE, _MATCHED = "_id", "_due", "_matched"
 
 
 def sessions(
-    kind: Kind, states: Sequence[StateTable], table: Table, _bound: Bound | None, found: Found
+    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, found: Found
 ) -> Grouped | None:
     """Sessions of a key as a list: Spark has a row for each, under the key and where it began."""
     (state,) = states
@@ -57,7 +57,9 @@ def sessions(
     return Grouped((part,), table, tuple((name, quoted(name)) for name, _ in per_key), tuple(for_people))
 
 
-def joined(kind: Kind, states: Sequence[StateTable], table: Table, bound: Bound | None, found: Found) -> Grouped | None:
+def joined(
+    kind: Kind, states: Sequence[ReadableTable], table: Table, bound: Bound | None, found: Found
+) -> Grouped | None:
     """Rows of each side that wait, as a list: Spark numbers those of a key."""
     assert isinstance(kind, Join)  # noqa: S101  its tag says so
     if len(states) != 2 or not isinstance(bound, BoundJoin) or {each.kind for each in states} != {"join"}:
@@ -84,7 +86,7 @@ def joined(kind: Kind, states: Sequence[StateTable], table: Table, bound: Bound 
     return Grouped((parts[0], parts[1]), table, tuple(values), tuple(for_people))
 
 
-def _side(state: StateTable, side: JoinSide, kind: Join, table: Table, found: Found) -> Part:
+def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, found: Found) -> Part:
     index = state.key.names[-1]
     mine, what = Found(), f"column of {side.name}"
     by_name_or_place(table.key, pa.schema([each for each in state.key if each.name != index]), mine, "key column")

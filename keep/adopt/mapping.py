@@ -18,7 +18,7 @@ from ...fold.kinds.due import due_ms, window_of
 from ...fold.kinds.kind import Bound, Kind, kind_of
 from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Column, Table, is_internal
-from ..attach.checkpoint import DELETED, StateTable
+from ..attach.checkpoint import DELETED, ReadableTable
 from ..attach.tables import fitting
 from .buffers import aggregates
 from .columns import Found, Made, by_name_or_place
@@ -36,12 +36,12 @@ _GROUP_STATE, _TIMEOUT = "groupState_", "timeoutTimestamp"
 class RowByRow:
     """A table of a stage, made of one of a query's, a row of a row."""
 
-    state: StateTable
+    state: ReadableTable
     table: Table
     made: tuple[Made, ...]
 
     @property
-    def states(self) -> tuple[StateTable, ...]:
+    def states(self) -> tuple[ReadableTable, ...]:
         """What it is made of."""
         return (self.state,)
 
@@ -77,7 +77,9 @@ class RowByRow:
         return fitting(pa.table([makers[name].make(state) for name in named], names=named), columns)
 
 
-def mapping_of(tables: Sequence[StateTable], table: Table, what: str, bound: Bound | None = None) -> RowByRow | Grouped:
+def mapping_of(
+    tables: Sequence[ReadableTable], table: Table, what: str, bound: Bound | None = None
+) -> RowByRow | Grouped:
     """How a table of a stage is made of a query's state.
 
     `what` is the stage, for errors, and `bound` its state. Raises `Refused` where that cannot be, with what each column
@@ -101,7 +103,7 @@ def mapping_of(tables: Sequence[StateTable], table: Table, what: str, bound: Bou
     return RowByRow(state, table, tuple(found.made))
 
 
-def _refused(found: Found, tables: Sequence[StateTable], what: str, kind: Kind) -> Refused:
+def _refused(found: Found, tables: Sequence[ReadableTable], what: str, kind: Kind) -> Refused:
     return Refused(
         f"the state of the query ({tables[0].kind}) does not become that of {what}, which is {kind}: "
         f"{'; '.join(found.problems)}",
@@ -109,13 +111,13 @@ def _refused(found: Found, tables: Sequence[StateTable], what: str, kind: Kind) 
     )
 
 
-def _aggregate(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
+def _aggregate(kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
     made = kind.core
     assert isinstance(made, Aggregates)  # noqa: S101  its tag says so
     aggregates(made.made, state.values, arrow_schema(table.values), found)
 
 
-def _update(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
+def _update(kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
     if state.kind in _DISTINCT:
         _seen(state, table, found)
     else:
@@ -125,7 +127,7 @@ def _update(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
         found.made.append(Made(DUE, made.of, lambda rows: due_ms(made.make(rows)), f"when {due} has passed"))
 
 
-def _seen(state: StateTable, table: Table, found: Found) -> None:
+def _seen(state: ReadableTable, table: Table, found: Found) -> None:
     """That a key was there is all that dropDuplicates keeps, and until when that counts."""
     for column in _visible(table):
         kind = arrow_schema((column,)).field(0).type
@@ -144,7 +146,7 @@ def _seen(state: StateTable, table: Table, found: Found) -> None:
             )
 
 
-def _pandas(kind: Kind, state: StateTable, table: Table, found: Found) -> None:
+def _pandas(kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
     """The fields of a state, and when the key times out, -1 for never."""
     values = pa.schema([each.with_name(each.name.removeprefix(_GROUP_STATE)) for each in state.values])
     own = [each for each in values if each.name != _TIMEOUT]
@@ -180,11 +182,11 @@ def _renamed(make: Callable[[pa.Table], Any], names: Mapping[str, str], rows: pa
     return make(rows.rename_columns({stored: name for name, stored in names.items()}))
 
 
-def _by_name(_kind: Kind, state: StateTable, table: Table, found: Found) -> None:
+def _by_name(_kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
     by_name_or_place(_visible(table), state.values, found, "column")
 
 
-_RULES: Mapping[str, Callable[[Kind, StateTable, Table, Found], None]] = {
+_RULES: Mapping[str, Callable[[Kind, ReadableTable, Table, Found], None]] = {
     "aggregate": _aggregate,
     "update": _update,
     "pandas_state": _pandas,

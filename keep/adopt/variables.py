@@ -13,7 +13,7 @@ from ...fold.kinds.state_variables import TIMERS, Variable, expires
 from ...store.sst.arrow_types import from_arrow
 from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Column, Table
-from ..attach.checkpoint import StateTable
+from ..attach.checkpoint import ReadableTable
 from .columns import Array, Found, Made, by_name_or_place
 from .grouped import Grouped, Part, quoted
 
@@ -22,7 +22,7 @@ _AT = "_at"
 
 
 def processed(
-    kind: Kind, states: Sequence[StateTable], table: Table, _bound: Bound | None, found: Found
+    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, found: Found
 ) -> Grouped | None:
     """All variables of a key, and its timers: Spark has a table for each."""
     assert isinstance(kind, Processor)  # noqa: S101  its tag says so
@@ -61,7 +61,9 @@ def processed(
     return Grouped(tuple(parts), table, tuple(values), tuple(for_people))
 
 
-def _variable(name: str, variable: Variable, kind: pa.DataType, state: StateTable, table: Table, found: Found) -> Part:
+def _variable(
+    name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, found: Found
+) -> Part:
     key, rest = _key(state, table, found)
     own = pa.schema([each for each in state.values if each.name != _TTL])
     made, order = list(key), ""
@@ -95,14 +97,14 @@ def _variable(name: str, variable: Variable, kind: pa.DataType, state: StateTabl
     return Part(state, tuple(made), ids, tuple(per_key))
 
 
-def _timers(state: StateTable, table: Table, found: Found) -> Part:
+def _timers(state: ReadableTable, table: Table, found: Found) -> Part:
     key, rest = _key(state, table, found)
     (at,) = rest.names or ("",)
     made = (*key, Made(_AT, (at,), itemgetter(at)))
     return Part(state, made, (_AT,), ((TIMERS, f"list({_AT} ORDER BY {_AT})"), (_AT, f"min({_AT})")))
 
 
-def _key(state: StateTable, table: Table, found: Found) -> tuple[list[Made], pa.Schema]:
+def _key(state: ReadableTable, table: Table, found: Found) -> tuple[list[Made], pa.Schema]:
     """The table's key, and what follows the query's own in a row's: the key of a map, a timer's time."""
     count = sum(_leaves(each.type) for each in arrow_schema(table.key))
     columns, mine = list(state.key), Found()

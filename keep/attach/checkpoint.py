@@ -6,10 +6,10 @@ from typing import Protocol
 import pyarrow as pa
 
 DELETED = "_deleted"
-"""Which rows of `Checkpoint.changes` say that a key is gone; their values mean nothing."""
+"""Which rows of `ReadableCheckpoint.changes` say that a key is gone; their values mean nothing."""
 
 
-class StateTable(Protocol):
+class ReadableTable(Protocol):
     """One table of the state that a query keeps."""
 
     @property
@@ -22,14 +22,14 @@ class StateTable(Protocol):
 
     @property
     def key(self) -> pa.Schema:
-        """The columns that identify a row."""
+        """The columns that identify a row; none of a table that has one row."""
 
     @property
     def values(self) -> pa.Schema:
         """All others. No two columns have one name."""
 
 
-class CheckpointBatch(Protocol):
+class ReadableBatch(Protocol):
     """One batch of the query that is committed."""
 
     @property
@@ -53,7 +53,7 @@ class CheckpointBatch(Protocol):
         """When Spark committed it, milliseconds since 1970 UTC."""
 
 
-class Checkpoint(Protocol):
+class ReadableCheckpoint(Protocol):
     """A checkpoint of a query that may be running, and cleans up meanwhile what it does not need any more.
 
     All of it raises `Unavailable` where storage does not answer. Reading what was cleaned up raises `Gone`: nothing of
@@ -69,7 +69,7 @@ class Checkpoint(Protocol):
         """The query's id."""
 
     @property
-    def tables(self) -> Sequence[StateTable]:
+    def tables(self) -> Sequence[ReadableTable]:
         """At least one; the query's own comes first."""
 
     def committed(self) -> range:
@@ -78,13 +78,13 @@ class Checkpoint(Protocol):
     def available(self, up_to: int | None = None, /) -> range:
         """Those of them at whose end the whole state can be read, up to the last that is committed, or to this one."""
 
-    def batch(self, batch: int, /) -> CheckpointBatch:
+    def batch(self, batch: int, /) -> ReadableBatch:
         """What is known of a batch. Raises `Gone`."""
 
-    def rows(self, table: StateTable, batch: int, /) -> Iterable[pa.RecordBatch]:
+    def rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         """The rows of a table at the end of a batch, with the columns of its key and values. Raises `Gone`."""
 
-    def changes(self, table: StateTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
+    def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
         """What the batches `after` + 1 to `up_to` changed of a table, one after the other.
 
         Each has the columns of key and values and `DELETED`, with one row of each key. Raises `Gone`, also where the

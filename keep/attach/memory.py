@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ...errors import Gone
-from .checkpoint import DELETED, StateTable
+from .checkpoint import DELETED, ReadableTable
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """A table of it: `StateTable`."""
+    """A table of it: `ReadableTable`."""
 
     name: str
     key: pa.Schema
@@ -21,7 +21,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBatch:
-    """A batch of it: `CheckpointBatch`."""
+    """A batch of it: `ReadableBatch`."""
 
     id: int
     offsets: Mapping[str, tuple[int, ...]]
@@ -38,7 +38,7 @@ Changes = Mapping[str, Mapping[Row, Row | None]]
 
 @dataclass(slots=True)
 class MemoryCheckpoint:
-    """`Checkpoint`. What was cleaned up is gone; `keeps_changes` is whether Spark's changelog is on."""
+    """`ReadableCheckpoint`. What was cleaned up is gone; `keeps_changes` is whether Spark's changelog is on."""
 
     tables: tuple[MemoryTable, ...]
     query: str = "6a1c9c30-0000-4000-8000-000000000000"
@@ -81,21 +81,21 @@ class MemoryCheckpoint:
         return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
 
     def committed(self) -> range:
-        """As `Checkpoint`."""
+        """As `ReadableCheckpoint`."""
         return range(self.first, len(self.batches))
 
     def available(self, up_to: int | None = None, /) -> range:
-        """As `Checkpoint`."""
+        """As `ReadableCheckpoint`."""
         there = self.committed() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
         return there if self.keeps_changes else there[-1:]
 
     def batch(self, batch: int, /) -> MemoryBatch:
-        """As `Checkpoint`."""
+        """As `ReadableCheckpoint`."""
         self._check_there(batch)
         return self.batches[batch]
 
-    def rows(self, table: StateTable, batch: int, /) -> Iterator[pa.RecordBatch]:
-        """As `Checkpoint`."""
+    def rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
+        """As `ReadableCheckpoint`."""
         self._check_there(batch)
         rows = [key + values for key, values in self._states[batch].get(table.name, {}).items()]
         found = _table(pa.schema([*table.key, *table.values]), rows)
@@ -103,8 +103,8 @@ class MemoryCheckpoint:
             self._check_there(batch)
             yield each
 
-    def changes(self, table: StateTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
-        """As `Checkpoint`."""
+    def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
+        """As `ReadableCheckpoint`."""
         self._check_there(after + 1)
         if not self.keeps_changes:
             raise Gone("the query keeps no changes of its state", hint="it keeps them with its changelog on")

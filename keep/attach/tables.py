@@ -13,10 +13,12 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema, shape
 from ...store.versions import keys
 from ...store.versions.manifest import Column, Manifest, SideTable, Table
-from .checkpoint import StateTable
+from .checkpoint import ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _LONGEST = 63
+_WHOLE = "whole"
+"""The key of a table that has one row and no key, as of an aggregation of all rows: true."""
 
 
 def name_from(text: str, otherwise: str) -> str:
@@ -24,7 +26,7 @@ def name_from(text: str, otherwise: str) -> str:
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-_")[:_LONGEST] or otherwise
 
 
-def declared(tables: Sequence[StateTable], partitions: int) -> dict[str, Table]:
+def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Table]:
     """The tables by their names behind the stage's, empty for its own. Raises `Refused` for what cannot be one."""
     found: dict[str, Table] = {}
     for number, table in enumerate(tables):
@@ -33,15 +35,18 @@ def declared(tables: Sequence[StateTable], partitions: int) -> dict[str, Table]:
             name = f"{name[: _LONGEST - 4]}-{number}"
         what = f"the table {table.name or 'of the query'} ({table.kind})"
         try:
-            keys.check_columns(what, [*table.key.names, *table.values.names])
-            hash_keys(table.key.empty_table(), table.key.names)
-            key, values = (
-                tuple(Column(each.name, from_arrow(each.type)) for each in s) for s in (table.key, table.values)
-            )
+            named = table.key if len(table.key) else pa.schema([(_WHOLE, pa.bool_())])
+            keys.check_columns(what, [*named.names, *table.values.names])
+            hash_keys(named.empty_table(), named.names)
+            key, values = map(_columns, (named, table.values))
         except Usage as error:
             raise Refused(f"{what} cannot be carried: {error.message}", hint=error.hint) from error
         found[name] = Table(key, values, partitions, Attached(table.kind).stored)
     return found
+
+
+def _columns(schema: pa.Schema) -> tuple[Column, ...]:
+    return tuple(Column(each.name, from_arrow(each.type)) for each in schema)
 
 
 def agreed(stored: Mapping[str, Table], found: Mapping[str, Table]) -> dict[str, Table]:
@@ -87,6 +92,8 @@ def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Ta
     """
     schema = arrow_schema(columns)
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    if _WHOLE in schema.names and _WHOLE not in table.column_names:
+        table = table.append_column(_WHOLE, pa.repeat(pa.scalar(True), table.num_rows))
     try:
         return table.select(schema.names).cast(schema)
     except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -19,9 +19,9 @@ from ...store.read.cache import SstCache
 from ...store.versions import amend as amending
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.manifest import AppInfo, Attached, EventTime, Input, Manifest, Sst, Table
+from ...store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Sst, Table
 from ...store.versions.side_tables import table_name, table_of
-from .checkpoint import Checkpoint, CheckpointBatch, StateTable
+from .checkpoint import ReadableBatch, ReadableCheckpoint, ReadableTable
 from .rows import RowWriter
 from .steps import Changes, next_step
 from .tables import agreed, declared, tables_in, with_tables
@@ -34,7 +34,7 @@ _KNOWN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ToAttach:
     """What attaching would do, or goes on from."""
 
     app: str
@@ -72,7 +72,7 @@ class Tail:
 
     store: InitVar[ObjectStore]
     cache: SstCache
-    checkpoint: Checkpoint
+    checkpoint: ReadableCheckpoint
     app: str
     stage: str
     _: KW_ONLY
@@ -86,7 +86,7 @@ class Tail:
     """The last batch that the query had committed when it was looked at last; -1 for none."""
     _store: CountingStore = field(init=False)
     _rows: RowWriter = field(init=False)
-    _tables: dict[str, StateTable] = field(init=False)
+    _tables: dict[str, ReadableTable] = field(init=False)
     """By the names of `tables.declared`."""
     _misses: int = field(default=0, init=False)
     _whole: bool = field(default=False, init=False)
@@ -99,7 +99,7 @@ class Tail:
         found = declared(self.checkpoint.tables, self.partitions)
         self._tables = dict(zip(found, self.checkpoint.tables, strict=True))
 
-    def plan(self) -> Plan:
+    def plan(self) -> ToAttach:
         """What there is, and whether it can be attached. Writes nothing."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
@@ -107,7 +107,7 @@ class Tail:
         tables = self._agreed(head)
         committed, available = self.checkpoint.committed(), self.checkpoint.available()
         named = {table_name(self.stage, name) if name else self.stage: name for name in tables}
-        return Plan(
+        return ToAttach(
             self.app,
             self.stage,
             {shown: tables[name] for shown, name in named.items()},
@@ -127,7 +127,7 @@ class Tail:
         def build(draft: Manifest) -> Manifest:
             tables = self._agreed(draft if draft.attached is not None else None)
             self._whole = self._whole or not tables.keys() <= tables_in(draft).keys()
-            attached = draft.attached or Attached(self.checkpoint.query, 0)
+            attached = draft.attached or Followed(self.checkpoint.query, 0)
             return replace(with_tables(draft, tables), attached=replace(attached, checkpoint=self.checkpoint.where))
 
         def requires(found: Manifest) -> bool:
@@ -208,14 +208,14 @@ class Tail:
         self._whole = False
         return made
 
-    def _commit(self, batch: CheckpointBatch, new: Mapping[str, tuple[Sst, ...]], seq: int, began_s: float) -> Landed:
+    def _commit(self, batch: ReadableBatch, new: Mapping[str, tuple[Sst, ...]], seq: int, began_s: float) -> Landed:
         """The version that this batch is, with rows written under `_seq` `seq`; it was looked at from `began_s` on."""
         expected = self._head
         assert expected.attached is not None  # noqa: S101
         following = expected.attached.next_batch
 
         def update(draft: Manifest) -> Manifest:
-            attached = draft.attached or Attached(self.checkpoint.query, 0)
+            attached = draft.attached or Followed(self.checkpoint.query, 0)
             if attached.next_batch != following:
                 raise Refused(f"{self.app}/{self.stage} was changed meanwhile: it stands before batch {following}")
             sides = {
@@ -287,7 +287,7 @@ class Tail:
         return agreed(tables_in(head), found)
 
 
-def _inputs(draft: Manifest, batch: CheckpointBatch) -> dict[str, Input]:
+def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
     """How far the query has read its sources."""
     found = {}
     for name, offsets in batch.offsets.items():
@@ -304,7 +304,7 @@ def _topic(text: str) -> str:
     return _NOT_IN_TOPICS.sub("-", text)[:249] or "source"
 
 
-def _event_time(draft: Manifest, batch: CheckpointBatch) -> EventTime | None:
+def _event_time(draft: Manifest, batch: ReadableBatch) -> EventTime | None:
     if batch.watermark_ms is None:
         return draft.event_time
     known = draft.event_time or EventTime()

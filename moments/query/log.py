@@ -152,9 +152,17 @@ def _entry(
             if start != end
         ),
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
-        attached=str(manifest.attached or manifest.adopted or ""),
+        attached=batches_brought(manifest),
         replayable=replayable,
     )
+
+
+def batches_brought(manifest: Manifest) -> str:
+    """Which batches of a query of Spark's a version brought: `batch 12`, `batches 41 to 97`; empty for none."""
+    if (query := manifest.attached or manifest.adopted) is None or not query.batches:
+        return ""
+    last, first = query.next_batch - 1, query.next_batch - query.batches
+    return f"batch {last}" if first == last else f"batches {first} to {last}"
 
 
 def unreplayable(store: ObjectStore, app: str, starts: Starts) -> dict[str, int]:

@@ -14,7 +14,7 @@ from ...moments.cut.replicas import Replica
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, published
-from ...store.versions.manifest import Attached, Manifest, Origin, Table
+from ...store.versions.manifest import Followed, Manifest, Origin, Table
 from ...store.versions.side_tables import rejected_of
 from ..cut.graph import order
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut
@@ -89,7 +89,7 @@ class StageOverview:
     """Its watermark; None where it has none."""
     ahead: int = 0
     """Rows since it began whose event time was too far ahead of the clock."""
-    attached: Attached | None = None
+    attached: Followed | None = None
     """Of the state of a query of Spark's, how far it has come."""
     batches_behind: int | None = None
     """How many batches of that query it lacks, as whoever follows it said last; None where nobody does."""

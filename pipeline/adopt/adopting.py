@@ -14,7 +14,7 @@ from ...keep.adopt.adoption import Adopted, Adoption, Step, adopted_before
 from ...keep.adopt.attached import AttachedHistory
 from ...keep.adopt.columns import Made
 from ...keep.adopt.mapping import mapping_of
-from ...keep.attach.checkpoint import Checkpoint, CheckpointBatch
+from ...keep.attach.checkpoint import ReadableBatch, ReadableCheckpoint
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
@@ -75,7 +75,7 @@ class Adopting:
     done: Adopted | None
     first: FirstVersion | None
     program: App
-    checkpoint: Checkpoint
+    checkpoint: ReadableCheckpoint
     spark: SparkSession
 
 
@@ -140,7 +140,7 @@ def opened(
             yield Adopting(plan, adoption, None, first, program, checkpoint, spark)
 
 
-def _with_history(found: Checkpoint, attached: str, store: ObjectStore, cache: SstCache) -> Checkpoint:
+def _with_history(found: ReadableCheckpoint, attached: str, store: ObjectStore, cache: SstCache) -> ReadableCheckpoint:
     """The checkpoint behind what an attached app has of its query."""
     if not attached:
         return found
@@ -154,7 +154,7 @@ def _with_history(found: Checkpoint, attached: str, store: ObjectStore, cache: S
     return AttachedHistory(store, cache, app, stage, found)
 
 
-def _batches(checkpoint: Checkpoint, last: int | None) -> range:
+def _batches(checkpoint: ReadableCheckpoint, last: int | None) -> range:
     """Those that become versions. Raises `Refused` where the last one cannot be read."""
     committed, found = checkpoint.committed(), checkpoint.available(last)
     if not committed:
@@ -170,7 +170,7 @@ def _batches(checkpoint: Checkpoint, last: int | None) -> range:
     )
 
 
-def _offsets(stage: Stage, last: CheckpointBatch, query: Query) -> list[str]:
+def _offsets(stage: Stage, last: ReadableBatch, query: Query) -> list[str]:
     """Where the stage goes on, as the command line would say it. Raises `Refused` where that is not known."""
     if channels := [name for name, one in stage.inputs.items() if not isinstance(one, Topic)]:
         raise Refused(

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ...errors import Refused
 from ...keep.adopt.buffers import declared_from
-from ...keep.attach.checkpoint import StateTable
+from ...keep.attach.checkpoint import ReadableTable
 from ..source.spark_types import spark_schema_of
 
 _TODO = "# The query's own: from the source's rows to those before its stateful operator."
@@ -36,7 +36,7 @@ class _Declared:
 
 
 def program_text(
-    tables: Sequence[StateTable], topics: Sequence[str], app: str, stage: str, where: str, query: str
+    tables: Sequence[ReadableTable], topics: Sequence[str], app: str, stage: str, where: str, query: str
 ) -> str:
     """The text of a Python file. Raises `Refused` for state that no declaration takes over, by name."""
     first = tables[0]
@@ -60,7 +60,7 @@ def program_text(
     return _text(declare(tables), topics, app, stage, where, query)
 
 
-def _aggregate(tables: Sequence[StateTable]) -> _Declared:
+def _aggregate(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
     declared, columns, notes = _aggregates(table.values)
     key, of_key, made, watermark = _key(table)
@@ -99,7 +99,7 @@ def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _session(tables: Sequence[StateTable], app: str) -> _Declared:
+def _session(tables: Sequence[ReadableTable], app: str) -> _Declared:
     (table,) = tables
     begin = table.key.names[-1]
     window = table.values.names[0].removesuffix("_start")
@@ -114,7 +114,7 @@ def _session(tables: Sequence[StateTable], app: str) -> _Declared:
     )  # fmt: skip
 
 
-def _distinct(tables: Sequence[StateTable]) -> _Declared:
+def _distinct(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
     key, columns, made, _ = _key(table)
     expires = bool(len(table.values))
@@ -141,7 +141,7 @@ def _distinct(tables: Sequence[StateTable]) -> _Declared:
     return _Declared(key, state, columns, before=before, made=made, notes=notes)
 
 
-def _join(tables: Sequence[StateTable], sides: Sequence[str]) -> _Declared:
+def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _Declared:
     left, right = (
         [(each.name, _spark(each.type)) for each in table.values if each.name != "matched"] for table in tables
     )
@@ -158,7 +158,7 @@ def _join(tables: Sequence[StateTable], sides: Sequence[str]) -> _Declared:
     return _Declared(key, state, left, right=right, watermark=times[0], made=made, notes=notes)
 
 
-def _pandas(tables: Sequence[StateTable]) -> _Declared:
+def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
     fields = [
         (each.name.removeprefix("groupState_"), _spark(each.type))
@@ -178,14 +178,14 @@ def _pandas(tables: Sequence[StateTable]) -> _Declared:
     return _Declared(key, state, columns, before=before, made=made)
 
 
-def _transform(tables: Sequence[StateTable]) -> _Declared:
+def _transform(tables: Sequence[ReadableTable]) -> _Declared:
     raise Refused(
         "a class of transformWithState is its own declaration: state=sw.processor(TheClass(), output, …)",
         hint="write the stage with the class, and adopt the query with --dry-run",
     )
 
 
-def _update(tables: Sequence[StateTable]) -> _Declared:
+def _update(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
     key, columns, made, _ = _key(table)
     ddl = ", ".join(f"{each.name} {_spark(each.type)}" for each in table.values)
@@ -197,7 +197,7 @@ def _update(tables: Sequence[StateTable]) -> _Declared:
     return _Declared(key, f'sw.update(go_on, state="{ddl}")', columns, before=before, made=made)
 
 
-def _key(table: StateTable) -> tuple[list[str], list[tuple[str, str]], dict[str, str], str]:
+def _key(table: ReadableTable) -> tuple[list[str], list[tuple[str, str]], dict[str, str], str]:
     """The key's names, the columns that they are made of, and how, and the column with a watermark."""
     names, columns, made, watermark = [], [], {}, ""
     for each in table.key:

@@ -9,16 +9,16 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ...errors import NotFound
-from ...keep.attach.checkpoint import Checkpoint, StateTable
+from ...keep.attach.checkpoint import ReadableCheckpoint, ReadableTable
 from ..checkpoint import checkpoint as reader
 from ..checkpoint.logs import SourceOffsets
-from ..checkpoint.tables import StateTable as ReadTable
+from ..checkpoint.tables import StateTable
 from ..spark.session import spark_session
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """`CheckpointBatch`."""
+class _Batch:
+    """`ReadableBatch`."""
 
     id: int
     offsets: Mapping[str, tuple[int, ...]]
@@ -29,7 +29,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """`keep.attach.checkpoint.Checkpoint`."""
+    """`keep.attach.checkpoint.ReadableCheckpoint`."""
 
     where: str
     found: reader.Checkpoint
@@ -39,7 +39,7 @@ class _Opened:
         return self.found.id
 
     @property
-    def tables(self) -> tuple[ReadTable, ...]:
+    def tables(self) -> tuple[StateTable, ...]:
         return self.found.tables
 
     def committed(self) -> range:
@@ -51,20 +51,20 @@ class _Opened:
     def available(self, up_to: int | None = None, /) -> range:
         return self.found.available(up_to)
 
-    def batch(self, batch: int, /) -> Batch:
+    def batch(self, batch: int, /) -> _Batch:
         known = self.found.batch(batch)
         offsets = offsets_of(known.sources)
-        return Batch(known.id, offsets, known.watermark_ms, known.next_watermark_ms, known.committed_ms)
+        return _Batch(known.id, offsets, known.watermark_ms, known.next_watermark_ms, known.committed_ms)
 
-    def rows(self, table: StateTable, batch: int, /) -> Iterable[pa.RecordBatch]:
+    def rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         return self.found.rows(table, batch)  # type: ignore[arg-type]  # it is one of `tables`
 
-    def changes(self, table: StateTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
+    def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
         return self.found.changes(table, after, up_to)  # type: ignore[arg-type]  # it is one of `tables`
 
 
 @contextmanager
-def opened(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator[Checkpoint]:
+def opened(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator[ReadableCheckpoint]:
     """The checkpoint of a query, while a Spark runs that reads it; raises as `pipeline.checkpoint`."""
     with (
         spark_session(f"slackwater attach {where}", master=master, conf={"spark.ui.enabled": "false", **conf}) as spark,
@@ -74,7 +74,7 @@ def opened(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterat
 
 
 @contextmanager
-def opened_by(where: str, spark: SparkSession) -> Iterator[Checkpoint]:
+def opened_by(where: str, spark: SparkSession) -> Iterator[ReadableCheckpoint]:
     """The same by a session that runs already."""
     with reader.opened(where, spark) as found:
         yield _Opened(where, found)

@@ -10,10 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ...errors import ObjectNotFound
+from ...errors import ObjectNotFound, Refused
 from ...whole_file import temporary_folder
 from .files import CheckpointBatch, CheckpointFiles
 from .places import place
@@ -79,7 +81,8 @@ class Checkpoint:
 
     def rows(self, table: StateTable, batch: int) -> Iterator[pa.RecordBatch]:
         """The whole state at the end of a batch, in no order. Raises `Gone` where it cannot be read any more."""
-        with self._spooled(table, batch) as rows:
+        with self._own_folder() as folder:
+            rows = self._spooled(table, batch, folder)
             yield from ds.dataset(rows, schema=table.schema, format="parquet").to_batches()
 
     @contextmanager
@@ -96,15 +99,16 @@ class Checkpoint:
         A key is there once in each. A batch of which nothing but the whole state was kept is compared with the one
         before it. Raises `Gone` where files were cleaned up.
         """
-        while after < up_to:
-            with self._own_folder() as folder:
-                last = self._bring_changes(table, after, up_to, folder)
+        with self._own_folder() as spool:
+            while after < up_to:
+                with self._own_folder() as folder:
+                    last = self._bring_changes(table, after, up_to, folder)
+                    if last > after:
+                        yield from self._feed(table, after, last, folder)
                 if last == after:
                     last += 1
-                    yield self._difference(table, last)
-                else:
-                    yield from self._feed(table, after, last, folder)
-            after = last
+                    yield self._difference(table, last, spool)
+                after = last
 
     def _bring_changes(self, table: StateTable, after: int, up_to: int, folder: Path) -> int:
         """Copy what the batches behind one changed, as much as is read at a time; the last of these."""
@@ -135,7 +139,8 @@ class Checkpoint:
             F.col("batch_id").alias(_BATCH),
             F.monotonically_increasing_id().alias(_ORDER),
         )
-        found = feed.toArrow()
+        with self._by_spark(table, last):
+            found = feed.toArrow()
         # A key lies in one partition, whose changes come in the order in which they were made.
         newest = found.group_by([_BATCH, *table.key.names]).aggregate([(_ORDER, "max")])[f"{_ORDER}_max"]
         kept = found.filter(pc.is_in(found[_ORDER], newest))
@@ -143,24 +148,29 @@ class Checkpoint:
         for batch in range(after + 1, last + 1):
             yield kept.filter(pc.field(_BATCH) == batch).select(schema.names).cast(schema)
 
-    def _difference(self, table: StateTable, batch: int) -> pa.Table:
-        """What differs between the whole states at the ends of a batch and of the one before it."""
-        with self.frame(table, batch - 1) as before, self.frame(table, batch) as after:
-            old, new = before.alias("old"), after.alias("new")
-            changed = new.join(old, _same(table.schema), "left_anti").withColumn(DELETED, F.lit(False))
-            gone = (
-                old.join(new, _same(table.key), "left_anti").select(*table.key.names).withColumn(DELETED, F.lit(True))
-            )
-            schema = _with_deleted(table)
-            return changed.unionByName(gone, allowMissingColumns=True).select(schema.names).toArrow().cast(schema)
+    def _difference(self, table: StateTable, batch: int, spool: Path) -> pa.Table:
+        """What differs between the whole states at the ends of a batch and of the one before it.
 
-    @contextmanager
-    def _spooled(self, table: StateTable, batch: int) -> Iterator[Path]:
-        """The whole state at the end of a batch as a folder of Parquet: no memory holds it."""
-        with self._own_folder() as folder:
-            with self.frame(table, batch) as frame:
-                frame.write.parquet(str(folder / "rows"))
-            yield folder / "rows"
+        In the folder `spool` the later one is left for the next batch.
+        """
+        before, after = (self._spooled(table, each, spool) for each in (batch - 1, batch))
+        old, new = (self._spark.read.parquet(str(each)).alias(name) for name, each in (("old", before), ("new", after)))
+        changed = new.join(old, _same(table.schema), "left_anti").withColumn(DELETED, F.lit(False))
+        gone = old.join(new, _same(table.key), "left_anti").select(*table.key.names).withColumn(DELETED, F.lit(True))
+        schema = _with_deleted(table)
+        both = changed.unionByName(gone, allowMissingColumns=True).select(schema.names)
+        with self._by_spark(table, batch):
+            found = both.toArrow().cast(schema)
+        shutil.rmtree(before)
+        return found
+
+    def _spooled(self, table: StateTable, batch: int, spool: Path) -> Path:
+        """The whole state at the end of a batch as Parquet, of which no memory need hold all."""
+        rows = spool / str(batch)
+        if not rows.exists():
+            with self.frame(table, batch) as frame, self._by_spark(table, batch):
+                frame.write.parquet(str(rows))
+        return rows
 
     def _tables(self, newest: int) -> tuple[StateTable, ...]:
         found: list[StateTable] = []
@@ -191,6 +201,20 @@ class Checkpoint:
         return (
             self._spark.read.format("statestore").options(**{name: str(value) for name, value in said.items()}).load()
         )
+
+    @contextmanager
+    def _by_spark(self, table: StateTable, batch: int) -> Iterator[None]:
+        """Inside, what Spark cannot read is refused. It has all files that it needs, as far as is known here."""
+        try:
+            yield
+        except (PySparkException, Py4JJavaError) as error:
+            java = error.java_exception if isinstance(error, Py4JJavaError) else None
+            said = str((java.getMessage() if java else error) or error).strip().partition("\n")[0]
+            raise Refused(
+                f"Spark cannot read the state {table.name or table.kind!r} of batch {batch} in {self.files.url}",
+                quoted=said,
+                hint="does Spark's own reader (format statestore) read it? Then it is a fault of slackwater's",
+            ) from error
 
     @contextmanager
     def _own_folder(self) -> Iterator[Path]:

@@ -21,7 +21,8 @@ _KINDS = {
 """Of operators by Spark's short names what they are here."""
 _ROWS_OF_A_SIDE = "-keyWithIndexToValue"
 """How the name of a join's store ends that holds the rows of one side; others count them."""
-_VARIABLES, _LIST = "stateVariables", "ListState"
+_LIST = "ListState"
+_VARIABLE_KINDS = ("ValueState", "MapState", _LIST, "TimerState")
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 
 
@@ -85,18 +86,22 @@ def operator_in(data: bytes, key: str) -> Operator:
         partitions = int(stores[0]["numPartitions"])
         properties = json.loads(said.get("operatorPropertiesJson") or "{}")
         variables = [
-            (str(each["stateName"]), str(each["stateVariableType"])) for each in properties.get(_VARIABLES, ())
+            (str(each["stateName"]), str(each["stateVariableType"])) for each in properties.get("stateVariables", ())
         ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key) from error
     if name not in _KINDS:
         raise Refused(f"the query has the stateful operator {name!r}, whose state cannot be read")
+    for variable, kind in variables:
+        if kind not in _VARIABLE_KINDS:
+            raise Refused(f"the query has the state variable {variable!r} of kind {kind}, which cannot be read")
     return Operator(number, name, _KINDS[name], names, partitions, tuple(_tables(name, names, variables)))
 
 
 def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str]]) -> Iterable[Kept]:
     if name in _TRANSFORM:
-        for variable, kind in variables:
+        # Spark keeps them in no order. Those that are one value of a key come first, timers last.
+        for variable, kind in sorted(variables, key=lambda each: (_VARIABLE_KINDS.index(each[1]), each[0])):
             if variable in _TIMERS:
                 yield Kept("timers", stores[0], (("readRegisteredTimers", "true"),), has_feed=False)
             elif not variable.startswith("$"):

@@ -1,8 +1,8 @@
 """The tables of state that a query keeps, one for each store or state variable, with flat columns."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -16,10 +16,24 @@ from ...store.sst.arrow_types import from_arrow, to_arrow
 from .operators import Kept, Operator
 
 _NO_NAME = re.compile(r"\W+", re.ASCII)
+_INSTANT = pa.timestamp("us", "UTC")
 _WINDOW = [("start", TimestampType()), ("end", TimestampType())]
 _KEYS = ("key", "user_map_key", "expiration_timestamp_ms")
 _VALUES = ("value", "user_map_value", "list_value")
-"""Columns of Spark's reader, of which one that is there is a struct but for `list_value`."""
+"""Columns of Spark's reader, those that are there."""
+_TIMES = {
+    ("transform", ("expiration_timestamp_ms",)): ("due_at", F.timestamp_millis),
+    ("transform", ("value", "ttlExpirationMs")): ("expires_at", F.timestamp_millis),
+    ("transform", ("user_map_value", "ttlExpirationMs")): ("expires_at", F.timestamp_millis),
+    ("pandas", ("value", "timeoutTimestamp")): ("due_at", F.timestamp_millis),
+    ("map-groups", ("value", "timeoutTimestamp")): ("due_at", F.timestamp_millis),
+    ("distinct-within-watermark", ("value", "expiresAtMicros")): ("expires_at", F.timestamp_micros),
+}
+"""Numbers of Spark's that are times, by kind and path: what they are called here. Below 0 there is none."""
+_AROUND = {"pandas": "groupState", "map-groups": "groupState", "transform": "value"}
+"""Structs of Spark's own around a user's state, whose names say nothing."""
+NO_KEY = "row"
+"""The key of a table that has one row, such as that of a total: 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,8 @@ class Part:
     place: tuple[int, ...]
     """By position, from the outside in: a buffer of an aggregate has several fields of one name."""
     type: pa.DataType
+    path: tuple[str, ...]
+    """The same by Spark's names, the column first. Empty for a key where Spark has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +88,28 @@ class StateTable:
 
     def columns(self) -> Sequence[Column]:
         """All columns, made of those that Spark's reader gives."""
-        return [_select(F.col(each.within).cast(_numbered(self.spark_types[each.within])), each) for each in self.parts]
+        return [_select(each, self.spark_types, self.kind) for each in self.parts]
 
 
 def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -> StateTable:
     """The table of what Spark's reader gives by a schema. Raises `Refused` for a type that no table can have."""
     types = {each.name: each.dataType for each in schema.fields}
-    about = name or operator.kind
-    key = [part for column in _KEYS if column in types for part in _parts(column, types[column], about)]
+    kind = operator.kind
+    if kind == "aggregate" and any(_is_window(each.dataType) for each in getattr(types["key"], "fields", ())):
+        kind = "window"
+
+    def parts(columns: Iterable[str]) -> Iterator[Part]:
+        for column in columns:
+            if column in types:
+                for each in _parts(types[column], (column,), name or kind):
+                    yield _named(each, kind)
+
+    key = [*parts(_KEYS)] or [Part(NO_KEY, "", (), pa.int64(), ())]
     keys = {each.name for each in key}
-    windows = any(_is_window(each.dataType) for each in getattr(types["key"], "fields", ()))
-    kind = "window" if operator.kind == "aggregate" and windows else operator.kind
-    values = [part for column in _VALUES if column in types for part in _parts(column, types[column], about)]
     # A session's value has its key once more.
-    values = [each for each in values if kind != "session" or each.name not in keys]
-    parts = tuple(_unique([*key, *values]))
-    columns = [pa.field(each.name, each.type) for each in parts]
+    values = [each for each in parts(_VALUES) if kind != "session" or each.name not in keys]
+    flat = tuple(_unique([*key, *values]))
+    columns = [pa.field(each.name, each.type) for each in flat]
     return StateTable(
         name,
         operator.id,
@@ -97,7 +119,7 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
         kept.has_feed,
         pa.schema(columns[: len(key)]),
         pa.schema(columns[len(key) :]),
-        parts,
+        flat,
         types,
     )
 
@@ -106,14 +128,23 @@ def _is_window(kind: DataType) -> bool:
     return isinstance(kind, StructType) and [(each.name, each.dataType) for each in kind.fields] == _WINDOW
 
 
-def _parts(
-    within: str, kind: DataType, table: str, names: Sequence[str] = (), place: tuple[int, ...] = ()
-) -> Iterator[Part]:
+def _parts(kind: DataType, path: tuple[str, ...], table: str, place: tuple[int, ...] = ()) -> Iterator[Part]:
     if isinstance(kind, StructType):
         for number, each in enumerate(kind.fields):
-            yield from _parts(within, each.dataType, table, [*names, each.name], (*place, number))
+            yield from _parts(each.dataType, (*path, each.name), table, (*place, number))
     elif not isinstance(kind, NullType):
-        yield Part(_word("_".join(names) or within), within, place, _storable(kind, ".".join([within, *names]), table))
+        name = _word("_".join(path[1:] or path))
+        yield Part(name, path[0], place, _storable(kind, ".".join(path), table), path)
+
+
+def _named(part: Part, kind: str) -> Part:
+    """A column as an operator of a kind has it: times are times, and what is only around a user's state has no name."""
+    if (time := _TIMES.get((kind, part.path))) is not None:
+        return replace(part, name=time[0], type=_INSTANT)
+    _, *inside = part.path
+    if len(inside) > 1 and inside[0] == _AROUND.get(kind) and part.within in _VALUES:
+        return replace(part, name=_word("_".join(inside[1:])))
+    return part
 
 
 def _word(name: str) -> str:
@@ -130,7 +161,7 @@ def _unique(parts: Iterable[Part]) -> Iterator[Part]:
             number += 1
             name = f"{each.name}_{number}"
         seen.add(name.lower())
-        yield Part(name, each.within, each.place, each.type)
+        yield replace(each, name=name)
 
 
 def _storable(kind: DataType, column: str, table: str) -> pa.DataType:
@@ -150,7 +181,12 @@ def _numbered(kind: DataType) -> DataType:
     return StructType([StructField(f"_{number}", _numbered(each.dataType)) for number, each in enumerate(kind.fields)])
 
 
-def _select(column: Column, part: Part) -> Column:
+def _select(part: Part, types: Mapping[str, DataType], kind: str) -> Column:
+    if not part.path:
+        return F.lit(0).cast("long").alias(part.name)
+    column = F.col(part.within).cast(_numbered(types[part.within]))
     for number in part.place:
         column = column.getField(f"_{number}")
+    if (time := _TIMES.get((kind, part.path))) is not None:
+        column = F.when(column >= 0, time[1](column))
     return column.alias(part.name)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...errors import Usage
 from ..objects.open import check_root
 from . import column_types, keys
-from .manifest import AppInfo, Attached, Column, Input, Lost, Manifest, Output, Sst, Table
+from .manifest import AppInfo, Column, Followed, Input, Lost, Manifest, Output, Sst, Table
 
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
@@ -31,7 +31,7 @@ def relations(value: Any) -> Iterator[Wrong]:
     return iter(())
 
 
-def _of_a_query(field: str, query: Attached | None) -> Iterator[Wrong]:
+def _of_a_query(field: str, query: Followed | None) -> Iterator[Wrong]:
     if query is not None and query.batches > query.next_batch:
         yield Wrong(f"{field}.batches", query.batches, f"at most those before next_batch, {query.next_batch}")
 

@@ -389,23 +389,17 @@ class Backfill(Struct, frozen=True):
     """Whether the stage itself began there, so that nothing is missing."""
 
 
-class Attached(Struct, frozen=True):
-    """How far a version has come of a query of Spark's whose checkpoint is read: its tables are that query's state."""
+class Followed(Struct, frozen=True):
+    """How far a version has come of a query of Spark's, whose state its tables are."""
 
     query: limits.Line
-    """The query's id, which Spark wrote into the checkpoint."""
+    """The query's id."""
     next_batch: limits.Seq
-    """The first batch of the query that is not in the version; 0 for none yet."""
+    """The first batch that is not in the version."""
     batches: limits.Own[limits.Count] = 0
-    """How many batches this version brought, up to the one before that: more than one where those before the last were
-    cleaned up before they were read. 0 of versions that brought none."""
+    """How many this version brought, up to that: several where all but the last were gone before they were read."""
     checkpoint: limits.Line = ""
     """Where it was read from last."""
-
-    def __str__(self) -> str:
-        """The batches that the version brought, in words; empty for none."""
-        last, first = self.next_batch - 1, self.next_batch - self.batches
-        return f"batches {first} to {last}" if self.batches > 1 else f"batch {last}" if self.batches else ""
 
 
 class Manifest(Struct, frozen=True):
@@ -478,9 +472,9 @@ class Manifest(Struct, frozen=True):
     """The number of the app's index of what was forgotten (`forgotten.index`) that it went through, 0 for none: whoever
     reads a manifest with a newer one than is known, reads that first."""
 
-    attached: Attached | None = None
-    """Of a stage whose tables are the state of a query of Spark's; None of any other."""
-    adopted: Attached | None = None
+    attached: Followed | None = None
+    """None of a stage whose tables are no query's state."""
+    adopted: Followed | None = None
     """Of a version that was made of a query's when that became the stage; None of those that the stage made itself."""
 
     @property

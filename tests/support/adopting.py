@@ -9,7 +9,7 @@ from slackwater.fold.event_time import TimeRules
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.keep.adopt.adoption import Adoption, Step
 from slackwater.keep.adopt.mapping import mapping_of
-from slackwater.keep.attach.checkpoint import Checkpoint
+from slackwater.keep.attach.checkpoint import ReadableCheckpoint
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.arrow_types import from_arrow
@@ -30,7 +30,7 @@ def declared(kind: Kind, rows: pa.Schema, key: Sequence[str]) -> Table:
 def adoption(
     store: ObjectStore,
     cache: SstCache,
-    checkpoint: Checkpoint,
+    checkpoint: ReadableCheckpoint,
     table: Table,
     *,
     stage: str = "totals",

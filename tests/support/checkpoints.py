@@ -6,6 +6,7 @@ tests.support.checkpoints FOLDER` makes them anew, with whatever Spark is instal
 
 import json
 import os
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -15,9 +16,12 @@ from random import Random
 from typing import Any
 
 import pandas as pd
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
+
+from tests.support.running import eventually
 
 BATCHES = 5
 _ROWS = 12
@@ -199,7 +203,10 @@ def run_query(spark: SparkSession, name: str, provider: str, source: Path, check
     writer = rows.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(checkpoint))
     running = writer.start() if name in _ENDLESS else writer.trigger(availableNow=True).start()
     try:
-        running.processAllAvailable() if name in _ENDLESS else running.awaitTermination()
+        if name in _ENDLESS:
+            eventually(lambda: not running.isActive or (checkpoint / f"commits/{BATCHES}").exists(), "its batches")
+        else:
+            running.awaitTermination()
     finally:
         running.stop()
 
@@ -216,14 +223,32 @@ def _record(into: Path, wanted: list[str]) -> None:
     work = into / "work"
     work.mkdir(parents=True)
     write_input(work / "input")
-    spark = SparkSession.builder.master("local[2]").config("spark.sql.session.timeZone", "UTC").getOrCreate()
-    for name in wanted or QUERIES:
+    spark = SparkSession.builder.master("local[2]").config(map=_settings(work)).getOrCreate()
+    for name in QUERIES.keys() & set(wanted) if wanted else QUERIES:
         for provider in PROVIDERS:
             if name == "transform" and provider == "hdfs":
                 continue  # Spark has none
             run_query(spark, name, provider, work / "input", work / f"{name}-{provider}")
             pack(work / f"{name}-{provider}", into / f"{name}-{provider}.zip")
+    for name in {"bean", "kryo"}.intersection(wanted or ("bean", "kryo")):
+        for setting, value in PROVIDERS["changelog" if name == "bean" else "hdfs"].items():
+            spark.conf.set(setting, value)
+        checkpoint = work / f"map-groups-{name}"
+        getattr(spark._jvm.MapGroups, name)(spark._jsparkSession, str(work / "input"), str(checkpoint))
+        pack(checkpoint, into / f"{checkpoint.name}.zip")
     spark.stop()
+
+
+def _settings(work: Path) -> dict[str, str]:
+    """For a session with Java's queries in its JVM: mapGroupsWithState and flatMapGroupsWithState have no Python."""
+    jars = Path(pyspark.__file__).parent / "jars"
+    source = Path(__file__).with_name("MapGroups.java")
+    subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(work), str(source)], check=True)
+    return {
+        "spark.driver.extraClassPath": str(work),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+    }
 
 
 if __name__ == "__main__":

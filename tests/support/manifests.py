@@ -12,9 +12,9 @@ from slackwater.store.versions import keys
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import (
     AppInfo,
-    Attached,
     Backfill,
     Column,
+    Followed,
     Former,
     Input,
     Lost,
@@ -101,7 +101,7 @@ def _that_can_be(value: Manifest) -> Manifest:
     )
 
 
-def _attached(value: Attached | None) -> Attached | None:
+def _attached(value: Followed | None) -> Followed | None:
     return replace(value, batches=min(value.batches, value.next_batch)) if value is not None else None
 
 

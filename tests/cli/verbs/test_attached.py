@@ -10,7 +10,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
-from tests.support.attaching import START_MS, caught_up, commit, query, tail
+from tests.keep.attach.following import START_MS, caught_up, commit, query, tail
 
 pytestmark = pytest.mark.usefixtures("isolated")
 

@@ -4,20 +4,21 @@ import datetime
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Fenced, Refused
-from slackwater.keep.attach.memory import MemoryCheckpoint, Row
+from slackwater.keep.attach.memory import MemoryCheckpoint, MemoryTable, Row
 from slackwater.keep.attach.tail import Tail
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.verify.verify import verify
+from slackwater.moments.query.log import batches_brought
 from slackwater.moments.take.audit_log import list_operations
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.models.profiles import SEARCHES
-from tests.support.attaching import (
+from tests.keep.attach.following import (
     SEEN,
     START_MS,
     TOTALS,
@@ -31,6 +32,7 @@ from tests.support.attaching import (
     truth,
     versions,
 )
+from tests.models.profiles import SEARCHES
 from tests.support.collecting import AgingStore, Killed
 
 DAY = datetime.date(2026, 11, 26)
@@ -59,7 +61,7 @@ def batches(checkpoint: MemoryCheckpoint, count: int) -> None:
 
 
 def brought(store: MemoryStore) -> list[str]:
-    return [str(each.attached) for each in versions(store) if each.kind == "batch"]
+    return [batches_brought(each) for each in versions(store) if each.kind == "batch"]
 
 
 def test_each_batch_is_a_version_and_the_first_has_all_that_came_before(cache: SstCache) -> None:
@@ -184,6 +186,16 @@ def test_a_table_that_is_new_begins_with_all_rows_that_it_has(cache: SstCache) -
     checkpoint.tables = (SEEN,)
     with pytest.raises(Refused, match="its state was changed"):
         tail(store, cache, checkpoint).claim()
+
+
+def test_a_table_without_a_key_has_one_row(cache: SstCache) -> None:
+    store, checkpoint = MemoryStore(), query(MemoryTable("", pa.schema([]), pa.schema([("count", pa.int64())])))
+    for number in range(3):
+        commit(checkpoint, {"": {(): (number,)}})
+    caught_up(tail(store, cache, checkpoint))
+    assert [rows_at(store, cache, each) for each in versions(store)[1:]] == [
+        {"totals": {(True,): (number,)}} for number in range(3)
+    ]
 
 
 def test_killed_at_any_request_it_is_finished_by_the_next_one(cache: SstCache) -> None:

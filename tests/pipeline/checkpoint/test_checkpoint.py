@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from slackwater.errors import Gone
@@ -24,7 +25,11 @@ from tests.support.checkpoints import PROVIDERS, QUERIES, run_query, write_input
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
-RECORDINGS = sorted(each.stem for each in RECORDED.glob("*.zip"))
+MORE = ("aggregate-changelog", "join-changelog", "transform-format2")
+RECORDINGS = [
+    pytest.param(each.stem, marks=pytest.mark.ci if each.stem in MORE else ())
+    for each in sorted(RECORDED.glob("*.zip"))
+]
 State = dict[tuple[Any, ...], tuple[Any, ...]]
 
 
@@ -63,7 +68,7 @@ def test_spark_reads_nothing_where_a_file_that_it_needs_is_not_there(
         session = spark.newSession()
         session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", files.format_of(3))
         reader = session.read.format("statestore").option("path", f"file:{tmp_path / victim.name}")
-        with pytest.raises(PySparkException):
+        with pytest.raises((PySparkException, Py4JJavaError)):
             reader.option("batchId", 3).load().count()
 
 
@@ -108,8 +113,8 @@ def test_a_checkpoint_on_s3_is_read_without_hadoop(
 def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
     before = _listing(folder)
     with opened(str(folder), spark) as checkpoint:
-        batches = checkpoint.available()
-        assert len(batches) > 3
+        batches = checkpoint.available()[-4:]
+        assert len(batches) == 4
         assert len({table.name for table in checkpoint.tables}) == len(checkpoint.tables) > 0
         for table in checkpoint.tables:
             state: State = {}
@@ -139,9 +144,11 @@ def _by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: 
 def _flat(table: StateTable, frame: DataFrame, row: Row) -> tuple[Any, ...]:
     values = []
     for part in table.parts:
-        value: Any = row[frame.columns.index(part.within)]
+        value: Any = row[frame.columns.index(part.within)] if part.path else 0
         for number in part.place:
             value = value[number] if value is not None else None
+        if part.name in ("due_at", "expires_at") and isinstance(value, int):
+            value = datetime.fromtimestamp(value / (1e6 if part.path[-1] == "expiresAtMicros" else 1e3), UTC)
         values.append(_plain(value))
     return tuple(values)
 

@@ -153,7 +153,7 @@ def test_a_batch_that_lays_the_state_out_anew_has_no_feed(tmp_path: Path) -> Non
     store.put("offsets/3", said.replace('shuffle.partitions":"2"', 'shuffle.partitions":"4"').encode())
     files = CheckpointFiles(store)
     assert [files.has_feed(batch) for batch in (2, 3, 4, 5)] == [True, False, False, True]
-    with pytest.raises(Refused, match="batch 3 of the checkpoint .* has its state in 4 partitions"):
+    with pytest.raises(Refused, match=r"batch 3 of the checkpoint .* has its state in 4 partitions"):
         files.bring_whole(files.stores(), 3, tmp_path)
 
 

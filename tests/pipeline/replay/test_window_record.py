@@ -15,7 +15,7 @@ from slackwater.search.verdict import Guilty, Verdict
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.support.attaching import START_MS, caught_up, query, tail
+from tests.keep.attach.following import START_MS, caught_up, query, tail
 
 PROGRAM = """
 from pyspark.sql import functions as F

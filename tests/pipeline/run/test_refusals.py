@@ -23,7 +23,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import Cloning, begin_clone, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
-from tests.support.attaching import commit, query
+from tests.keep.attach.following import commit, query
 
 pytestmark = pytest.mark.usefixtures("no_spark")
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from slackwater.keep.attach.checkpoint import Checkpoint
+from slackwater.keep.attach.checkpoint import ReadableCheckpoint
 from slackwater.keep.attach.tail import Tail
 from slackwater.pipeline.attach.opened import opened_by
 from slackwater.store.objects.open import open_store
@@ -19,11 +19,11 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.arrow_types import python_rows
 
 from tests.cli.verbs.calling import MODULE, done, from_json
-from tests.support.attaching import rows_at
+from tests.keep.attach.following import rows_at
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated")]
 
-QUERY = Path(__file__).parents[2] / "examples" / "spark_totals.py"
+QUERY = Path(__file__).parents[3] / "examples" / "spark_totals.py"
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def bytes_of(folder: Path) -> dict[str, str]:
     }
 
 
-def truth(checkpoint: Checkpoint, batch: int) -> dict[tuple[object, ...], tuple[object, ...]]:
+def truth(checkpoint: ReadableCheckpoint, batch: int) -> dict[tuple[object, ...], tuple[object, ...]]:
     """A whole state by Spark's own reader."""
     (table,) = checkpoint.tables
     rows = (row for some in checkpoint.rows(table, batch) for row in python_rows(some))
