@@ -21,14 +21,15 @@ from slackwater.keep.attach.memory import MemoryCheckpoint, MemoryTable, Row
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.maintain.removal import remove_app
 from slackwater.keep.verify.verify import verify
+from slackwater.moments.query.log import batches_brought
 from slackwater.moments.take.audit_log import list_operations
 from slackwater.store.compaction.merge import merged_rows
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
-from tests.support.attaching import START_MS, caught_up, rows_at, tail, versions
 
+from tests.keep.attach.following import START_MS, caught_up, rows_at, tail, versions
 from tests.models.profiles import crash_points, scaled
 from tests.support.adopting import adoption, declared
 from tests.support.collecting import AgingStore, Killed
@@ -177,7 +178,7 @@ def test_history_begins_where_the_checkpoint_can_be_read_and_ends_where_it_is_sa
     check(store, cache, query, first=2, last=4)
     assert done.offsets == {"orders": query.checkpoint.batches[4].offsets["orders"]}
     first = versions(store)[0]
-    assert (first.kind, first.time_ms, str(first.adopted)) == ("init", START_MS + 2_000, "batches 0 to 2")
+    assert (first.kind, first.time_ms, batches_brought(first)) == ("init", START_MS + 2_000, "batches 0 to 2")
     assert verify(store, "shop", now_ms=START_MS, deep=True).consistent
     assert [each.verb for each in list_operations(store, "shop")] == ["adopt"]
 
