@@ -1,7 +1,7 @@
-"""Checkpoints that Spark wrote, of each operator: the program that is emitted for one fits, and takes its history over."""
+"""Checkpoints that Spark wrote, of each operator: the program that is emitted for one takes its history over."""
 
 import textwrap
-from collections.abc import Callable
+import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +20,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
-from tests.pipeline.checkpoint.conftest import recorded
+from tests.pipeline.checkpoint.conftest import RECORDED
 
-__all__ = ["recorded"]
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 CLASS = """
@@ -43,6 +42,12 @@ CLASS = """
 """
 
 
+def unpacked(name: str, folder: Path) -> str:
+    with zipfile.ZipFile(RECORDED / f"{name}.zip") as packed:
+        packed.extractall(folder)
+    return str(folder)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -51,9 +56,7 @@ CLASS = """
         pytest.param("transform-format2", marks=pytest.mark.ci),
     ],
 )
-def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(
-    name: str, recorded: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str, tmp_path: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
     store, cache, program = (
         MemoryStore(),
@@ -61,7 +64,7 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(
         tmp_path / f"{name.partition('-')[0]}_made.py",
     )
     topics = ("orders", "payments") if name.startswith("join") else ("orders",)
-    with opened_by(str(recorded(name)), spark) as found:
+    with opened_by(unpacked(name, tmp_path / "checkpoint"), spark) as found:
         if name.startswith("transform"):
             program.write_text(textwrap.dedent(CLASS))
         else:
@@ -75,7 +78,8 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(
         first = Manifest("shop", "made", 1, 1, "w", 1, "init", inputs=inputs, table=table, by="host:1")
         adoption = Adoption(
             store, cache, found, first, rows,
-            batches=found.available(), rules=shape.time_rules, info=AppInfo("shop", 1), constant=dict.fromkeys(topics, (0,)),
+            batches=found.available(), rules=shape.time_rules, info=AppInfo("shop", 1),
+            constant=dict.fromkeys(topics, (0,)),
         )  # fmt: skip
         done = adoption.run()
         assert len(adoption.batches) > 3
@@ -98,8 +102,8 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(
         ("two-hdfs", "the query has several stateful operators"),
     ],
 )
-def test_what_no_stage_goes_on_from_is_refused_by_name(name: str, lacks: str, recorded: Callable[[str], Path]) -> None:
+def test_what_no_stage_goes_on_from_is_refused_by_name(name: str, lacks: str, tmp_path: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
-    with opened_by(str(recorded(name)), spark) as found, pytest.raises(Refused) as caught:
+    with opened_by(unpacked(name, tmp_path / "checkpoint"), spark) as found, pytest.raises(Refused) as caught:
         program_text(found.tables, ["orders"], "shop", "made", found.where, found.query)
     assert lacks.partition(",")[0] in caught.value.message
