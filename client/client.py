@@ -165,7 +165,7 @@ class Client(Backends, Shown):
             Refused: its state has no place in the stage's table, and which columns; or the stage has versions.
             Unavailable: the store or Kafka did not answer; the same call again goes on.
         """
-        from .adopting import adopt, query_of
+        from .attaching import adopt, query_of
 
         words = [
             f"{topic}={msgspec.json.encode(dict(enumerate(at))).decode()}" for topic, at in (offsets or {}).items()

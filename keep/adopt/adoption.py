@@ -32,7 +32,7 @@ from ..attach.rows import RowWriter
 from ..attach.steps import MOST_BATCHES
 from ..maintain.compact import StageCompactor
 from .checksum import Checksum, of_rows, of_version
-from .columns import Made
+from .columns import MadeColumn
 
 
 class Rows(Protocol):
@@ -43,7 +43,7 @@ class Rows(Protocol):
         """The query's tables of which they are made."""
 
     @property
-    def made(self) -> Sequence[Made]:
+    def made(self) -> Sequence[MadeColumn]:
         """Of what each column is made, for people."""
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> Iterable[pa.Table]:
@@ -57,7 +57,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AdoptedBatch:
     """A version that was made."""
 
     manifest: Manifest
@@ -106,7 +106,7 @@ class Adoption:
     """Makes the channels that the stage writes, where there are none, and says where they end."""
     constant: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By topic, the offsets of all versions, where the query's are none of that topic."""
-    on_step: Callable[[Step], None] = lambda _step: None
+    on_step: Callable[[AdoptedBatch], None] = lambda _step: None
     _rows: Rows | None = field(default=None, init=False)
     """Those of the versions so far."""
 
@@ -225,7 +225,7 @@ class Adoption:
         change = Amendment("init" if head is None else "batch", update, epoch=0 if head is None else head.epoch)
         by, writer = self.first.by, self.first.writer
         made = amend(self.store, head or names, change, by=by, now_ms=batch.committed_ms, writer=writer).manifest
-        self.on_step(Step(made, batch.id, sum(sst.rows for sst in ssts)))
+        self.on_step(AdoptedBatch(made, batch.id, sum(sst.rows for sst in ssts)))
         return made
 
     def _merged(self, head: Manifest) -> Manifest:

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from ...errors import Refused
 from ...fold.kinds.aggregate import Aggregate
 from ..init.source import taken
-from .columns import Array, Found, Made
+from .columns import Array, Found, MadeColumn
 
 _NUMBERED = re.compile(r"(.*?)(?:_\d+)?")
-_Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[Made]]
+_Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[MadeColumn]]
 """Gets the aggregate's column, the table's types, and the fields of the buffer."""
 
 
@@ -32,20 +32,20 @@ class _Buffer:
     """The aggregate of Spark's, where it has another name."""
 
 
-def _same(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+def _same(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
     (value,) = of
-    return [Made(name, (value,), lambda rows: rows[value])]
+    return [MadeColumn(name, (value,), lambda rows: rows[value])]
 
 
-def _least_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+def _least_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
     """To Spark NaN is the largest number, and so the least one of nothing but NaN; here it is none."""
     (value,) = of
     if not pa.types.is_floating(types[name]):
         return _same(name, types, of)
-    return [Made(name, (value,), lambda rows: _unless(pc.is_nan(rows[value]), rows[value]), "null for NaN")]
+    return [MadeColumn(name, (value,), lambda rows: _unless(pc.is_nan(rows[value]), rows[value]), "null for NaN")]
 
 
-def _largest_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+def _largest_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
     (value,) = of
 
     def largest(rows: pa.Table) -> Array:
@@ -57,12 +57,12 @@ def _largest_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str
             )
         return rows[value]
 
-    return [Made(name, (value,), largest)]
+    return [MadeColumn(name, (value,), largest)]
 
 
-def _sum(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+def _sum(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
     (total,) = of
-    return [Made(name, (total,), lambda rows: _scaled(rows[total], types[name]), _unscaled(total, types[name]))]
+    return [MadeColumn(name, (total,), lambda rows: _scaled(rows[total], types[name]), _unscaled(total, types[name]))]
 
 
 def _unscaled(total: str, kind: pa.DataType) -> str:
@@ -77,12 +77,14 @@ def _scaled(total: Array, kind: pa.DataType) -> Array:
     return pc.multiply(whole, pa.scalar(Decimal(1).scaleb(-kind.scale), pa.decimal128(kind.scale + 1, kind.scale)))
 
 
-def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
     total, is_empty = of
-    return [Made(name, (total, is_empty), lambda rows: _unless(rows[is_empty], rows[total]), "null where it is empty")]
+    return [
+        MadeColumn(name, (total, is_empty), lambda rows: _unless(rows[is_empty], rows[total]), "null where it is empty")
+    ]
 
 
-def _mean(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+def _mean(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
     total, number = of
 
     kind = types[f"_{name}_sum"]
@@ -95,37 +97,40 @@ def _mean(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> lis
         return _unless(pc.equal(rows[number], 0), _scaled(rows[total], kind))
 
     return [
-        Made(name, (total, number), mean, f"{total} / {number}"),
-        Made(f"_{name}_sum", (total, number), total_of_some, f"{_unscaled(total, kind) or total}, null of none"),
-        Made(f"_{name}_count", (number,), lambda rows: rows[number]),
+        MadeColumn(name, (total, number), mean, f"{total} / {number}"),
+        MadeColumn(f"_{name}_sum", (total, number), total_of_some, f"{_unscaled(total, kind) or total}, null of none"),
+        MadeColumn(f"_{name}_count", (number,), lambda rows: rows[number]),
     ]
 
 
 def _by_arrival(*, first: bool) -> _Make:
     """A first or last value of Spark's, which has come first or last: nobody knows by what."""
 
-    def make(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+    def make(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
         value, is_set = of
         by = f"_{name}_by"
         # Any row that comes is later than a null; none is earlier than the least there is.
         edge = _least(types[by]) if first else None
         how = "the least there is: no row that comes is earlier" if first else "null: any row that comes is later"
         return [
-            Made(
+            MadeColumn(
                 name,
                 (value, is_set),
                 lambda rows: pc.if_else(rows[is_set], rows[value], None),
                 "null where it is not set",
             ),
-            Made(by, (is_set,), lambda rows: pc.if_else(rows[is_set], pa.scalar(edge, types[by]), None), how),
+            MadeColumn(by, (is_set,), lambda rows: pc.if_else(rows[is_set], pa.scalar(edge, types[by]), None), how),
         ]
 
     return make
 
 
-def _by_order(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[Made]:
+def _by_order(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
     value, by = of
-    return [Made(name, (value,), lambda rows: rows[value]), Made(f"_{name}_by", (by,), lambda rows: rows[by])]
+    return [
+        MadeColumn(name, (value,), lambda rows: rows[value]),
+        MadeColumn(f"_{name}_by", (by,), lambda rows: rows[by]),
+    ]
 
 
 _EXTREMUM = ("valueWithExtremumOrdering", "extremumOrdering")

@@ -16,7 +16,7 @@ Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeColumn:
     """One column of a table, and of what it is made."""
 
     column: str
@@ -32,7 +32,7 @@ class Made:
 class Found:
     """The columns that were found so far, and what is wrong with others."""
 
-    made: list[Made] = field(default_factory=list)
+    made: list[MadeColumn] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -43,7 +43,7 @@ class Found:
     def as_it_is(self, column: str, of: pa.Field, kind: pa.DataType, how: str = "") -> None:
         """A column that is one of the query's, if its type holds the values."""
         if taken(of.type, kind):
-            self.made.append(Made(column, (of.name,), lambda rows: rows[of.name], how))
+            self.made.append(MadeColumn(column, (of.name,), lambda rows: rows[of.name], how))
         else:
             self.problems.append(f"column {column!r} is {kind}, and {of.name!r} of the state is {of.type}")
 
@@ -101,7 +101,7 @@ def by_name_or_place(wanted: Sequence[Column], state: pa.Schema, found: Found, w
             if len(mine) == 1
             else "a struct of them"
         )
-        found.made.append(Made(column.name, tuple(of.values()), partial(_built, kind, (), of), how))
+        found.made.append(MadeColumn(column.name, tuple(of.values()), partial(_built, kind, (), of), how))
 
 
 def _leaves(column: str, path: tuple[str, ...], kind: pa.DataType) -> Iterator[_Leaf]:

@@ -15,17 +15,17 @@ from ...store.versions.manifest import Table
 from ..attach.checkpoint import DELETED, ReadableTable
 from ..attach.tables import fitting
 from ..init.load import MEMORY
-from .columns import Array, Made
+from .columns import Array, MadeColumn
 
 _BATCH_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeyPart:
     """What one of the query's tables gives."""
 
     state: ReadableTable
-    made: tuple[Made, ...]
+    made: tuple[MadeColumn, ...]
     """The table's key, what tells rows of one key apart, and what is kept of each row: columns of the database's."""
     ids: tuple[str, ...]
     """Those that tell the rows of one key apart."""
@@ -42,13 +42,13 @@ class Part:
 class Grouped:
     """Rows of a table, each made of the rows of its key in the query's tables. See `adoption.Rows`.
 
-    `values` are the table's value columns in DuckDB's SQL, over what `Part.per_key` gives.
+    `values` are the table's value columns in DuckDB's SQL, over what `KeyPart.per_key` gives.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[KeyPart, ...]
     table: Table
     values: tuple[tuple[str, str], ...]
-    made: tuple[Made, ...]
+    made: tuple[MadeColumn, ...]
     """For people."""
     key: tuple[str, ...] = field(init=False)
     _con: duckdb.DuckDBPyConnection | None = field(default=None, init=False)

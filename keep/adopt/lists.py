@@ -15,8 +15,8 @@ from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Table, is_internal
 from ..attach.checkpoint import ReadableTable
 from .buffers import aggregates
-from .columns import Found, Made, by_name_or_place
-from .grouped import Grouped, Part, listed, quoted
+from .columns import Found, MadeColumn, by_name_or_place
+from .grouped import Grouped, KeyPart, listed, quoted
 
 _ID, _DUE, _MATCHED = "_id", "_due", "_matched"
 
@@ -43,17 +43,17 @@ def sessions(
     found.made += inner.made
     if found.problems:
         return None
-    times = [Made(name, (of.name,), itemgetter(of.name)) for name, of in zip(TIMES, (start, end), strict=True)]
+    times = [MadeColumn(name, (of.name,), itemgetter(of.name)) for name, of in zip(TIMES, (start, end), strict=True)]
     rest = [
-        Made(_ID, (begin,), itemgetter(begin)),
-        Made(_DUE, (end.name,), lambda rows: due_ms(rows[end.name])),
+        MadeColumn(_ID, (begin,), itemgetter(begin)),
+        MadeColumn(_DUE, (end.name,), lambda rows: due_ms(rows[end.name])),
     ]
     per_key = [(name, listed([each.name for each in fields], TIMES[:1])) for name, fields in lists.items()]
     per_key.append((DUE, f"min({_DUE})"))
-    part = Part(state, (*found.made, *times, *rest), (_ID,), tuple(per_key))
+    part = KeyPart(state, (*found.made, *times, *rest), (_ID,), tuple(per_key))
     shown = next(name for name in lists if not is_internal(name))
     for_people = [each for each in found.made if each.column in {column.name for column in table.key}]
-    for_people.append(Made(shown, tuple(state.values.names), lambda rows: rows, "a list of its sessions"))
+    for_people.append(MadeColumn(shown, tuple(state.values.names), lambda rows: rows, "a list of its sessions"))
     return Grouped((part,), table, tuple((name, quoted(name)) for name, _ in per_key), tuple(for_people))
 
 
@@ -80,13 +80,13 @@ def joined(
     for_people = [each for each in parts[0].made if each.column in {column.name for column in table.key}]
     of = [tuple(state.values.names) for state in states]
     for_people += [
-        Made(side.name, names, lambda rows: rows, "a list of its rows that wait")
+        MadeColumn(side.name, names, lambda rows: rows, "a list of its rows that wait")
         for side, names in zip((bound.left, bound.right), of, strict=True)
     ]
     return Grouped((parts[0], parts[1]), table, tuple(values), tuple(for_people))
 
 
-def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, found: Found) -> Part:
+def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, found: Found) -> KeyPart:
     index = state.key.names[-1]
     mine, what = Found(), f"column of {side.name}"
     by_name_or_place(table.key, pa.schema([each for each in state.key if each.name != index]), mine, "key column")
@@ -102,17 +102,19 @@ def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, found:
     def due(rows: pa.Table) -> pa.Array:
         return pc.add(due_ms(rows[at]), within_ms + 1)
 
-    rest = [Made(_ID, (index,), itemgetter(index)), Made(_DUE, (at,), due)]
+    rest = [MadeColumn(_ID, (index,), itemgetter(index)), MadeColumn(_DUE, (at,), due)]
     columns = listed(side.columns.names, (at, _ID))
     per_key = [(side.name, columns), (_DUE, f"max({_DUE})")]
     if kind.how == "left" and side.name == kind.left:
         met = "matched" if "matched" in known else None
         rest.append(
-            Made(_MATCHED, (met,) if met else (), lambda rows: rows[met] if met else pa.repeat(False, rows.num_rows))
+            MadeColumn(
+                _MATCHED, (met,) if met else (), lambda rows: rows[met] if met else pa.repeat(False, rows.num_rows)
+            )
         )
         order = f"{quoted(at)}, {_ID}"
         per_key += [
             (_MATCHED, f"list({_MATCHED} ORDER BY {order})"),
             ("_open", f"min({_DUE}) FILTER (NOT {_MATCHED})"),
         ]
-    return Part(state, (*mine.made, *rest), (_ID,), tuple(per_key))
+    return KeyPart(state, (*mine.made, *rest), (_ID,), tuple(per_key))

@@ -21,7 +21,7 @@ from ...store.versions.manifest import Column, Table, is_internal
 from ..attach.checkpoint import DELETED, ReadableTable
 from ..attach.tables import fitting
 from .buffers import aggregates
-from .columns import Found, Made, by_name_or_place
+from .columns import Found, MadeColumn, by_name_or_place
 from .grouped import Grouped
 from .lists import joined, sessions
 from .variables import processed
@@ -38,7 +38,7 @@ class RowByRow:
 
     state: ReadableTable
     table: Table
-    made: tuple[Made, ...]
+    made: tuple[MadeColumn, ...]
 
     @property
     def states(self) -> tuple[ReadableTable, ...]:
@@ -124,7 +124,7 @@ def _update(kind: Kind, state: ReadableTable, table: Table, found: Found) -> Non
         _by_name(kind, state, table, found)
     due = kind.due_column(arrow_schema(table.key))
     if due and (made := next((each for each in found.made if each.column == due), None)):
-        found.made.append(Made(DUE, made.of, lambda rows: due_ms(made.make(rows)), f"when {due} has passed"))
+        found.made.append(MadeColumn(DUE, made.of, lambda rows: due_ms(made.make(rows)), f"when {due} has passed"))
 
 
 def _seen(state: ReadableTable, table: Table, found: Found) -> None:
@@ -133,11 +133,11 @@ def _seen(state: ReadableTable, table: Table, found: Found) -> None:
         kind = arrow_schema((column,)).field(0).type
         if _EXPIRES in state.values.names and pa.types.is_timestamp(kind):
             found.made.append(
-                Made(column.name, (_EXPIRES,), lambda rows: rows[_EXPIRES].cast(pa.timestamp("us", "UTC")))
+                MadeColumn(column.name, (_EXPIRES,), lambda rows: rows[_EXPIRES].cast(pa.timestamp("us", "UTC")))
             )
         elif pa.types.is_boolean(kind):
             found.made.append(
-                Made(column.name, (), lambda rows: pa.repeat(True, rows.num_rows), "true: the key was seen")
+                MadeColumn(column.name, (), lambda rows: pa.repeat(True, rows.num_rows), "true: the key was seen")
             )
         else:
             found.problems.append(
@@ -157,7 +157,7 @@ def _pandas(kind: Kind, state: ReadableTable, table: Table, found: Found) -> Non
     columns = [named[each.name] for each in own]
     for each in inner.made:
         of = tuple(named[name] for name in each.of)
-        found.made.append(Made(each.column, of, partial(_renamed, each.make, named), each.how))
+        found.made.append(MadeColumn(each.column, of, partial(_renamed, each.make, named), each.how))
 
     def defined(rows: pa.Table) -> Any:
         there = pa.repeat(False, rows.num_rows)
@@ -170,11 +170,11 @@ def _pandas(kind: Kind, state: ReadableTable, table: Table, found: Found) -> Non
         # As Spark, a key times out once its time is before the clock, or the watermark.
         return pc.if_else(pc.greater(at, 0), pc.add(at, 1), pa.scalar(None, pa.int64()))
 
-    found.made.append(Made("_defined", tuple(columns), defined, "where it has a field"))
+    found.made.append(MadeColumn("_defined", tuple(columns), defined, "where it has a field"))
     if _TIMEOUT in state.values.names:
-        found.made.append(Made(DUE, (_TIMEOUT,), due, "once its timeout has passed"))
+        found.made.append(MadeColumn(DUE, (_TIMEOUT,), due, "once its timeout has passed"))
     else:
-        found.made.append(Made(DUE, (), lambda rows: pa.nulls(rows.num_rows, pa.int64()), "never"))
+        found.made.append(MadeColumn(DUE, (), lambda rows: pa.nulls(rows.num_rows, pa.int64()), "never"))
 
 
 def _renamed(make: Callable[[pa.Table], Any], names: Mapping[str, str], rows: pa.Table) -> Any:
@@ -204,4 +204,4 @@ def _due_at_the_end(table: Table, found: Found) -> None:
     made = next((each for each in found.made if each.column == window), None)
     if made is not None:
         end = lambda rows: due_ms(pc.struct_field(made.make(rows), "end"))  # noqa: E731
-        found.made.append(Made(DUE, made.of, end, "when the window ends"))
+        found.made.append(MadeColumn(DUE, made.of, end, "when the window ends"))

@@ -14,8 +14,8 @@ from ...store.sst.arrow_types import from_arrow
 from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Column, Table
 from ..attach.checkpoint import ReadableTable
-from .columns import Array, Found, Made, by_name_or_place
-from .grouped import Grouped, Part, quoted
+from .columns import Array, Found, MadeColumn, by_name_or_place
+from .grouped import Grouped, KeyPart, quoted
 
 _TTL = "ttlExpirationMs"
 _AT = "_at"
@@ -57,13 +57,13 @@ def processed(
     for_people = [each for each in parts[0].made if each.column in {column.name for column in table.key}]
     for part in parts:
         of = part.state.values.names or part.state.key.names[-1:]
-        for_people.append(Made(part.per_key[0][0], tuple(of), lambda rows: rows, "the variable"))
+        for_people.append(MadeColumn(part.per_key[0][0], tuple(of), lambda rows: rows, "the variable"))
     return Grouped(tuple(parts), table, tuple(values), tuple(for_people))
 
 
 def _variable(
     name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, found: Found
-) -> Part:
+) -> KeyPart:
     key, rest = _key(state, table, found)
     own = pa.schema([each for each in state.values if each.name != _TTL])
     made, order = list(key), ""
@@ -72,10 +72,10 @@ def _variable(
     if variable.form == "list":
         (column,) = own.names
         fields = kind.value_type
-        made.append(Made("_value", (column,), lambda rows: _elements(rows[column], fields, timed=timed)))
+        made.append(MadeColumn("_value", (column,), lambda rows: _elements(rows[column], fields, timed=timed)))
         value = 'first("_value")'
         if timed:
-            made.append(Made("_ttl", (column,), lambda rows: _expirations(rows[column])))
+            made.append(MadeColumn("_ttl", (column,), lambda rows: _expirations(rows[column])))
     elif variable.form == "map":
         keys = _struct(f"{name} key", "k", kind.key_type, rest, found)
         entries = _struct(name, "v", kind.item_type, own, found)
@@ -90,21 +90,21 @@ def _variable(
     per_key = [(name, value)]
     if timed:
         if variable.form != "list":
-            made.append(Made("_ttl", (_TTL,), itemgetter(_TTL)))
+            made.append(MadeColumn("_ttl", (_TTL,), itemgetter(_TTL)))
         expirations = f"list(_ttl ORDER BY {order})" if order else "first(_ttl)"
         least = "min(list_min(_ttl))" if variable.form == "list" else "min(_ttl)"
         per_key += [(expires(name), expirations), (_AT, least)]
-    return Part(state, tuple(made), ids, tuple(per_key))
+    return KeyPart(state, tuple(made), ids, tuple(per_key))
 
 
-def _timers(state: ReadableTable, table: Table, found: Found) -> Part:
+def _timers(state: ReadableTable, table: Table, found: Found) -> KeyPart:
     key, rest = _key(state, table, found)
     (at,) = rest.names or ("",)
-    made = (*key, Made(_AT, (at,), itemgetter(at)))
-    return Part(state, made, (_AT,), ((TIMERS, f"list({_AT} ORDER BY {_AT})"), (_AT, f"min({_AT})")))
+    made = (*key, MadeColumn(_AT, (at,), itemgetter(at)))
+    return KeyPart(state, made, (_AT,), ((TIMERS, f"list({_AT} ORDER BY {_AT})"), (_AT, f"min({_AT})")))
 
 
-def _key(state: ReadableTable, table: Table, found: Found) -> tuple[list[Made], pa.Schema]:
+def _key(state: ReadableTable, table: Table, found: Found) -> tuple[list[MadeColumn], pa.Schema]:
     """The table's key, and what follows the query's own in a row's: the key of a map, a timer's time."""
     count = sum(_leaves(each.type) for each in arrow_schema(table.key))
     columns, mine = list(state.key), Found()
@@ -117,7 +117,7 @@ def _leaves(kind: pa.DataType) -> int:
     return sum(_leaves(each.type) for each in kind) if pa.types.is_struct(kind) else 1
 
 
-def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: Found) -> list[Made]:
+def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: Found) -> list[MadeColumn]:
     """The fields of a struct as columns, each named by its place."""
     inner = Found()
     # In a variable with a time to live, the value's fields are within one of that name.
@@ -129,7 +129,7 @@ def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: Fo
     stored = {name: each.name for name, each in named.items()}
 
     return [
-        Made(
+        MadeColumn(
             f"_{mark}{places[each.column]}",
             tuple(stored[name] for name in each.of),
             partial(_under, each.make, {stored[name]: name for name in each.of}),

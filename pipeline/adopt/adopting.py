@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from ...errors import Refused
-from ...keep.adopt.adoption import Adopted, Adoption, Step, adopted_before
+from ...keep.adopt.adoption import Adopted, AdoptedBatch, Adoption, adopted_before
 from ...keep.adopt.attached import AttachedHistory
-from ...keep.adopt.columns import Made
+from ...keep.adopt.columns import MadeColumn
 from ...keep.adopt.mapping import mapping_of
 from ...keep.attach.checkpoint import ReadableBatch, ReadableCheckpoint
 from ...store.objects.protocol import ObjectStore
@@ -50,7 +50,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AdoptionPlan:
     """What an adoption would do."""
 
     app: str
@@ -61,7 +61,7 @@ class Plan:
     of: tuple[str, ...]
     """The operators of the tables of which the stage's is made."""
     table: Table
-    made: tuple[Made, ...]
+    made: tuple[MadeColumn, ...]
     offsets: Mapping[str, tuple[int, ...]]
     """Where the stage goes on, by topic."""
 
@@ -70,7 +70,7 @@ class Plan:
 class Adopting:
     """An adoption that can begin, or one that is done already."""
 
-    plan: Plan | None
+    plan: AdoptionPlan | None
     adoption: Adoption | None
     done: Adopted | None
     first: FirstVersion | None
@@ -89,7 +89,7 @@ def opened(
     by: str,
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
-    on_step: Callable[[Step], None] = lambda _step: None,
+    on_step: Callable[[AdoptedBatch], None] = lambda _step: None,
 ) -> Iterator[Adopting]:
     """Open a checkpoint by a Spark of our own, and see that its query can become the stage. Writes nothing.
 
@@ -134,7 +134,7 @@ def opened(
             )
             stands = {each.topic: each.offsets for each in first.manifest.inputs.values()}
             kinds = tuple(each.kind for each in rows.states)
-            plan = Plan(
+            plan = AdoptionPlan(
                 program.name, query.stage, checkpoint.query, checkpoint.where, batches, kinds, table, rows.made, stands
             )
             yield Adopting(plan, adoption, None, first, program, checkpoint, spark)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ...errors import Refused
 from ...fold.kinds.due import window_of
-from ...keep.adopt.adoption import Adoption, Step
+from ...keep.adopt.adoption import AdoptedBatch, Adoption
 from ...moments.diff.key_changes import KeyChanges
 from ...store.objects.local import LocalStore
 from ...store.read.cache import SstCache
@@ -58,7 +58,7 @@ class Shadow:
     def round(self) -> Iterator[ShadowBatch]:
         """The batches that are there and were not compared yet."""
         committed = self.adoption.checkpoint.committed()
-        steps: list[Step] = []
+        steps: list[AdoptedBatch] = []
         self.adoption.on_step = steps.append
         for last in range(self._following, committed[-1] + 1):
             steps.clear()
@@ -73,7 +73,7 @@ class Shadow:
         adopted = self._head.adopted if self._head is not None else None
         return adopted.next_batch if adopted is not None else self.adoption.batches[0]
 
-    def _compared(self, step: Step) -> ShadowBatch:
+    def _compared(self, step: AdoptedBatch) -> ShadowBatch:
         found = self.replays.compared(step.manifest)
         self.equal = 0 if found.different is not None else self.equal + 1
         return replace(found, batch=step.batch, keys=step.rows)

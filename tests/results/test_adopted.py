@@ -6,18 +6,18 @@ from slackwater.keep.adopt.adoption import Adopted
 from slackwater.keep.adopt.checksum import Checksum
 from slackwater.keep.adopt.mapping import mapping_of
 from slackwater.moments.diff.key_changes import KeyChanges
-from slackwater.pipeline.adopt.adopting import Plan
+from slackwater.pipeline.adopt.adopting import AdoptionPlan
 from slackwater.pipeline.adopt.shadow import ShadowBatch
-from slackwater.results import adopted as shown
+from slackwater.results import programs as shown
 
+from tests.keep.adopt.adopting import declared
 from tests.keep.adopt.test_adoption import ORDERS, ROWS, TOTALS
-from tests.support.adopting import declared
 
 
 def test_each_column_is_shown_with_what_it_is_made_of() -> None:
     table = declared(ORDERS, ROWS, ["country"])
     mapping = mapping_of([TOTALS], table, "stage shop/totals")
-    plan = Plan(
+    plan = AdoptionPlan(
         "shop", "totals", "6a1c", "/totals", range(17, 118), ("aggregate",), table, mapping.made, {"orders": (7, 8)}
     )
     found = shown.to_adopt(plan)

@@ -29,9 +29,9 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
 
+from tests.keep.adopt.adopting import adoption, declared
 from tests.keep.attach.following import START_MS, caught_up, rows_at, tail, versions
 from tests.models.profiles import crash_points, scaled
-from tests.support.adopting import adoption, declared
 from tests.support.collecting import AgingStore, Killed
 
 ROWS = pa.schema([("country", pa.string()), ("cents", pa.int64()), ("weight", pa.float64()), ("at", pa.int64())])

@@ -7,10 +7,10 @@ import pytest
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.read.cache import SstCache
 
+from tests.keep.adopt.adopting import adoption
 from tests.keep.adopt.test_adoption import check, filled, is_there
 from tests.keep.victims import Victims
 from tests.models.profiles import SEARCHES
-from tests.support.adopting import adoption
 
 BATCHES = 12
 

@@ -26,7 +26,7 @@ from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.types import DUE, arrow_schema
 from slackwater.store.versions.manifest import Column, Table
 
-from tests.support.adopting import declared, table_of
+from tests.keep.adopt.adopting import declared, table_of
 
 TIME = pa.timestamp("us", "UTC")
 COUNTRY = pa.schema([("country", pa.string())])

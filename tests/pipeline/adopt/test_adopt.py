@@ -10,7 +10,7 @@ import slackwater as sw
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from slackwater.client import adopting
+from slackwater.client import attaching
 from slackwater.client.moment import Moment
 from slackwater.errors import Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
@@ -147,15 +147,15 @@ def test_a_query_is_compared_adopted_and_goes_on_at_the_next_record(query: Query
             client.adopt(query.checkpoint, code=wrong, stage="totals")
 
         # Beside the query: equal, and a planted difference is named in its batch.
-        from_first = adopting.query_of(str(query.checkpoint), str(code), "totals", "", (), 0)
-        with adopting.shadow_of(client, from_first) as shadow:
+        from_first = attaching.query_of(str(query.checkpoint), str(code), "totals", "", (), 0)
+        with attaching.shadow_of(client, from_first) as shadow:
             assert [(each.batch, each.records, each.different) for each in shadow.round()] == [
                 (number, 3, None) for number in (1, 2, 3)
             ]
             assert shadow.equal == 3
         faulty = program(tmp_path, query, 'F.when(F.col("id") == 7, 1).otherwise(F.col("cents"))')
-        from_first = adopting.query_of(str(query.checkpoint), str(faulty), "totals", "", (), 0)
-        with adopting.shadow_of(client, from_first) as shadow:
+        from_first = attaching.query_of(str(query.checkpoint), str(faulty), "totals", "", (), 0)
+        with attaching.shadow_of(client, from_first) as shadow:
             found = {each.batch: each.different for each in shadow.round()}
         assert [batch for batch, different in found.items() if different is not None] == [2]
         assert found[2] is not None

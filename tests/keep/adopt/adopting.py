@@ -7,7 +7,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.fold.event_time import TimeRules
 from slackwater.fold.kinds.kind import Bound, Kind
-from slackwater.keep.adopt.adoption import Adoption, Step
+from slackwater.keep.adopt.adoption import AdoptedBatch, Adoption
 from slackwater.keep.adopt.mapping import mapping_of
 from slackwater.keep.attach.checkpoint import ReadableCheckpoint
 from slackwater.store.objects.protocol import ObjectStore
@@ -36,7 +36,7 @@ def adoption(
     stage: str = "totals",
     batches: range | None = None,
     rules: TimeRules = TimeRules(),  # noqa: B008  it is frozen
-    on_step: Callable[[Step], None] = lambda _step: None,
+    on_step: Callable[[AdoptedBatch], None] = lambda _step: None,
     topics: Mapping[str, tuple[int, ...]] | None = None,
     **how: Any,
 ) -> Adoption:
