@@ -15,7 +15,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ... import instants
-from ...errors import Gone, Refused
+from ...errors import Corruption, Gone, Refused
 from ...fold.event_time import TimeRules
 from ...fold.kinds.kind import kind_of
 from ...moments.status.lag import beats
@@ -124,7 +124,7 @@ class Adoption:
         try:
             head = self.advance(self._so_far())
             checksum = self._compared(head)
-        except (Refused, Gone):
+        except (Refused, Gone, Corruption):
             self._undo()
             raise
         detail = (

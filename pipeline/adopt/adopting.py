@@ -106,9 +106,9 @@ def opened(
             if (done := adopted_before(store, program.name, query.stage, checkpoint.query)) is not None:
                 yield Adopting(None, None, done, None, program, checkpoint, spark)
                 return
-            batches = _batches(checkpoint, query.last_batch)
+            batches = batches_of(checkpoint, query.last_batch)
             last = checkpoint.batch(batches[-1])
-            words = _offsets(declared, last, query)
+            words = offsets_of(declared, last, query)
             first = first_version(program, query.stage, store, kafka, lambda: nullcontext(spark), offsets=words, by=by)
             table = first.manifest.table
             assert table is not None  # noqa: S101  a stage that keeps none was refused
@@ -154,7 +154,7 @@ def _with_history(found: ReadableCheckpoint, attached: str, store: ObjectStore, 
     return AttachedHistory(store, cache, app, stage, found)
 
 
-def _batches(checkpoint: ReadableCheckpoint, last: int | None) -> range:
+def batches_of(checkpoint: ReadableCheckpoint, last: int | None) -> range:
     """Those that become versions. Raises `Refused` where the last one cannot be read."""
     committed, found = checkpoint.committed(), checkpoint.available(last)
     if not committed:
@@ -170,7 +170,7 @@ def _batches(checkpoint: ReadableCheckpoint, last: int | None) -> range:
     )
 
 
-def _offsets(stage: Stage, last: ReadableBatch, query: Query) -> list[str]:
+def offsets_of(stage: Stage, last: ReadableBatch, query: Query) -> list[str]:
     """Where the stage goes on, as the command line would say it. Raises `Refused` where that is not known."""
     if channels := [name for name, one in stage.inputs.items() if not isinstance(one, Topic)]:
         raise Refused(
