@@ -398,14 +398,14 @@ def _plan(found: ToAttach, where: str, query: str) -> Iterator[Block]:
         return
     first, last = found.available[0], found.available[-1]
     there = f"batches {first} to {last} can be read" if last > first else f"batch {last} can be read"
-    if found.next_batch > last:
+    if not found.next_batch:
+        yield f"{there}: history begins {instants.iso(found.first_ms)}, with all rows at the end of batch {first}"
+    elif found.next_batch > last:
         yield f"{there}, and versions have them all"
     elif found.next_batch >= first:
         yield f"{there}; it goes on with batch {found.next_batch}"
-    elif found.next_batch:
-        yield f"{there}; batches {found.next_batch} to {first} become one version, as those before {first} are gone"
     else:
-        yield f"{there}: history begins {instants.iso(found.first_ms)}, with all rows at the end of batch {first}"
+        yield f"{there}; batches {found.next_batch} to {first} become one version, as those before {first} are gone"
 
 
 def _columns(columns: Iterable[Column]) -> str:

@@ -22,7 +22,7 @@ class ReadableTable(Protocol):
 
     @property
     def key(self) -> pa.Schema:
-        """The columns that identify a row; none of a table that has one row."""
+        """The columns that identify a row, at least one."""
 
     @property
     def values(self) -> pa.Schema:

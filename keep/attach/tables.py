@@ -17,8 +17,6 @@ from .checkpoint import ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _LONGEST = 63
-_WHOLE = "whole"
-"""The key of a table that has one row and no key, as of an aggregation of all rows: true."""
 
 
 def name_from(text: str, otherwise: str) -> str:
@@ -35,10 +33,9 @@ def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Tabl
             name = f"{name[: _LONGEST - 4]}-{number}"
         what = f"the table {table.name or 'of the query'} ({table.kind})"
         try:
-            named = table.key if len(table.key) else pa.schema([(_WHOLE, pa.bool_())])
-            keys.check_columns(what, [*named.names, *table.values.names])
-            hash_keys(named.empty_table(), named.names)
-            key, values = map(_columns, (named, table.values))
+            keys.check_columns(what, [*table.key.names, *table.values.names])
+            hash_keys(table.key.empty_table(), table.key.names)
+            key, values = map(_columns, (table.key, table.values))
         except Usage as error:
             raise Refused(f"{what} cannot be carried: {error.message}", hint=error.hint) from error
         found[name] = Table(key, values, partitions, Attached(table.kind).stored)
@@ -92,8 +89,6 @@ def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Ta
     """
     schema = arrow_schema(columns)
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    if _WHOLE in schema.names and _WHOLE not in table.column_names:
-        table = table.append_column(_WHOLE, pa.repeat(pa.scalar(True), table.num_rows))
     try:
         return table.select(schema.names).cast(schema)
     except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -167,9 +167,8 @@ class Tail:
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
         committed, available = self.checkpoint.committed(), self.checkpoint.available
         self.newest_batch = committed[-1] if committed else -1
-        step = next_step(
-            head.attached.next_batch, committed, available, misses=self._misses, whole=self._whole or not head.inputs
-        )
+        whole = self._whole or not head.attached.next_batch
+        step = next_step(head.attached.next_batch, committed, available, misses=self._misses, whole=whole)
         if step is None:
             return ()
         if time.monotonic() - self._seen_s > _KNOWN_S:
@@ -189,13 +188,18 @@ class Tail:
     def _changes(self, batches: range) -> tuple[Landed, ...]:
         each_table = (self.checkpoint.changes(table, batches[0] - 1, batches[-1]) for table in self._tables.values())
         made, began_s = list[Landed](), time.monotonic()
-        # Read bit by bit: what was read is committed, whatever is gone then.
-        for number, *changed in zip(batches, *each_table, strict=True):
-            batch, head = self.checkpoint.batch(number), self._head
-            tables, seq, named = tables_in(head), head.version + 1, zip(self._tables, changed, strict=True)
-            new = {name: self._rows.changed(tables[name], rows, seq) for name, rows in named}
-            made.append(self._commit(batch, new, seq, began_s))
-            began_s = time.monotonic()
+        try:
+            # Read bit by bit, and what was read is committed.
+            for number, *changed in zip(batches, *each_table, strict=True):
+                batch, head = self.checkpoint.batch(number), self._head
+                tables, seq, named = tables_in(head), head.version + 1, zip(self._tables, changed, strict=True)
+                new = {name: self._rows.changed(tables[name], rows, seq) for name, rows in named}
+                made.append(self._commit(batch, new, seq, began_s))
+                began_s = time.monotonic()
+        except Gone:
+            if not made:
+                raise
+            # What is gone is found to be gone by the next round, too.
         return tuple(made)
 
     def _whole_state(self, number: int) -> Landed:

@@ -4,12 +4,11 @@ import datetime
 import threading
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Fenced, Refused
-from slackwater.keep.attach.memory import MemoryCheckpoint, MemoryTable, Row
+from slackwater.keep.attach.memory import MemoryCheckpoint, Row
 from slackwater.keep.attach.tail import Tail
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.verify.verify import verify
@@ -186,16 +185,6 @@ def test_a_table_that_is_new_begins_with_all_rows_that_it_has(cache: SstCache) -
     checkpoint.tables = (SEEN,)
     with pytest.raises(Refused, match="its state was changed"):
         tail(store, cache, checkpoint).claim()
-
-
-def test_a_table_without_a_key_has_one_row(cache: SstCache) -> None:
-    store, checkpoint = MemoryStore(), query(MemoryTable("", pa.schema([]), pa.schema([("count", pa.int64())])))
-    for number in range(3):
-        commit(checkpoint, {"": {(): (number,)}})
-    caught_up(tail(store, cache, checkpoint))
-    assert [rows_at(store, cache, each) for each in versions(store)[1:]] == [
-        {"totals": {(True,): (number,)}} for number in range(3)
-    ]
 
 
 def test_killed_at_any_request_it_is_finished_by_the_next_one(cache: SstCache) -> None:

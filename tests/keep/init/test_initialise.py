@@ -103,7 +103,7 @@ def test_whatever_the_rows_are_the_table_has_them(
     store = MemoryStore()
     source = file_of(rows, tmp_path_factory.mktemp("rows"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading.Loading, "_slots", lambda _self: partitions << slots)
+        patch.setattr(loading, "slots_of", lambda _table, _bytes: partitions << slots)
         initialise(store, replace(FIRST, table=table), source)
         assert initialise(store, replace(FIRST, table=table), source).already
     assert {(row["k"], row["n"]): row["v"] for row in stored(store)} == wanted
