@@ -506,7 +506,7 @@ def emitted(path: str, stage: str, checkpoint: str) -> Result:
     )
 
 
-def shadowed(found: ShadowBatch, equal: int) -> Result:
+def shadowed(found: ShadowBatch, equal: int, equal_ms: int) -> Result:
     """A batch of the query, compared."""
     different = found.different
     data: dict[str, object] = {
@@ -515,6 +515,7 @@ def shadowed(found: ShadowBatch, equal: int) -> Result:
         "records": found.records,
         "keys": found.keys,
         "equal_batches": equal,
+        "equal_ms": equal_ms,
         "different": [asdict(each) for each in different.head(_MOST_DIFFERENT)] if different is not None else [],
         "different_keys": len(different) if different is not None else 0,
     }
@@ -523,7 +524,9 @@ def shadowed(found: ShadowBatch, equal: int) -> Result:
         f"{formats.plural(found.keys, 'key')} changed: "
     )
     if different is None:
-        return Result(data, f"{line}equal for {equal:,} batch{'' if equal == 1 else 'es'}")
+        return Result(
+            data, f"{line}equal for {formats.duration(equal_ms)}, {equal:,} batch{'' if equal == 1 else 'es'}"
+        )
     flat = different.head(_MOST_DIFFERENT).flat()
     named = [name.replace("before_", "query_").replace("after_", "stage_") for name in flat.column_names]
     rows = zip(*(map(str, column.to_pylist()) for column in flat.columns), strict=True)

@@ -241,7 +241,7 @@ def adopt(
         with attaching.shadow_of(session.client, query, **settings) as beside:
             while not stop.is_set() and compared != batches:
                 for batch in beside.round():
-                    session.show(shown.shadowed(batch, beside.equal))
+                    session.show(shown.shadowed(batch, beside.equal, beside.equal_ms))
                     compared += 1
                     if stop.is_set() or compared == batches:
                         break

@@ -52,8 +52,11 @@ class Shadow:
     adoption: Adoption
     replays: "_Replays"
     equal: int = field(default=0, init=False)
-    """How many batches in a row were equal."""
+    """How many batches in a row were equal, up to the last one."""
+    equal_ms: int = field(default=0, init=False)
+    """From the commit of the batch before the first of these to that of the last."""
     _head: Manifest | None = field(default=None, init=False)
+    _last_ms: int = field(default=0, init=False)
 
     def round(self) -> Iterator[ShadowBatch]:
         """The batches that are there and were not compared yet."""
@@ -67,6 +70,8 @@ class Shadow:
             for step in steps:
                 if step.manifest.kind == "batch":
                     yield self._compared(step)
+                else:
+                    self._last_ms = step.manifest.time_ms
 
     @property
     def _following(self) -> int:
@@ -76,6 +81,8 @@ class Shadow:
     def _compared(self, step: AdoptedBatch) -> ShadowBatch:
         found = self.replays.compared(step.manifest)
         self.equal = 0 if found.different is not None else self.equal + 1
+        self.equal_ms = self.equal_ms + found.time_ms - self._last_ms if self.equal else 0
+        self._last_ms = found.time_ms
         return replace(found, batch=step.batch, keys=step.rows)
 
 

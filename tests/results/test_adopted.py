@@ -40,12 +40,12 @@ def test_what_was_made_says_how_it_goes_on() -> None:
 
 
 def test_a_batch_that_differs_shows_the_rows_of_both() -> None:
-    equal = shown.shadowed(ShadowBatch(17, 1_700_000_000_000, 3, 2, None), 86_400)
-    assert "batch 17: 3 records, 2 keys changed: equal for 86,400 batches" in str(equal)
+    equal = shown.shadowed(ShadowBatch(17, 1_700_000_000_000, 3, 2, None), 86_400, 86_400_000)
+    assert "batch 17: 3 records, 2 keys changed: equal for 1 d, 86,400 batches" in str(equal)
     sides = [pa.table({"cents": [each]}) for each in (5, 1)]
     there = np.ones(1, np.bool_)
     changes = KeyChanges.between(pa.table({"country": ["FR"]}), *sides, there, there)
-    found = shown.shadowed(ShadowBatch(18, 1_700_000_000_000, 3, 2, changes), 0)
+    found = shown.shadowed(ShadowBatch(18, 1_700_000_000_000, 3, 2, changes), 0, 0)
     said = str(found)
     assert "1 key differs" in said
     assert "query_cents" in said
