@@ -147,24 +147,21 @@ class Adoption:
     def _begin(self) -> None:
         """Write the note: from here on nobody takes the app for whole."""
         store, app = self.store, self.info.name
-        note = apps.find_cloning(store, app)
-        if note is None and apps.find_app(store, app) is None:
-            apps.begin_clone(store, apps.Cloning(self.info, "", "", adopts=self.first.stage))
-        elif note is None:
-            if alive := beats(store, app, instants.now_ms()):
-                raise Refused(
-                    f"app {app!r} is run by {alive[0].by}, which would not know the app while a stage is adopted",
-                    hint="stop it; start it again with the program that has the stage",
-                )
-            key = keys.cloning(app)
-            notes.add(
-                store,
-                key,
-                apps.Cloning(self.info, "", "", adopts=self.first.stage),
-                under=lambda each: keys.cloning(each.info.name),
-            )
-        else:
+        if (note := apps.find_cloning(store, app)) is not None:
             self.info = note.info
+            return
+        note = apps.Cloning(self.info, "", "", adopts=self.first.stage)
+        if apps.find_app(store, app) is None:
+            apps.check_root(store)
+            apps.check_free(store, app)
+            apps.begin_clone(store, note)
+            return
+        if alive := beats(store, app, instants.now_ms()):
+            raise Refused(
+                f"app {app!r} is run by {alive[0].by}, which would not know the app while a stage is adopted",
+                hint="stop it; start it again with the program that has the stage",
+            )
+        notes.add(store, keys.cloning(app), note, under=lambda each: keys.cloning(each.info.name))
 
     def _so_far(self) -> Manifest | None:
         """The last version that an earlier call made, if this one would make the same."""

@@ -22,12 +22,15 @@ from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.maintain.removal import remove_app
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.query.log import batches_brought
+from slackwater.moments.status.lag import Beat, Heart
 from slackwater.moments.take.audit_log import list_operations
 from slackwater.store.compaction.merge import merged_rows
+from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
+from ulid import ULID
 
 from tests.keep.adopt.adopting import adoption, declared
 from tests.keep.attach.following import START_MS, caught_up, rows_at, tail, versions
@@ -326,3 +329,13 @@ def test_the_history_of_an_attached_app_is_taken_over_with_what_the_checkpoint_h
     check(target, cache, query)
     query.checkpoint.clean_up(before=22)
     assert AttachedHistory(store, cache, "shop", "totals", query.checkpoint).available() == range(22, 23)
+
+
+def test_an_app_that_runs_is_not_made_half_an_app(cache: SstCache, tmp_path: Path) -> None:
+    query, other, store = filled(3), filled(2), LocalStore(tmp_path / "store")
+    other.checkpoint.query = "another"
+    adoption(store, cache, query.checkpoint, query.table).run()
+    Heart(store, "shop").beat(lambda: Beat(str(ULID()), "host:2", {"totals": 1}))
+    with pytest.raises(Refused, match="app 'shop' is run by host:2"):
+        adoption(store, cache, other.checkpoint, other.table, stage="others").run()
+    assert history.list_stages(store, "shop") == ("totals",)
