@@ -27,7 +27,7 @@ from ..init.load import by_hash, by_slot, slots_of
 from .checkpoint import DELETED
 from .tables import fitting
 
-_AT_ONCE = 4
+_AT_ONCE = 2
 """SSTs that are written at the same time."""
 
 
@@ -99,7 +99,9 @@ class RowWriter:
             for partition, rows in parts:
                 stamped = rows.append_column(SEQ, pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows))
                 stamped = with_expiry(stamped, table, self.clock_ms)
-                put = partial(writer.write, self.store, self.cache, app=self.app, stage=self.stage, table=table)
+                # What has level 1 may be all of a large state: it does not fit into the cache, perhaps.
+                kept = None if level else self.cache
+                put = partial(writer.write, self.store, kept, app=self.app, stage=self.stage, table=table)
                 under_way.append(pool.submit(put, partition=partition, rows=stamped, level=level))
                 if len(under_way) > _AT_ONCE:
                     written.append(under_way.popleft().result())

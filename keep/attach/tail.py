@@ -288,7 +288,23 @@ class Tail:
                 f"one in {self.checkpoint.where} is {self.checkpoint.query}",
                 hint="choose another --app, or another --stage",
             )
+        self._check_not_set_back(head)
         return agreed(tables_in(head), found)
+
+    def _check_not_set_back(self, head: Manifest) -> None:
+        """Raise `Refused` where the last batch of a version is not the one that it was."""
+        last = head.attached.next_batch - 1 if head.attached is not None else -1
+        if last < 0 or last not in self.checkpoint.committed():
+            return
+        with suppress(Gone):
+            read = _inputs(head, self.checkpoint.batch(last))
+            known = {topic: each.offsets for topic, each in head.inputs.items()}
+            if any(each.offsets != known.get(topic, each.offsets) for topic, each in read.items()):
+                raise Refused(
+                    f"the query in {self.checkpoint.where} was set back: its batch {last} read other offsets than that "
+                    f"of {self.app}/{self.stage}@v{head.version}",
+                    hint="choose another --app, or another --stage; or rewind the app to a version before that",
+                )
 
 
 def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:

@@ -25,7 +25,7 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
-from ..source.checkpoint import Checkpoint
+from ..source.checkpoint import ScratchCheckpoint
 from ..source.wake import PlannerFiles
 from ..spark.exchange import to_partitions
 from ..spark.places import Places
@@ -63,7 +63,7 @@ class StageConfig:
     shape: Shape
     places: Places
     limits: Limits
-    checkpoint: Checkpoint
+    checkpoint: ScratchCheckpoint
     planners: PlannerFiles
     compaction_threads: int = 1
     """Merges that go on at once beside the batches; 0 for none, when another process merges."""

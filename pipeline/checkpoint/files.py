@@ -82,15 +82,28 @@ class CheckpointFiles:
             )
 
     def committed(self) -> range:
-        """The batches whose commit is there now, without gaps up to the newest. Raises `NotFound` where none is."""
-        self._commits = {
-            int(name): info.modified_ms
-            for info in self._store.list(COMMITS)
-            if re.fullmatch(r"\d+", name := info.key.removeprefix(COMMITS))
-        }
+        """The batches whose commit is there now, without gaps up to the newest.
+
+        Raises `NotFound` where none is, `Refused` where one was committed anew since this was asked last: what was read
+        of it then is not so any more.
+        """
+        known, self._commits = (
+            self._commits,
+            {
+                int(name): info.modified_ms
+                for info in self._store.list(COMMITS)
+                if re.fullmatch(r"\d+", name := info.key.removeprefix(COMMITS))
+            },
+        )
         if not self._commits:
             raise NotFound("committed batch", self.url)
         first = newest = max(self._commits)
+        anew = [batch for batch, at_ms in known.items() if batch > newest or self._commits.get(batch, at_ms) != at_ms]
+        if anew:
+            raise Refused(
+                f"the query of the checkpoint {self.url} was set back: batch {min(anew)} is not the one that it was",
+                hint="what was read stays; begin anew, under another name",
+            )
         while first - 1 in self._commits:
             first -= 1
         self._offsets = {batch: said for batch, said in self._offsets.items() if batch >= first}
@@ -124,14 +137,22 @@ class CheckpointFiles:
             )
 
     def format_of(self, batch: int) -> int:
+<<<<<<< HEAD
         """The version of the checkpoint's format as of a batch, 1 or 2."""
         self._read_commits([batch])
         return 2 if self._said_commits[batch].state_ids else 1
+=======
+        """The version of the checkpoint's format as of a batch, 1 or 2. Raises `ObjectNotFound`."""
+        self._read_ids([batch])
+        if batch not in self._ids:
+            raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
+        return 2 if self._ids[batch] else 1
+>>>>>>> s-attach
 
     def has_feed(self, batch: int) -> bool:
         """Whether a batch's changes to the state before it can be read, from names alone.
 
-        Not where a batch lays the state out anew, nor at the first in another format.
+        Not where a batch lays the state out anew, nor at the first in another format. Raises `ObjectNotFound`.
         """
         now, before = self._said(batch), self._said(batch - 1) if batch - 1 in self._commits else None
         if now.operation or (before and now.conf.get(_PARTITIONS) != before.conf.get(_PARTITIONS)):

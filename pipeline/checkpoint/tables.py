@@ -37,7 +37,7 @@ NO_KEY = "row"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StateColumn:
     """One flat column of a table, within a column of Spark's reader."""
 
     name: str
@@ -72,7 +72,7 @@ class StateTable:
     has_feed: bool
     key: pa.Schema
     values: pa.Schema
-    parts: tuple[Part, ...] = field(repr=False)
+    parts: tuple[StateColumn, ...] = field(repr=False)
     spark_types: dict[str, DataType] = field(repr=False)
     """Of the columns that Spark's reader gives."""
 
@@ -98,13 +98,13 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
     if kind == "aggregate" and any(_is_window(each.dataType) for each in getattr(types["key"], "fields", ())):
         kind = "window"
 
-    def parts(columns: Iterable[str]) -> Iterator[Part]:
+    def parts(columns: Iterable[str]) -> Iterator[StateColumn]:
         for column in columns:
             if column in types:
                 for each in _parts(types[column], (column,), name or kind):
                     yield _named(each, kind)
 
-    key = [*parts(_KEYS)] or [Part(NO_KEY, "", (), pa.int64(), ())]
+    key = [*parts(_KEYS)] or [StateColumn(NO_KEY, "", (), pa.int64(), ())]
     keys = {each.name for each in key}
     # A session's value has its key once more.
     values = [each for each in parts(_VALUES) if kind != "session" or each.name not in keys]
@@ -128,16 +128,16 @@ def _is_window(kind: DataType) -> bool:
     return isinstance(kind, StructType) and [(each.name, each.dataType) for each in kind.fields] == _WINDOW
 
 
-def _parts(kind: DataType, path: tuple[str, ...], table: str, place: tuple[int, ...] = ()) -> Iterator[Part]:
+def _parts(kind: DataType, path: tuple[str, ...], table: str, place: tuple[int, ...] = ()) -> Iterator[StateColumn]:
     if isinstance(kind, StructType):
         for number, each in enumerate(kind.fields):
             yield from _parts(each.dataType, (*path, each.name), table, (*place, number))
     elif not isinstance(kind, NullType):
         name = _word("_".join(path[1:] or path))
-        yield Part(name, path[0], place, _storable(kind, ".".join(path), table), path)
+        yield StateColumn(name, path[0], place, _storable(kind, ".".join(path), table), path)
 
 
-def _named(part: Part, kind: str) -> Part:
+def _named(part: StateColumn, kind: str) -> StateColumn:
     """A column as an operator of a kind has it: times are times, and what is only around a user's state has no name."""
     if (time := _TIMES.get((kind, part.path))) is not None:
         return replace(part, name=time[0], type=_INSTANT)
@@ -152,7 +152,7 @@ def _word(name: str) -> str:
     return _NO_NAME.sub("_", name).strip("_") or "value"
 
 
-def _unique(parts: Iterable[Part]) -> Iterator[Part]:
+def _unique(parts: Iterable[StateColumn]) -> Iterator[StateColumn]:
     """The same with names that differ: of the second of a name, `sum_2`."""
     seen: set[str] = set()
     for each in parts:
@@ -181,7 +181,7 @@ def _numbered(kind: DataType) -> DataType:
     return StructType([StructField(f"_{number}", _numbered(each.dataType)) for number, each in enumerate(kind.fields)])
 
 
-def _select(part: Part, types: Mapping[str, DataType], kind: str) -> Column:
+def _select(part: StateColumn, types: Mapping[str, DataType], kind: str) -> Column:
     if not part.path:
         return F.lit(0).cast("long").alias(part.name)
     column = F.col(part.within).cast(_numbered(types[part.within]))

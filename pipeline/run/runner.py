@@ -25,7 +25,7 @@ from ..kafka.channels import Announcer, KafkaChannels
 from ..kafka.open import open_kafka
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
-from ..source.checkpoint import Checkpoint
+from ..source.checkpoint import ScratchCheckpoint
 from ..source.spool import InputSpool
 from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
@@ -249,7 +249,7 @@ def _build(
             shape,
             places,
             limits,
-            Checkpoint(scratch / "checkpoints" / stage.name),
+            ScratchCheckpoint(scratch / "checkpoints" / stage.name),
             planners=planners,
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,

@@ -16,7 +16,7 @@ from ...fold.records import Position
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ScratchCheckpoint:
     """One query's scratch checkpoint under `folder`."""
 
     folder: Path

@@ -2,6 +2,7 @@
 
 import datetime
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,16 @@ def test_a_query_that_was_taken_back_is_told(cache: SstCache) -> None:
     del checkpoint.batches[3:]
     with pytest.raises(Refused, match="batches up to 4, and its checkpoint ends with batch 2"):
         following.round()
+
+
+def test_a_query_that_was_set_back_and_went_on_is_told_when_it_is_attached_again(cache: SstCache) -> None:
+    store, checkpoint = MemoryStore(), query()
+    batches(checkpoint, 3)
+    caught_up(tail(store, cache, checkpoint))
+    last = checkpoint.batches.pop()
+    checkpoint.batches.append(replace(last, offsets={"orders": (7, 7)}))
+    with pytest.raises(Refused, match="was set back: its batch 2 read other offsets"):
+        tail(store, cache, checkpoint).claim()
 
 
 def test_a_table_that_is_new_begins_with_all_rows_that_it_has(cache: SstCache) -> None:

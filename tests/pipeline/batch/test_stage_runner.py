@@ -25,7 +25,7 @@ from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import header_of, send, split
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.source.checkpoint import Checkpoint
+from slackwater.pipeline.source.checkpoint import ScratchCheckpoint
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.upkeep.meter import StageMeter
@@ -117,7 +117,7 @@ class Running:
             Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
             Places("a", "s", str(folder / "store"), self.kafka.properties, (folder / "cache", 1 << 20), 30),
             Limits(None, 0),
-            Checkpoint(self.scratch),
+            ScratchCheckpoint(self.scratch),
             PlannerFiles(folder / "told"),
         )
         self.runner = StageRunner(
@@ -130,7 +130,7 @@ class Running:
         self.job = self.runner._job = Looped(config, self.store, SstCache(folder / "cache", 1 << 20))
         self.batch = 1
         self.at = {name: Position(name, (0, 0), 0, (0, 0) if reads else ()) for name in claimed.inputs}
-        Checkpoint(self.scratch).write(1, tuple(self.at.values()))
+        ScratchCheckpoint(self.scratch).write(1, tuple(self.at.values()))
 
     def run(self, rows: list[int], *ends: Position) -> Manifest:
         """Have Spark log where the inputs end, and run the batch; the head that this gives."""

@@ -1,4 +1,4 @@
-"""What tests of checkpoints share: recorded ones, which `tests.support.checkpoints` makes."""
+"""What tests of checkpoints share: recorded ones, which `tests.pipeline.checkpoint.queries` makes."""
 
 import zipfile
 from collections.abc import Callable

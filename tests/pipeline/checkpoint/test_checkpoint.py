@@ -20,8 +20,8 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.checkpoint.conftest import RECORDED
+from tests.pipeline.checkpoint.queries import PROVIDERS, QUERIES, run_query, write_input
 from tests.pipeline.checkpoint.test_files import clean_up
-from tests.support.checkpoints import PROVIDERS, QUERIES, run_query, write_input
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 

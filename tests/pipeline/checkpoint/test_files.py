@@ -164,6 +164,35 @@ def test_an_operator_has_as_many_partitions_as_folders() -> None:
     assert len(CheckpointFiles(store).stores()) == 1
 
 
+def test_a_query_that_was_set_back_is_not_followed() -> None:
+    store = in_memory("aggregate-hdfs")
+    files = CheckpointFiles(store)
+    newest = files.committed()[-1]
+    store.delete(f"commits/{newest}")
+    with pytest.raises(Refused, match=f"was set back: batch {newest} is not the one that it was"):
+        files.committed()
+    store = in_memory("aggregate-hdfs")
+    files = CheckpointFiles(store)
+    before_ms = files.batch(3).committed_ms
+    while next(store.list("commits/3")).modified_ms == before_ms:
+        store.put("commits/3", store.get("commits/3"))
+    with pytest.raises(Refused, match="was set back: batch 3 is not the one that it was"):
+        files.committed()
+
+
+def test_variables_come_in_an_order_of_their_own() -> None:
+    (operator,) = CheckpointFiles(in_memory("transform-changelog")).operators
+    assert [each.name for each in operator.tables] == [
+        *("total", "total_ttl", "by_o", "by_o_ttl", "seen", "seen_ttl", "timers")
+    ]
+    assert [each.name for each in operator.tables if not each.has_feed] == ["seen", "seen_ttl", "timers"]
+
+
+def test_operators_of_one_query_are_all_there() -> None:
+    kinds = [each.kind for each in CheckpointFiles(in_memory("two-hdfs")).operators]
+    assert kinds == ["aggregate", "distinct"]
+
+
 def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
     store = in_memory("aggregate-changelog")
     operator = {"operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"}}

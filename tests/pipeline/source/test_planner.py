@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from slackwater.fold.records import Position
-from slackwater.pipeline.source.checkpoint import Checkpoint
+from slackwater.pipeline.source.checkpoint import ScratchCheckpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.pipeline.source.wake import PlannerFiles
@@ -301,7 +301,7 @@ def test_a_marker_breaks_the_trigger_interval() -> None:
 
 
 def test_spark_reads_the_checkpoint_back_as_it_was_written(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path / "scratch")
+    checkpoint = ScratchCheckpoint(tmp_path / "scratch")
     position = Position("c", (4, 0), 7, (3, 0), ("s1",))
     checkpoint.write(41, [position])
     assert checkpoint.planned(41) == checkpoint.planned(40) == {"c": position}

@@ -1,7 +1,7 @@
 """Checkpoints of Spark queries, one of each stateful operator, as teams' own programs make them: without slackwater.
 
 Small ones lie beside the tests that read them (`tests/pipeline/checkpoint/recorded`); `python -m
-tests.support.checkpoints FOLDER` makes them anew, with whatever Spark is installed.
+tests.pipeline.checkpoint.queries FOLDER` makes them anew, with whatever Spark is installed.
 """
 
 import json
