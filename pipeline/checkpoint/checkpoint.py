@@ -100,6 +100,8 @@ class Checkpoint:
         before it. Raises `Gone` where files were cleaned up.
         """
         with self._own_folder() as spool:
+            with self.files.reading(up_to):
+                self.files.check_variables()
             while after < up_to:
                 with self._own_folder() as folder:
                     last = self._bring_changes(table, after, up_to, folder)

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from ...errors import Gone, NotFound, ObjectNotFound, Refused
 from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, SourceOffsets, commit, offsets, query_id
-from .operators import Operator, is_metadata, metadata_of, operator_in
+from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
 from .places import Readable
 from .state_files import StateFile, StoreFolder, named_in, state_file, whole_of, whole_versions
 
@@ -123,6 +123,29 @@ class CheckpointFiles:
             first -= 1
         return range(first, batches.stop)
 
+    def check_variables(self) -> None:
+        """Raise `Refused` where the query went on with other state variables than it had when this was opened."""
+        prefixes = [
+            f"state/{each.id}/{name}/" for each in self.operators if each.kind == "transform" for name in FOLDERS
+        ]
+        keys = [info.key for prefix in prefixes for info in self._store.list(prefix) if is_metadata(info.key)]
+        new = [key for key in keys if key not in self._metadata]
+        found = dict(zip(new, _all(self._store.get, new), strict=True))
+        tables = {each.id: each.tables for each in self.operators}
+        schemas = {data for key, data in self._metadata.items() if SCHEMAS in key}
+        for key, data in found.items():
+            if SCHEMAS in key:
+                same = data in schemas
+            else:
+                operator = operator_in(data, key)
+                same = operator.tables == tables.get(operator.id)
+            if not same:
+                raise Refused(
+                    f"the query of the checkpoint {self.url} went on with other state variables ({key})",
+                    hint="begin anew: what is behind the change can be read then",
+                )
+        self._metadata |= found
+
     def batch(self, batch: int) -> CheckpointBatch:
         """One committed batch. Raises `Gone` where it was cleaned up."""
         if batch not in self._commits:
@@ -137,17 +160,11 @@ class CheckpointFiles:
             )
 
     def format_of(self, batch: int) -> int:
-<<<<<<< HEAD
-        """The version of the checkpoint's format as of a batch, 1 or 2."""
-        self._read_commits([batch])
-        return 2 if self._said_commits[batch].state_ids else 1
-=======
         """The version of the checkpoint's format as of a batch, 1 or 2. Raises `ObjectNotFound`."""
-        self._read_ids([batch])
-        if batch not in self._ids:
+        self._read_commits([batch])
+        if batch not in self._said_commits:
             raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
-        return 2 if self._ids[batch] else 1
->>>>>>> s-attach
+        return 2 if self._said_commits[batch].state_ids else 1
 
     def has_feed(self, batch: int) -> bool:
         """Whether a batch's changes to the state before it can be read, from names alone.

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ...errors import Corruption, Refused
 
+SCHEMAS = "_stateSchema"
+FOLDERS = ("_metadata", SCHEMAS)
+"""Folders of a checkpoint in which stands of which state it is."""
 _TRANSFORM = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS = {
     "stateStoreSave": "aggregate",
@@ -61,7 +64,7 @@ class Operator:
 
 def is_metadata(key: str) -> bool:
     """Whether a file of a checkpoint says of which state it is, not what the state is."""
-    return key.startswith("state/") and ("/_metadata/" in key or "/_stateSchema/" in key) and "/." not in key
+    return key.startswith("state/") and any(f"/{each}/" in key for each in FOLDERS) and "/." not in key
 
 
 def metadata_of(keys: Iterable[str], batch: int) -> Sequence[str]:

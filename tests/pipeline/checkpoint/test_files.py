@@ -188,6 +188,23 @@ def test_variables_come_in_an_order_of_their_own() -> None:
     assert [each.name for each in operator.tables if not each.has_feed] == ["seen", "seen_ttl", "timers"]
 
 
+def test_a_query_that_goes_on_with_other_variables_is_not_followed() -> None:
+    store = in_memory("transform-changelog")
+    files = CheckpointFiles(store)
+    said = store.get("state/0/_metadata/v2/0")
+    store.put("state/0/_metadata/v2/4", said)
+    (schema,) = store.list("state/0/_stateSchema/")
+    store.put(f"{schema.key}-again", store.get(schema.key))
+    files.check_variables()
+    store.put("state/0/_metadata/v2/5", said.replace(b"total_ttl", b"total_of"))
+    with pytest.raises(Refused, match=r"went on with other state variables \(state/0/_metadata/v2/5\)"):
+        files.check_variables()
+    store.delete("state/0/_metadata/v2/5")
+    store.put(f"{schema.key}-other", b"schema")
+    with pytest.raises(Refused, match="went on with other state variables"):
+        files.check_variables()
+
+
 def test_operators_of_one_query_are_all_there() -> None:
     kinds = [each.kind for each in CheckpointFiles(in_memory("two-hdfs")).operators]
     assert kinds == ["aggregate", "distinct"]
