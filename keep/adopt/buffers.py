@@ -143,6 +143,8 @@ _BUFFERS: Mapping[str, tuple[_Buffer, ...]] = {
     "first": (_Buffer(("first", "valueSet"), _by_arrival(first=True)), _Buffer(_EXTREMUM, _by_order, "min_by")),
     "last": (_Buffer(("last", "valueSet"), _by_arrival(first=False)), _Buffer(_EXTREMUM, _by_order, "max_by")),
 }
+_MOST_FIELDS = 4
+"""That are told one by one."""
 _OTHERS = {
     "MS": "approx_count_distinct",
     "buf": "an aggregate over all values, such as collect_list",
@@ -203,8 +205,14 @@ def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]],
                 at += len(of)
                 break
         else:
-            others.append(f"{fields[at].name} {fields[at].type}{_guess(fields[at].name)}")
+            guess = _guess(fields[at].name)
+            # One of them is kept in fifty fields.
+            alike = [each for each in fields[at:] if guess and _guess(each.name) == guess][:_MOST_FIELDS]
+            many = len(alike) == _MOST_FIELDS
+            others.append(f"{fields[at].name} {fields[at].type}{' and others' if many else ''}{guess}")
             at += 1
+            while many and at < len(fields) and _guess(fields[at].name) == guess:
+                at += 1
     return found, others
 
 

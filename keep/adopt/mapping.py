@@ -6,7 +6,6 @@ the columns of the same names.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from ...errors import Refused
 from ...fold.kinds.aggregate import Aggregates
 from ...fold.kinds.due import due_ms, window_of
 from ...fold.kinds.kind import Bound, Kind, kind_of
+from ...fold.kinds.pandas_state import PandasState
 from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Column, Table, is_internal
 from ..attach.checkpoint import DELETED, ReadableTable
@@ -27,9 +27,8 @@ from .lists import joined, sessions
 from .variables import processed
 
 _DISTINCT = ("distinct", "distinct-within-watermark")
-_EXPIRES = "expiresAtMicros"
+_EXPIRES = "expires_at"
 """Of dropDuplicatesWithinWatermark, until when a key is kept."""
-_GROUP_STATE, _TIMEOUT = "groupState_", "timeoutTimestamp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +131,7 @@ def _seen(state: ReadableTable, table: Table, found: Found) -> None:
     for column in _visible(table):
         kind = arrow_schema((column,)).field(0).type
         if _EXPIRES in state.values.names and pa.types.is_timestamp(kind):
-            found.made.append(
-                MadeColumn(column.name, (_EXPIRES,), lambda rows: rows[_EXPIRES].cast(pa.timestamp("us", "UTC")))
-            )
+            found.as_it_is(column.name, state.values.field(_EXPIRES), kind)
         elif pa.types.is_boolean(kind):
             found.made.append(
                 MadeColumn(column.name, (), lambda rows: pa.repeat(True, rows.num_rows), "true: the key was seen")
@@ -147,17 +144,12 @@ def _seen(state: ReadableTable, table: Table, found: Found) -> None:
 
 
 def _pandas(kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
-    """The fields of a state, and when the key times out, -1 for never."""
-    values = pa.schema([each.with_name(each.name.removeprefix(_GROUP_STATE)) for each in state.values])
-    own = [each for each in values if each.name != _TIMEOUT]
-    named = dict(zip(values.names, state.values.names, strict=True))
-    inner = Found()
-    by_name_or_place(_visible(table), pa.schema(own), inner, "column")
-    found.problems += inner.problems
-    columns = [named[each.name] for each in own]
-    for each in inner.made:
-        of = tuple(named[name] for name in each.of)
-        found.made.append(MadeColumn(each.column, of, partial(_renamed, each.make, named), each.how))
+    """The fields of a state, and when the key times out, which comes last where it may."""
+    assert isinstance(kind, PandasState)  # noqa: S101  its tag says so
+    times_out = kind.timeout != "NoTimeout" and len(state.values) > 0
+    own = list(state.values)[: -1 if times_out else None]
+    by_name_or_place(_visible(table), pa.schema(own), found, "column")
+    columns = tuple(each.name for each in own)
 
     def defined(rows: pa.Table) -> Any:
         there = pa.repeat(False, rows.num_rows)
@@ -165,21 +157,17 @@ def _pandas(kind: Kind, state: ReadableTable, table: Table, found: Found) -> Non
             there = pc.or_(there, rows[name].is_valid())
         return there
 
-    def due(rows: pa.Table) -> Any:
-        at = rows[_TIMEOUT]
-        # As Spark, a key times out once its time is before the clock, or the watermark.
-        return pc.if_else(pc.greater(at, 0), pc.add(at, 1), pa.scalar(None, pa.int64()))
-
-    found.made.append(MadeColumn("_defined", tuple(columns), defined, "where it has a field"))
-    if _TIMEOUT in state.values.names:
-        found.made.append(MadeColumn(DUE, (_TIMEOUT,), due, "once its timeout has passed"))
-    else:
+    found.made.append(MadeColumn("_defined", columns, defined, "where it has a field"))
+    if not times_out:
         found.made.append(MadeColumn(DUE, (), lambda rows: pa.nulls(rows.num_rows, pa.int64()), "never"))
-
-
-def _renamed(make: Callable[[pa.Table], Any], names: Mapping[str, str], rows: pa.Table) -> Any:
-    """What is made of rows whose columns have these names, of those that are called otherwise."""
-    return make(rows.rename_columns({stored: name for name, stored in names.items()}))
+        return
+    timeout = state.values[-1]
+    if not pa.types.is_timestamp(timeout.type):
+        found.problems.append(f"the function times out, and {timeout.name!r} of the state is {timeout.type}")
+        return
+    # As Spark, a key times out once its time is before the clock, or the watermark.
+    how = "once its timeout has passed"
+    found.made.append(MadeColumn(DUE, (timeout.name,), lambda rows: pc.add(due_ms(rows[timeout.name]), 1), how))
 
 
 def _by_name(_kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:

@@ -1,12 +1,11 @@
 """The state variables of a class for Spark's `transformWithState`, as the columns of one row of a key."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from operator import itemgetter
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...fold.kinds.due import due_ms
 from ...fold.kinds.kind import Bound, Kind
 from ...fold.kinds.processor import Processor
 from ...fold.kinds.state_variables import TIMERS, Variable, expires
@@ -18,6 +17,7 @@ from .columns import Array, Found, MadeColumn, by_name_or_place
 from .grouped import Grouped, KeyPart, quoted
 
 _TTL = "ttlExpirationMs"
+"""When an element of a list expires, beside its value."""
 _AT = "_at"
 
 
@@ -65,10 +65,11 @@ def _variable(
     name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, found: Found
 ) -> KeyPart:
     key, rest = _key(state, table, found)
-    own = pa.schema([each for each in state.values if each.name != _TTL])
     made, order = list(key), ""
     ids: tuple[str, ...] = ()
     timed = bool(variable.ttl_ms)
+    # Elements of a list have each their own within.
+    own = pa.schema(list(state.values)[: -1 if timed and variable.form != "list" else None])
     if variable.form == "list":
         (column,) = own.names
         fields = kind.value_type
@@ -90,7 +91,7 @@ def _variable(
     per_key = [(name, value)]
     if timed:
         if variable.form != "list":
-            made.append(MadeColumn("_ttl", (_TTL,), itemgetter(_TTL)))
+            made.append(_in_ms("_ttl", state.values.names[-1]))
         expirations = f"list(_ttl ORDER BY {order})" if order else "first(_ttl)"
         least = "min(list_min(_ttl))" if variable.form == "list" else "min(_ttl)"
         per_key += [(expires(name), expirations), (_AT, least)]
@@ -99,9 +100,13 @@ def _variable(
 
 def _timers(state: ReadableTable, table: Table, found: Found) -> KeyPart:
     key, rest = _key(state, table, found)
-    (at,) = rest.names or ("",)
-    made = (*key, MadeColumn(_AT, (at,), itemgetter(at)))
+    (at,) = rest.names
+    made = (*key, _in_ms(_AT, at))
     return KeyPart(state, made, (_AT,), ((TIMERS, f"list({_AT} ORDER BY {_AT})"), (_AT, f"min({_AT})")))
+
+
+def _in_ms(column: str, of: str) -> MadeColumn:
+    return MadeColumn(column, (of,), lambda rows: due_ms(rows[of]))
 
 
 def _key(state: ReadableTable, table: Table, found: Found) -> tuple[list[MadeColumn], pa.Schema]:
@@ -120,27 +125,10 @@ def _leaves(kind: pa.DataType) -> int:
 def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: Found) -> list[MadeColumn]:
     """The fields of a struct as columns, each named by its place."""
     inner = Found()
-    # In a variable with a time to live, the value's fields are within one of that name.
-    named = {each.name.removeprefix("value_"): each for each in state}
-    plain = pa.schema([each.with_name(name) for name, each in named.items()])
-    by_name_or_place([Column(each.name, from_arrow(each.type)) for each in kind], plain, inner, f"field of {what}")
+    by_name_or_place([Column(each.name, from_arrow(each.type)) for each in kind], state, inner, f"field of {what}")
     found.problems += inner.problems
     places = {each.name: number for number, each in enumerate(kind)}
-    stored = {name: each.name for name, each in named.items()}
-
-    return [
-        MadeColumn(
-            f"_{mark}{places[each.column]}",
-            tuple(stored[name] for name in each.of),
-            partial(_under, each.make, {stored[name]: name for name in each.of}),
-        )
-        for each in inner.made
-    ]
-
-
-def _under(make: Callable[[pa.Table], Array], names: Mapping[str, str], rows: pa.Table) -> Array:
-    """What is made of columns that have these names elsewhere, by those that they have here."""
-    return make(rows.select(list(names)).rename_columns(list(names.values())))
+    return [MadeColumn(f"_{mark}{places[each.column]}", each.of, each.make) for each in inner.made]
 
 
 def _pack(kind: pa.DataType, mark: str) -> str:

@@ -160,20 +160,17 @@ def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _Declared:
 
 def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
-    fields = [
-        (each.name.removeprefix("groupState_"), _spark(each.type))
-        for each in table.values
-        if each.name != "timeoutTimestamp"
-    ]
+    fields = [(each.name, _spark(each.type)) for each in table.values]
+    times_out = bool(fields) and fields[-1][0].startswith("due_at") and fields[-1][1] == "timestamp"
     key, columns, made, _ = _key(table)
-    timeout = "ProcessingTimeTimeout" if "timeoutTimestamp" in table.values.names else "NoTimeout"
-    ddl = ", ".join(f"{name} {kind}" for name, kind in fields)
+    ddl = ", ".join(f"{name} {kind}" for name, kind in fields[: -1 if times_out else None])
     output = ", ".join(f"{name} {kind}" for name, kind in columns)
     before = '''
         def the_function(key, frames, state):
             """The query's own."""
             raise NotImplementedError
         '''
+    timeout = "ProcessingTimeTimeout" if times_out else "NoTimeout"
     state = f'sw.pandas_state(the_function, "{output}", "{ddl}", "{timeout}")'
     return _Declared(key, state, columns, before=before, made=made)
 

@@ -155,19 +155,26 @@ def test_a_key_that_was_seen_is_a_row_of_an_update() -> None:
     seen = Table((Column("country", "string"),), (Column("seen", "bool"),), 1, Update().stored)
     mapping = mapping_of([MemoryTable("", COUNTRY, pa.schema([]), "distinct")], seen, "stage s")
     assert rows_of(mapping, pa.table({"country": ["DE"]})) == [{"country": "DE", "seen": True}]
-    kept = MemoryTable("", COUNTRY, pa.schema([("expiresAtMicros", INT)]), "distinct-within-watermark")
+    kept = MemoryTable("", COUNTRY, pa.schema([("expires_at", TIME)]), "distinct-within-watermark")
     until = (Column("until", "timestamp[us, tz=UTC]"), Column(DUE, "int64"))
     mapping = mapping_of([kept], Table((Column("country", "string"),), until, 1, Update("until").stored), "stage s")
-    made = rows_of(mapping, pa.table({"country": ["DE"], "expiresAtMicros": [5_000_001]}))
+    made = rows_of(mapping, pa.table({"country": ["DE"], "expires_at": pa.array([5_000_001], TIME)}))
     assert [(row["until"].second, row[DUE]) for row in made] == [(5, 5_001)]
 
 
 def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> None:
-    values = pa.schema([("groupState_n", INT), ("groupState_last", pa.string()), ("timeoutTimestamp", INT)])
+    values = pa.schema([("n", INT), ("last", pa.string()), ("due_at", TIME)])
     columns = [("n", "int64"), ("last", "string"), ("_defined", "bool"), (DUE, "int64")]
-    table = Table((Column("country", "string"),), tuple(Column(*each) for each in columns), 1, PandasState().stored)
+    table = Table(
+        (Column("country", "string"),),
+        tuple(Column(*each) for each in columns),
+        1,
+        PandasState("ProcessingTimeTimeout").stored,
+    )
     mapping = mapping_of([MemoryTable("", COUNTRY, values, "pandas")], table, "stage s")
-    state = pa.table([["DE", "FR"], [1, None], ["x", None], [-1, 70]], schema=pa.schema([*COUNTRY, *values]))
+    state = pa.table(
+        [["DE", "FR"], [1, None], ["x", None], pa.array([None, 70_000], TIME)], schema=pa.schema([*COUNTRY, *values])
+    )
     assert rows_of(mapping, state) == [
         {"country": "DE", "n": 1, "last": "x", "_defined": True, DUE: None},
         {"country": "FR", "n": None, "last": None, "_defined": False, DUE: 71},
@@ -301,8 +308,8 @@ def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
         state("", [("n", INT), ("last", pa.string())], [], ("DE", 3, "x")),
         state("l", [("list_value", pa.list_(element))], [], ("DE", [{"x": 1}, {"x": 2}]), ("FR", [{"x": 9}])),
         state("m", [("c", INT)], [("k", pa.string())], ("DE", "b", 2), ("DE", "a", 1)),
-        state("t", [("value_n", INT), ("ttlExpirationMs", INT)], [], ("DE", 7, 90)),
-        state("timers", [], [("expiration_timestamp_ms", INT)], ("DE", 80), ("DE", 70)),
+        state("t", [("n", INT), ("expires_at", TIME)], [], ("DE", 7, at_ms(90))),
+        state("timers", [], [("due_at", TIME)], ("DE", at_ms(80)), ("DE", at_ms(70))),
         strict=True,
     )
     mapping = mapping_of(tables, table, "stage s")
@@ -317,6 +324,10 @@ def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
     none[4] = rows[4].slice(1).append_column(DELETED, pa.array([True]))
     (now,) = mapping.changes(none).to_pylist()
     assert (now["timers"], now[DUE], now["v"]) == ([80], 80, {"n": 3, "last": "x"})
+
+
+def at_ms(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / 1_000, UTC)
 
 
 def table_names(table: Table) -> list[str]:

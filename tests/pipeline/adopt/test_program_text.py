@@ -55,8 +55,8 @@ def test_windows_and_sessions_are_made_of_a_time_with_a_watermark(tmp_path: Path
 
 def test_other_operators_have_their_kinds(tmp_path: Path) -> None:
     distinct = declared(tmp_path, MemoryTable("", COUNTRY, pa.schema([]), "distinct"))
-    within = MemoryTable("", COUNTRY, pa.schema([("expiresAtMicros", INT)]), "distinct-within-watermark")
-    pandas = MemoryTable("", COUNTRY, pa.schema([("groupState_n", INT), ("timeoutTimestamp", INT)]), "pandas")
+    within = MemoryTable("", COUNTRY, pa.schema([("expires_at", TIME)]), "distinct-within-watermark")
+    pandas = MemoryTable("", COUNTRY, pa.schema([("n", INT), ("due_at", TIME)]), "pandas")
     others = MemoryTable("", COUNTRY, pa.schema([("n", INT)]), "map-groups")
     side = pa.schema([("av", INT), ("at", TIME), ("matched", pa.bool_())])
     joined = [MemoryTable("", JOIN, side, "join"), MemoryTable("right", JOIN, pa.schema([("bt", TIME)]), "join")]
