@@ -89,7 +89,8 @@ def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], li
         if by:
             order = values.field(values.get_field_index(field) + 1)
             columns.append((f"{of}_order", "bigint" if pa.types.is_boolean(order.type) else _spark(order.type)))
-    return declared, columns, []
+    alike = any(field.startswith("valueWith") for _, field, _ in found)
+    return declared, columns, ["last is of max_by; of min_by, say first: their states look alike"] * alike
 
 
 def _source_type(function: str, kind: pa.DataType) -> pa.DataType:

@@ -37,9 +37,10 @@ def test_aggregates_are_declared_in_the_order_of_their_buffers(tmp_path: Path) -
     stage = declared(tmp_path, MemoryTable("", COUNTRY, BUFFER), topics=("orders", "refunds"))
     assert str(stage.state) == (
         "aggregate(count_1=count(), sum_2=sum(of_sum_2), mean_3=mean(of_mean_3), min_4=min(of_min_4), "
-        "first_5=first(of_first_5, by=of_first_5_order))"
+        "last_5=last(of_last_5, by=of_last_5_order))"
     )
     assert stage.key == ("country",)
+    assert "# last is of max_by" in (tmp_path / "emitted.py").read_text()
     assert "`of_sum_2` decimal(10,2)" in (tmp_path / "emitted.py").read_text()
 
 
