@@ -138,6 +138,52 @@ class Client(Backends, Shown):
         with tail_of(self, str(checkpoint), app, **how) as tail:
             return attached(self, tail, lambda _landed: None, dry_run=dry_run)
 
+    def adopt(
+        self,
+        checkpoint: str | Path,
+        *,
+        code: str | Path,
+        stage: str,
+        app: str = "",
+        from_batch: int | None = None,
+        offsets: Mapping[str, Sequence[int]] | None = None,
+        attached: str = "",
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> "Result":
+        """Have a query of Spark, which was stopped, go on as a stage: its state, its history and its offsets.
+
+        Its batches become the stage's first versions, all of them or none, and the next run goes on at the next
+        offset. Broken off, the same call goes on.
+
+        Args:
+            checkpoint: a folder, or `s3://bucket/prefix`. It stays as it is.
+            code: the file of the program that declares the app.
+            stage: the stage that the query becomes.
+            app: the app's name, where it is not the program's.
+            from_batch: go on from the end of this batch; default the newest.
+            offsets: where the stage goes on, by topic, for those that the query's offsets say nothing of.
+            attached: an app that followed the query: its history is taken over, with what the checkpoint has.
+            master: of the Spark that reads; default all cores of this machine.
+            spark_conf: settings of that.
+            dry_run: only say of what each column is made.
+
+        Raises:
+            Usage: a name is malformed, or nothing says where Kafka is.
+            NotFound: there is no checkpoint, or the program has no such stage.
+            Refused: its state has no place in the stage's table, and which columns; or the stage has versions.
+            Unavailable: the store or Kafka did not answer; the same call again goes on.
+        """
+        from .attaching import adopt, query_of
+
+        words = [
+            f"{topic}={msgspec.json.encode(dict(enumerate(at))).decode()}" for topic, at in (offsets or {}).items()
+        ]
+        query = query_of(str(checkpoint), str(code), stage, app, words, from_batch, attached)
+        how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
+        return adopt(self, query, lambda _line: None, **how)
+
     def import_app(
         self,
         folder: str | Path,

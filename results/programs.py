@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import instants
+from ..keep.adopt.adoption import Adopted, AdoptedBatch
 from ..keep.attach.tail import Landed, ToAttach
 from ..keep.init.initialise import Initialised
 from ..keep.migrate.migrate import Migrated, lines
 from ..moments.query.log import batches_brought
+from ..pipeline.adopt.adopting import AdoptionPlan
+from ..pipeline.adopt.shadow import ShadowBatch
 from ..pipeline.batch.batch_report import BatchReport
 from ..pipeline.check.check import CheckedVersion, Dependence, PassedOver, Reason
 from ..pipeline.migrate.backfill import Backfilled
@@ -424,3 +427,103 @@ def caught_up(app: str, stage: str, versions: int, next_batch: int) -> Result:
     upto = f"up to batch {next_batch - 1}" if next_batch else "the query has not committed a batch yet"
     line = f"{app}/{stage}: {plural(versions, 'version')} more, {upto}"
     return Result({"app": app, "stage": stage, "versions": versions, "next_batch": next_batch}, line)
+
+
+_MOST_DIFFERENT = 5
+
+
+def to_adopt(plan: AdoptionPlan) -> Result:
+    """What an adoption would make, and of what."""
+    columns = {column.name: column.type for column in plan.table.columns}
+    data = {
+        "app": plan.app,
+        "stage": plan.stage,
+        "query": plan.query,
+        "checkpoint": plan.where,
+        "batches": [plan.batches[0], plan.batches[-1]],
+        "columns": {
+            each.column: {"type": columns.get(each.column), "of": list(each.of), "how": each.how} for each in plan.made
+        },
+        "offsets": plan.offsets,
+        "dry_run": True,
+    }
+    return Result(data, *_adoption(plan, columns))
+
+
+def _adoption(plan: AdoptionPlan, columns: dict[str, str]) -> Iterator[Block]:
+    yield f"{plan.where}, the query {plan.query}, would become {plan.app}/{plan.stage}; nothing was changed"
+    yield ""
+    rows = (
+        (each.column, columns.get(each.column, ""), ", ".join(each.of) or "-", each.how or "as it is")
+        for each in plan.made
+    )
+    yield TableBlock.of(("column", "type", f"of the state ({', '.join(plan.of)})", "how"), rows)
+    yield ""
+    first, last = plan.batches[0], plan.batches[-1]
+    count = formats.plural(len(plan.batches), "version")
+    yield f"batches {first} to {last} would become {count}; the first has all rows at the end of batch {first}"
+    yield f"it would read on from {formats.offsets(plan.offsets.items())}"
+
+
+def adopted_batch(found: AdoptedBatch, batches: range) -> str:
+    """A version, in a line of progress."""
+    done = found.batch - batches[0] + 1 if batches else 1
+    total = len(batches) or 1
+    made = f"batch {found.batch}: v{found.manifest.version}, {formats.plural(found.rows, 'row')}"
+    return f"{formats.bar(done, total)}  {made}"
+
+
+def adopted(done: Adopted, program: str) -> Result:
+    """What was made."""
+    where = f"{done.app}/{done.stage}"
+    lines = [
+        f"done already: {where} is the query up to its batch {done.last_batch}, which is v{done.version}"
+        if done.already
+        else f"{where} is the query: v1 to v{done.version}, up to its batch {done.last_batch}",
+        *([] if done.checksum is None else [f"equal to what Spark reads at that batch: {done.checksum}"]),
+        f"it reads on from {formats.offsets(done.offsets.items())}",
+        f"the first run goes on from there: slackwater run {program} --app {done.app}",
+    ]
+    checksum = asdict(done.checksum) if done.checksum is not None else None
+    return Result(asdict(done) | {"already": done.already, "checksum": checksum, "dry_run": False}, *lines)
+
+
+def emitted(path: str, stage: str, checkpoint: str) -> Result:
+    """A program that was written."""
+    return Result(
+        {"program": path, "stage": stage},
+        f"wrote {path}, which declares the stage {stage}; its function is still to be written",
+        f"then: slackwater adopt {checkpoint} {path} --stage {stage} --dry-run",
+    )
+
+
+def shadowed(found: ShadowBatch, equal: int, equal_ms: int) -> Result:
+    """A batch of the query, compared."""
+    different = found.different
+    data: dict[str, object] = {
+        "batch": found.batch,
+        "time_ms": found.time_ms,
+        "records": found.records,
+        "keys": found.keys,
+        "equal_batches": equal,
+        "equal_ms": equal_ms,
+        "different": [asdict(each) for each in different.head(_MOST_DIFFERENT)] if different is not None else [],
+        "different_keys": len(different) if different is not None else 0,
+    }
+    line = (
+        f"{instants.iso(found.time_ms)}  batch {found.batch}: {formats.plural(found.records, 'record')}, "
+        f"{formats.plural(found.keys, 'key')} changed: "
+    )
+    if different is None:
+        return Result(
+            data, f"{line}equal for {formats.duration(equal_ms)}, {equal:,} batch{'' if equal == 1 else 'es'}"
+        )
+    flat = different.head(_MOST_DIFFERENT).flat()
+    named = [name.replace("before_", "query_").replace("after_", "stage_") for name in flat.column_names]
+    rows = zip(*(map(str, column.to_pylist()) for column in flat.columns), strict=True)
+    more = f", the first {_MOST_DIFFERENT}" if len(different) > _MOST_DIFFERENT else ""
+    return Result(
+        data,
+        f"{line}{formats.plural(len(different), 'key')} differ{'s' if len(different) == 1 else ''}{more}",
+        TableBlock.of(named, rows),
+    )

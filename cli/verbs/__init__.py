@@ -5,7 +5,7 @@ Not here: what a verb does, what its result looks like (`results`), and any heav
 
 VERBS = {
     "dev": "dev",
-    **dict.fromkeys(("run", "attach", "init"), "programs"),
+    **dict.fromkeys(("run", "attach", "adopt", "init"), "programs"),
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",
     "verify": "status",

@@ -115,14 +115,17 @@ class BoundDue(Bound):
             return Merged(old, changed=np.zeros(groups.num, bool), emitted=(emitted,))
         merged = self.inner.merge(rows, groups, keys, old.select(self.inner.values.names))
         times = pc.struct_field(keys[self.column], "end") if self.final else merged.values[self.column]
-        # The first millisecond since 1970 UTC that is not before each of these times.
-        due_ms = event_ms(times)
-        if not pa.types.is_date32(times.type):
-            later = pc.greater(times.cast(pa.int64()), pc.multiply(due_ms, 1000))
-            due_ms = pc.add(due_ms, later.cast(pa.int64()))
-        values = merged.values.append_column(pa.field(DUE, pa.int64()), due_ms)
+        values = merged.values.append_column(pa.field(DUE, pa.int64()), due_ms(times))
         emitted_now = tuple(schema.empty_table() for schema in self.emits) if self.final else merged.emitted
         return replace(merged, values=values, emitted=emitted_now)
+
+
+def due_ms(times: Any) -> Any:
+    """The first millisecond since 1970 UTC that is not before each of these times or dates."""
+    found = event_ms(times)
+    if pa.types.is_date32(times.type):
+        return found
+    return pc.add(found, pc.greater(times.cast(pa.int64()), pc.multiply(found, 1000)).cast(pa.int64()))
 
 
 def window_of(key: pa.Schema) -> str | None:

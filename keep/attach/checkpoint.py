@@ -45,6 +45,10 @@ class ReadableBatch(Protocol):
         """The watermark by which it was computed, milliseconds since 1970 UTC; None where there is none."""
 
     @property
+    def next_watermark_ms(self) -> int | None:
+        """The one that it left, by which the next batch is computed; None where there is none."""
+
+    @property
     def committed_ms(self) -> int:
         """When Spark committed it, milliseconds since 1970 UTC."""
 
@@ -71,8 +75,8 @@ class ReadableCheckpoint(Protocol):
     def committed(self) -> range:
         """The batches of which it is still known that they are committed, without gaps; empty before the first."""
 
-    def available(self) -> range:
-        """Those of them at whose end the whole state can be read; the last is the last that is committed."""
+    def available(self, up_to: int | None = None, /) -> range:
+        """Those of them at whose end the whole state can be read, up to the last that is committed, or to this one."""
 
     def batch(self, batch: int, /) -> ReadableBatch:
         """What is known of a batch. Raises `Gone`."""

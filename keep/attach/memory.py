@@ -27,6 +27,7 @@ class MemoryBatch:
     offsets: Mapping[str, tuple[int, ...]]
     watermark_ms: int | None
     committed_ms: int
+    next_watermark_ms: int | None = None
 
 
 Row = tuple[object, ...]
@@ -55,6 +56,7 @@ class MemoryCheckpoint:
         offsets: Mapping[str, tuple[int, ...]],
         committed_ms: int,
         watermark_ms: int | None = None,
+        next_watermark_ms: int | None = None,
     ) -> None:
         """What Spark does at the end of a batch."""
         state = {name: dict(rows) for name, rows in (self._states[-1] if self._states else {}).items()}
@@ -67,7 +69,8 @@ class MemoryCheckpoint:
                     table[key] = values
         self._states.append(state)
         self._changes.append(changes)
-        self.batches.append(MemoryBatch(len(self.batches), dict(offsets), watermark_ms, committed_ms))
+        at = len(self.batches)
+        self.batches.append(MemoryBatch(at, dict(offsets), watermark_ms, committed_ms, next_watermark_ms))
 
     def clean_up(self, before: int) -> None:
         """What Spark does in the background: batches before this one are gone, as far as another one is left."""
@@ -81,9 +84,10 @@ class MemoryCheckpoint:
         """As `ReadableCheckpoint`."""
         return range(self.first, len(self.batches))
 
-    def available(self) -> range:
+    def available(self, up_to: int | None = None, /) -> range:
         """As `ReadableCheckpoint`."""
-        return self.committed() if self.keeps_changes else self.committed()[-1:]
+        there = self.committed() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
+        return there if self.keeps_changes else there[-1:]
 
     def batch(self, batch: int, /) -> MemoryBatch:
         """As `ReadableCheckpoint`."""

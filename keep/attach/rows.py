@@ -19,6 +19,7 @@ from ...store.compaction.merge import merged_rows
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import writer
+from ...store.sst.expiry import with_expiry
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
 from ...store.sst.types import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
@@ -38,6 +39,8 @@ class RowWriter:
     cache: SstCache
     app: str
     stage: str
+    clock_ms: int = 0
+    """From when a time to live counts, where a table has one that does so from when a row is written."""
 
     def changed(self, table: Table, rows: pa.Table, seq: int) -> tuple[Sst, ...]:
         """Rows that a batch changed, key, values and `DELETED`, as one SST of each state partition that has some."""
@@ -95,6 +98,7 @@ class RowWriter:
         with ThreadPoolExecutor(_AT_ONCE, f"attach-{self.stage}") as pool:
             for partition, rows in parts:
                 stamped = rows.append_column(SEQ, pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows))
+                stamped = with_expiry(stamped, table, self.clock_ms)
                 # What has level 1 may be all of a large state: it does not fit into the cache, perhaps.
                 kept = None if level else self.cache
                 put = partial(writer.write, self.store, kept, app=self.app, stage=self.stage, table=table)

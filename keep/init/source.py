@@ -145,11 +145,11 @@ def _differences(found: pa.Schema, declared: pa.Schema) -> Iterator[str]:
     extra = (name for name in dict.fromkeys(found.names) if name not in declared.names)
     yield from (f"its column {name!r} is none of the table's" for name in extra)
     for field in declared:
-        if found.names.count(field.name) == 1 and not _taken(found.field(field.name).type, field.type):
+        if found.names.count(field.name) == 1 and not taken(found.field(field.name).type, field.type):
             yield f"its column {field.name!r} is {found.field(field.name).type}, where the table has {field.type}"
 
 
-def _taken(found: pa.DataType, declared: pa.DataType) -> bool:
+def taken(found: pa.DataType, declared: pa.DataType) -> bool:
     """Whether values of one type are taken for another, as far as that holds them."""
     of = pa.types
     if of.is_null(found):
@@ -157,13 +157,13 @@ def _taken(found: pa.DataType, declared: pa.DataType) -> bool:
     if of.is_struct(declared):
         if not of.is_struct(found) or [each.name for each in found] != [each.name for each in declared]:
             return False
-        return all(_taken(mine.type, its.type) for mine, its in zip(found, declared, strict=True))
+        return all(taken(mine.type, its.type) for mine, its in zip(found, declared, strict=True))
     if of.is_map(declared):
         inner = ((found.key_type, declared.key_type), (found.item_type, declared.item_type)) if of.is_map(found) else ()
-        return bool(inner) and all(_taken(mine, its) for mine, its in inner)
+        return bool(inner) and all(taken(mine, its) for mine, its in inner)
     if of.is_list(declared):
         is_list = of.is_list(found) or of.is_large_list(found) or of.is_fixed_size_list(found)
-        return is_list and _taken(found.value_type, declared.value_type)
+        return is_list and taken(found.value_type, declared.value_type)
     if of.is_integer(declared) or of.is_floating(declared):
         return bool(of.is_integer(found) or of.is_floating(found) or of.is_decimal(found))
     if of.is_decimal(declared):

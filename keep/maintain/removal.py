@@ -129,7 +129,7 @@ def remove_app(
     if whole or begun is None:
         if not force:
             check_unused(store, app)
-        if not fence:
+        if not fence and cloning is None:
             _check_not_held(app, heads, now_ms)
     removal = begun
     if removal is None:

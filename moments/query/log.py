@@ -158,8 +158,8 @@ def _entry(
 
 
 def batches_brought(manifest: Manifest) -> str:
-    """Which batches of the query that it follows a version brought: `batch 12`, `batches 41 to 97`; empty for none."""
-    if (query := manifest.attached) is None or not query.batches:
+    """Which batches of a query of Spark's a version brought: `batch 12`, `batches 41 to 97`; empty for none."""
+    if (query := manifest.attached or manifest.adopted) is None or not query.batches:
         return ""
     last, first = query.next_batch - 1, query.next_batch - query.batches
     return f"batch {last}" if first == last else f"batches {first} to {last}"

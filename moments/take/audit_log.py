@@ -48,7 +48,7 @@ class Operation(Struct, frozen=True):
 VERBS = (
     *("clone", "clone refresh", "import", "promote", "rewind", "reset", "edit", "forget", "migrate", "backfill"),
     *("rescale", "retire", "compact", "replicate", "recover", "recover --drill", "gc", "archive", "init", "app rm"),
-    *("attach", "protect", "protect --off", "rejected --retry", "watch"),
+    *("attach", "adopt", "protect", "protect --off", "rejected --retry", "watch"),
     *("token add", "token rm"),
     *("snapshot take", "snapshot rm", "snapshot failed", "export"),
 )

@@ -23,6 +23,7 @@ class _Batch:
     id: int
     offsets: Mapping[str, tuple[int, ...]]
     watermark_ms: int | None
+    next_watermark_ms: int | None
     committed_ms: int
 
 
@@ -47,12 +48,13 @@ class _Opened:
         except NotFound:
             return range(0)
 
-    def available(self) -> range:
-        return self.found.available()
+    def available(self, up_to: int | None = None, /) -> range:
+        return self.found.available(up_to)
 
     def batch(self, batch: int, /) -> _Batch:
         known = self.found.batch(batch)
-        return _Batch(known.id, offsets_of(known.sources), known.watermark_ms, known.committed_ms)
+        offsets = offsets_of(known.sources)
+        return _Batch(known.id, offsets, known.watermark_ms, known.next_watermark_ms, known.committed_ms)
 
     def rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         return self.found.rows(table, batch)  # type: ignore[arg-type]  # it is one of `tables`

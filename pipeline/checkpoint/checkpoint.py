@@ -71,9 +71,9 @@ class Checkpoint:
         """The batches whose commit is there now, without gaps up to the newest."""
         return self.files.committed()
 
-    def available(self) -> range:
-        """The batches whose whole state can be read now, without gaps up to the newest."""
-        return self.files.available()
+    def available(self, up_to: int | None = None) -> range:
+        """The batches whose whole state can be read now, without gaps up to the newest, or to one."""
+        return self.files.available(up_to)
 
     def batch(self, batch: int) -> CheckpointBatch:
         """One committed batch. Raises `Gone` where it was cleaned up."""

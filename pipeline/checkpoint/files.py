@@ -19,7 +19,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ...errors import Gone, NotFound, ObjectNotFound, Refused
-from .logs import COMMITS, METADATA, OFFSETS, Offsets, SourceOffsets, StateIds, offsets, query_id, state_ids
+from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, SourceOffsets, commit, offsets, query_id
 from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
 from .places import Readable
 from .state_files import StateFile, StoreFolder, named_in, state_file, whole_of, whole_versions
@@ -42,6 +42,8 @@ class CheckpointBatch(Struct, frozen=True):
     """When it was planned, by the query's clock."""
     watermark_ms: int | None
     """The one with which it ran; None where there is none."""
+    next_watermark_ms: int | None
+    """The one with which the next batch runs, likewise."""
     committed_ms: int
     """When its commit was written, by storage's clock."""
 
@@ -60,7 +62,7 @@ class CheckpointFiles:
         self.url = store.url
         self._commits: dict[int, int] = {}
         self._offsets: dict[int, Offsets] = {}
-        self._ids: dict[int, StateIds] = {}
+        self._said_commits: dict[int, Commit] = {}
         try:
             self.id = query_id(store.get(METADATA))
         except ObjectNotFound:
@@ -105,19 +107,21 @@ class CheckpointFiles:
         while first - 1 in self._commits:
             first -= 1
         self._offsets = {batch: said for batch, said in self._offsets.items() if batch >= first}
-        self._ids = {batch: said for batch, said in self._ids.items() if batch >= first}
+        self._said_commits = {batch: said for batch, said in self._said_commits.items() if batch >= first}
         return range(first, newest + 1)
 
-    def available(self) -> range:
-        """The batches whose whole state can be read now, of all stores, without gaps up to the newest."""
+    def available(self, up_to: int | None = None) -> range:
+        """The batches whose whole state can be read now, of all stores, without gaps up to the newest, or to one."""
         batches = self.committed()
+        if up_to is not None:
+            batches = range(batches[0], min(up_to, batches[-1]) + 1)
         files = self._state_files("state/")
-        self._read_ids(batches)
+        self._read_commits(batches)
         whole = [whole_versions(files.get(each.path, ()), self._ids_of(each, batches)) for each in self.stores()]
-        first = batches[-1] + 1
+        first = batches.stop
         while first - 1 in batches and all(first in versions for versions in whole):
             first -= 1
-        return range(first, batches[-1] + 1)
+        return range(first, batches.stop)
 
     def check_variables(self) -> None:
         """Raise `Refused` where the query went on with other state variables than it had when this was opened."""
@@ -148,16 +152,19 @@ class CheckpointFiles:
             self.committed()
         with self.reading(batch):
             said = self._said(batch)
-            if batch not in self._commits:
+            self._read_commits([batch])
+            if batch not in self._commits or (ended := self._said_commits.get(batch)) is None:
                 raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
-            return CheckpointBatch(batch, said.sources, said.time_ms, said.watermark_ms, self._commits[batch])
+            return CheckpointBatch(
+                batch, said.sources, said.time_ms, said.watermark_ms, ended.next_watermark_ms, self._commits[batch]
+            )
 
     def format_of(self, batch: int) -> int:
         """The version of the checkpoint's format as of a batch, 1 or 2. Raises `ObjectNotFound`."""
-        self._read_ids([batch])
-        if batch not in self._ids:
+        self._read_commits([batch])
+        if batch not in self._said_commits:
             raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
-        return 2 if self._ids[batch] else 1
+        return 2 if self._said_commits[batch].state_ids else 1
 
     def has_feed(self, batch: int) -> bool:
         """Whether a batch's changes to the state before it can be read, from names alone.
@@ -201,7 +208,7 @@ class CheckpointFiles:
         """What the whole state of stores at the end of a batch is made of. Raises `ObjectNotFound`."""
         self.bring_logs(batch, folder)
         batches = range(min(self._commits, default=batch), batch + 1)
-        self._read_ids(each for each in batches if each in self._commits)
+        self._read_commits(each for each in batches if each in self._commits)
         for store in stores:
             files = self._state_files(store.path).get(store.path, ())
             if (needed := whole_of(batch + 1, files, self._ids_of(store, batches))) is None:
@@ -220,7 +227,7 @@ class CheckpointFiles:
     def bring_changes(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> int:
         """The files with what a batch changed in stores; how many bytes. Raises `ObjectNotFound`."""
         self.bring_logs(batch, folder)
-        self._read_ids([batch])
+        self._read_commits([batch])
         kind = "changelog" if "RocksDB" in self._said(batch).conf.get(_PROVIDER, "") else "delta"
         names = [(store.path, self._ids_of(store, [batch]).get(batch + 1)) for store in stores]
         return self._copy_all([f"{path}{batch + 1}{f'_{each}' if each else ''}.{kind}" for path, each in names], folder)
@@ -242,18 +249,19 @@ class CheckpointFiles:
             self._offsets[batch] = offsets(self._store.get(key), key)
         return self._offsets[batch]
 
-    def _read_ids(self, batches: Iterable[int]) -> None:
-        """Get the ids of state of these batches, where they are not known; those of one that is gone stay unknown."""
-        missing = [batch for batch in batches if batch not in self._ids]
+    def _read_commits(self, batches: Iterable[int]) -> None:
+        """Get the commits of these batches, where they are not known; that of one that is gone stays unknown."""
+        missing = [batch for batch in batches if batch not in self._said_commits]
 
-        def get(batch: int) -> StateIds | None:
+        def get(batch: int) -> Commit | None:
             key = f"{COMMITS}{batch}"
             try:
-                return state_ids(self._store.get(key), key)
+                return commit(self._store.get(key), key)
             except ObjectNotFound:
                 return None
 
-        self._ids |= {batch: ids for batch, ids in zip(missing, _all(get, missing), strict=True) if ids is not None}
+        found = zip(missing, _all(get, missing), strict=True)
+        self._said_commits |= {batch: said for batch, said in found if said is not None}
 
     def _ids_of(self, store: StoreFolder, batches: Iterable[int]) -> Mapping[int, str]:
         """The ids of a store's versions, as far as they are known."""
@@ -261,7 +269,9 @@ class CheckpointFiles:
         return {
             batch + 1: ids[store.partition][position]
             for batch in batches
-            if (ids := self._ids.get(batch, {}).get(store.operator)) and store.partition < len(ids)
+            if (said := self._said_commits.get(batch))
+            and (ids := said.state_ids.get(store.operator))
+            and store.partition < len(ids)
         }
 
     def _state_files(self, prefix: str) -> Mapping[str, Sequence[StateFile]]:

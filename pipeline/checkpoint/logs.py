@@ -68,12 +68,25 @@ def offsets(data: bytes, key: str) -> Offsets:
         raise _unreadable(key, error) from error
 
 
-def state_ids(data: bytes, key: str) -> StateIds:
-    """Those that a file of `commits/` has, which is of checkpoint format 2 then; else none. Raises as `offsets`."""
+class Commit(Struct, frozen=True):
+    """One file of `commits/`: a batch that has ended."""
+
+    next_watermark_ms: int | None
+    """The one with which the next batch runs; None where there is none."""
+    state_ids: StateIds
+    """Of checkpoint format 2; else none."""
+
+
+def commit(data: bytes, key: str) -> Commit:
+    """A file of `commits/`. Raises as `offsets`."""
     _, head, _ = _lines(data, key, COMMITS)
     try:
-        said = json.loads(head or "{}").get("stateUniqueIds") or {}
-        return {int(each): tuple(tuple(map(str, ids)) for ids in parts) for each, parts in said.items()}
+        said = json.loads(head or "{}")
+        watermark_ms, ids = int(said.get("nextBatchWatermarkMs", 0)), said.get("stateUniqueIds") or {}
+        return Commit(
+            watermark_ms if watermark_ms > 0 else None,
+            {int(each): tuple(tuple(map(str, ids)) for ids in parts) for each, parts in ids.items()},
+        )
     except (ValueError, TypeError, AttributeError) as error:
         raise _unreadable(key, error) from error
 

@@ -243,6 +243,8 @@ class Claimer:
                 silent=silent,
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
+                # What comes from here on is none of a query's of Spark.
+                adopted=None,
             )
 
         names, change = (self.app.name, stage.name), Amendment("claim", build, requires)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
+from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ... import instants
@@ -17,8 +20,9 @@ from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from ...store.versions.migrations import MIGRATIONS
+from ..api.app import App
 from ..api.starting_offsets import starting_at, starting_offsets_in, stored_starts
-from ..batch.schemas import shapes
+from ..batch.schemas import Shape, shapes
 from ..claim.claim import Claimer, program_of
 from ..kafka.open import wait_for
 from ..kafka.protocol import Kafka
@@ -46,6 +50,8 @@ class FirstVersion:
     """The app's other stages, which begin empty where the program says."""
     channels: Callable[[], dict[str, Output]]
     """Makes the channels that the stage reads and writes, where there are none; gives the latter. Raises `Refused`."""
+    shape: Shape
+    """The stage's schemas."""
 
 
 def first_version_of(
@@ -71,9 +77,29 @@ def first_version_of(
             begun at others. Others as `load_app` and `shapes` do.
         Unavailable: Kafka or the store did not answer.
     """
+    program = load_app(path, name=app, store=store)
+    check_free(store, program.name, program.select((stage,))[0].name)
+    spark = partial(spark_session, f"slackwater init {program.name}", master="local[1]", conf=_CONF)
+    made = first_version(program, stage, store, kafka, spark, offsets=offsets, at=at, by=by)
+    if (table := made.manifest.table) is not None:
+        check_takes_rows(f"{program.name}/{stage}", kind_of(table.state))
+    return made
+
+
+def first_version(
+    program: App,
+    stage: str,
+    store: ObjectStore,
+    kafka: Kafka,
+    spark: Callable[[], AbstractContextManager[SparkSession]],
+    *,
+    offsets: Sequence[str] = (),
+    at: str = "",
+    by: str,
+) -> FirstVersion:
+    """The same of a program that is loaded, whatever its stage keeps, and whether or not it has versions."""
     begin = starting_at(instants.parse("--at", at)) if at else None
     where = starting_offsets_in(offsets)
-    program = load_app(path, name=app, store=store)
     (declared,) = program.select((stage,))
     if declared.state is None:
         keeping = ", ".join(each.name for each in program.stages.values() if each.state)
@@ -81,7 +107,6 @@ def first_version_of(
             f"stage {program.name}/{stage} keeps no table, so there is nothing to begin with",
             hint=f"those with state: {keeping or 'none'}",
         )
-    check_free(store, program.name, stage)
     wait_for(kafka, _PATIENCE_S)
     info = apps.find_app(store, program.name)
     for topic in where:
@@ -107,10 +132,8 @@ def first_version_of(
         info = AppInfo(program.name, instants.now_ms(), starts=starts, initialised=stage)
     elif any(info.starts.get(topic) != first for topic, first in starts.items() if topic not in inputs):
         raise begun_elsewhere(info)
-    with spark_session(f"slackwater init {program.name}", master="local[1]", conf=_CONF) as spark:
-        shape = shapes(program, spark)[stage]
-    if shape.table is not None:
-        check_takes_rows(f"{program.name}/{stage}", kind_of(shape.table.state))
+    with spark() as session:
+        shape = shapes(program, session)[stage]
     last = MIGRATIONS.newest(store, program.name)
     manifest = Manifest(
         program.name,
@@ -136,7 +159,7 @@ def first_version_of(
         return claimer.outputs(declared, manifest, shape)
 
     others = tuple(each.name for each in program.in_order() if each.name != stage)
-    return FirstVersion(manifest, info, others, channels)
+    return FirstVersion(manifest, info, others, channels, shape)
 
 
 def check_takes_rows(stage: str, kind: Kind) -> None:

@@ -191,14 +191,16 @@ class Cloning(Struct, frozen=True):
     deep: bool = False
     topics: tuple[limits.Topic, ...] = ()
     """Of an import, the repartition topics that it makes: there is no source that says which."""
+    adopts: limits.NameOrNone = ""
+    """Of an adoption, the stage that a query of Spark's becomes: it is no clone."""
 
 
 @checks.relations.register
 def _(value: Cloning) -> Iterator[checks.Wrong]:
     yield from checks.relations(value.info)
     yield from checks.root_is_wrong("root", value.root)
-    if value.info.origin is None:
-        yield checks.Wrong("info.origin", None, "what it is a clone of")
+    if (value.info.origin is None) != bool(value.adopts):
+        yield checks.Wrong("info.origin", value.info.origin, "what it is a clone of, unless it adopts a query")
 
 
 def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> None:
@@ -325,8 +327,8 @@ def being_removed(app: str) -> Refused:
 def being_cloned(app: str) -> Refused:
     """The error for a clone that is not whole yet: it is nobody's before."""
     return Refused(
-        f"app {app!r} is a clone that was not finished, or an import: that was begun, and has not ended",
-        hint="run the same `slackwater clone`, or `import`, again: it goes on where it stopped; "
+        f"app {app!r} is a clone that was not finished, an import, or an adoption: that was begun, and has not ended",
+        hint="run the same `slackwater clone`, `import` or `adopt` again: it goes on where it stopped; "
         f"`slackwater app rm {app}` gives it up",
     )
 

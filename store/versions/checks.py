@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...errors import Usage
 from ..objects.open import check_root
 from . import column_types, keys
-from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sst, Table
+from .manifest import AppInfo, Column, Followed, Input, Lost, Manifest, Output, Sst, Table
 
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
@@ -29,6 +29,11 @@ class Wrong(NamedTuple):
 def relations(value: Any) -> Iterator[Wrong]:
     """What is wrong between the fields of a stored value; the first is reported."""
     return iter(())
+
+
+def _of_a_query(field: str, query: Followed | None) -> Iterator[Wrong]:
+    if query is not None and query.batches > query.next_batch:
+        yield Wrong(f"{field}.batches", query.batches, f"at most those before next_batch, {query.next_batch}")
 
 
 @relations.register
@@ -61,8 +66,8 @@ def _(value: Manifest) -> Iterator[Wrong]:
         yield from _ssts(f"{at}.ssts", side.ssts, names, value.version)
         if side.total < max(side.rows, side.waiting):
             yield Wrong(f"{at}.total", side.total, f"at least its rows, {side.rows}, and those waiting")
-    if (query := value.attached) is not None and query.batches > query.next_batch:
-        yield Wrong("attached.batches", query.batches, f"at most those before next_batch, {query.next_batch}")
+    yield from _of_a_query("attached", value.attached)
+    yield from _of_a_query("adopted", value.adopted)
     yield from _snapshots(value)
     before = 0
     for number, each in enumerate(value.rewinds):

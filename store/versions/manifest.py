@@ -393,13 +393,11 @@ class Followed(Struct, frozen=True):
     """How far a version has come of a query of Spark's, whose state its tables are."""
 
     query: limits.Line
-    """The query's id."""
     next_batch: limits.Seq
     """The first batch that is not in the version."""
     batches: limits.Own[limits.Count] = 0
     """How many this version brought, up to that: several where all but the last were gone before they were read."""
     checkpoint: limits.Line = ""
-    """Where it was read from last."""
 
 
 class Manifest(Struct, frozen=True):
@@ -474,6 +472,8 @@ class Manifest(Struct, frozen=True):
 
     attached: Followed | None = None
     """None of a stage whose tables are no query's state."""
+    adopted: Followed | None = None
+    """Of a version that is a query's, which became the stage; None of those that the stage made."""
 
     @property
     def watermark_ms(self) -> int | None:

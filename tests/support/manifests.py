@@ -97,6 +97,7 @@ def _that_can_be(value: Manifest) -> Manifest:
         backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
         rewinds=_rewinds(value),
         attached=_attached(value.attached),
+        adopted=_attached(value.adopted),
     )
 
 

@@ -162,6 +162,7 @@ LOOKS = {
 CHANGES_ELSEWHERE = {
     "archive": "reads records: tests/keep/archive/test_fill.py",
     "attach": "reads with Spark: tests/cli/verbs/test_attached.py",
+    "adopt": "reads with Spark: tests/keep/adopt/test_adoption.py",
     "export": "with --iceberg, which wants a store that others can read: tests/cli/verbs/test_export_iceberg.py",
     **dict.fromkeys(("replicate", "recover"), "want two such stores: tests/cli/verbs/test_failover.py"),
 }

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from slackwater.errors import Corruption, Refused
-from slackwater.pipeline.checkpoint.logs import SourceOffsets, offsets, query_id, state_ids
+from slackwater.pipeline.checkpoint.logs import Commit, SourceOffsets, commit, offsets, query_id
 
 SAID = {"batchWatermarkMs": 0, "batchTimestampMs": 1_795_704_731_880, "conf": {"spark.sql.shuffle.partitions": "2"}}
 KAFKA = {"orders": {"1": 30, "0": 12}, "late": {"0": 4}}
@@ -38,13 +38,16 @@ def test_sources_that_the_query_names_have_their_names() -> None:
 
 
 def test_ids_of_state_are_those_of_the_second_format() -> None:
-    assert state_ids(_log("v1", {"nextBatchWatermarkMs": 0}), "commits/0") == {}
-    assert state_ids(b"v1\n{}", "commits/0") == {}
+    assert commit(_log("v1", {"nextBatchWatermarkMs": 0}), "commits/0") == Commit(None, {})
+    assert commit(b"v1\n{}", "commits/0") == Commit(None, {})
     both = {"0": [["a"], ["b"]], "1": [["c", "d"], ["e", "f"]]}
-    assert state_ids(_log("v2", {"nextBatchWatermarkMs": 0, "stateUniqueIds": both}), "commits/0") == {
-        0: (("a",), ("b",)),
-        1: (("c", "d"), ("e", "f")),
-    }
+    assert commit(_log("v2", {"nextBatchWatermarkMs": 5, "stateUniqueIds": both}), "commits/0") == Commit(
+        5,
+        {
+            0: (("a",), ("b",)),
+            1: (("c", "d"), ("e", "f")),
+        },
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"v1", b"v1\n[]", b"v1\n{", b"\xff\xfe", b"vx\n{}", b'v1\n{"conf": 3}'])
@@ -55,7 +58,7 @@ def test_a_damaged_log_is_corrupt(data: bytes) -> None:
 
 def test_a_log_of_a_newer_spark_is_refused() -> None:
     with pytest.raises(Refused, match="commits/7 of the checkpoint is of version 9; expected one up to 3"):
-        state_ids(b"v9\n{}", "commits/7")
+        commit(b"v9\n{}", "commits/7")
 
 
 def test_a_file_without_an_id_is_no_querys() -> None:
