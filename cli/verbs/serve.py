@@ -45,7 +45,7 @@ def serve(
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
     from ...serve.audit import write_to
-    from ...serve.server import ServeInstance, Listening
+    from ...serve.server import Listening, ServeInstance
     from ...serve.service import ServeOptions
 
     listening = Listening(host, port, certificate, key, client_ca, needs_tokens=tokens, advertise=advertise)

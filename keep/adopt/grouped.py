@@ -14,7 +14,7 @@ from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Table
 from ..attach.checkpoint import DELETED, ReadableTable
 from ..attach.tables import fitting
-from ..init.load import MEMORY
+from ..init.initialise import MEMORY
 from .columns import Array, MadeColumn
 
 _BATCH_ROWS = 1 << 17

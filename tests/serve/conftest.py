@@ -13,7 +13,7 @@ import pytest
 import urllib3
 from slackwater.client import Client
 from slackwater.client.remote import Server
-from slackwater.serve.server import ServeInstance, Listening
+from slackwater.serve.server import Listening, ServeInstance
 from slackwater.serve.service import ServeOptions
 from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore

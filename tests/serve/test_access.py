@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 from slackwater.client import Client
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.keep.access import tokens as kept
-from slackwater.serve.server import ServeInstance, Listening
+from slackwater.serve.server import Listening, ServeInstance
 from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
