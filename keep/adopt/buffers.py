@@ -194,7 +194,7 @@ def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]],
     """
     fields, found, others, at = list(state), [], [], 0
     every = sorted(
-        ((function, each) for function, known in reversed(_BUFFERS.items()) for each in known),
+        ((function, each) for function, known in reversed([*_BUFFERS.items()]) for each in known),
         key=lambda one: -len(one[1].fields),
     )
     while at < len(fields):
