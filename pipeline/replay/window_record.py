@@ -137,17 +137,23 @@ def _with_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], n
 
 
 def _nearest(rows: pa.Table, key_row: npt.NDArray[np.int64], changed: KeyChanges) -> int | None:
-    """The row with a number that is most of what some number of its key changed by; None where two are as near."""
+    """The row with a number that is most of what changed most of its key; None where two are as near.
+
+    That is, of the key's numbers, the one that grew by the largest part of itself: not how many records there are.
+    """
+    sides = [np.array([*_numbers(side)]) for side in (changed.before, changed.after)]
+    if not sides[0].size:
+        return None
+    before, after = np.nan_to_num(sides[0]), np.nan_to_num(sides[1])
+    most = np.argmax(np.abs(after - before) / np.maximum(np.abs(before), 1), axis=0)
+    was, now = (side[most, np.arange(side.shape[1])][key_row] for side in (before, after))
     distances = np.full(rows.num_rows, np.inf)
-    for mine in _numbers(rows):
-        for before, after in zip(_numbers(changed.before), _numbers(changed.after), strict=True):
-            by, to = (after - np.nan_to_num(before))[key_row], after[key_row]
-            for target in (by, to):
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    away = np.abs(mine - target) / np.abs(target)
-                distances = np.fmin(distances, np.where(target == 0, np.inf, away))
-    order = np.argsort(distances)
-    return int(order[0]) if distances[order[0]] < 0.5 * distances[order[1]] and distances[order[0]] < 0.5 else None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for mine in _numbers(rows):
+            for target in (now - was, now):
+                distances = np.fmin(distances, np.where(target == 0, np.inf, np.abs(mine - target) / np.abs(target)))
+    nearest, next_one = np.partition(distances, 1)[:2]
+    return int(np.argmin(distances)) if nearest < 0.5 and nearest < 0.5 * next_one else None
 
 
 def _numbers(rows: pa.Table) -> Iterator[npt.NDArray[np.float64]]:
