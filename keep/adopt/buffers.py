@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from itertools import takewhile
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -143,8 +144,6 @@ _BUFFERS: Mapping[str, tuple[_Buffer, ...]] = {
     "first": (_Buffer(("first", "valueSet"), _by_arrival(first=True)), _Buffer(_EXTREMUM, _by_order, "min_by")),
     "last": (_Buffer(("last", "valueSet"), _by_arrival(first=False)), _Buffer(_EXTREMUM, _by_order, "max_by")),
 }
-_MOST_FIELDS = 4
-"""That are told one by one."""
 _OTHERS = {
     "MS": "approx_count_distinct",
     "buf": "an aggregate over all values, such as collect_list",
@@ -205,14 +204,11 @@ def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]],
                 at += len(of)
                 break
         else:
-            guess = _guess(fields[at].name)
-            # One of them is kept in fifty fields.
-            alike = [each for each in fields[at:] if guess and _guess(each.name) == guess][:_MOST_FIELDS]
-            many = len(alike) == _MOST_FIELDS
-            others.append(f"{fields[at].name} {fields[at].type}{' and others' if many else ''}{guess}")
-            at += 1
-            while many and at < len(fields) and _guess(fields[at].name) == guess:
-                at += 1
+            # An aggregate may have fifty of them.
+            one, guess = fields[at], _guess(fields[at].name)
+            alike = [*takewhile(lambda each: _guess(each.name) == guess, fields[at:])] if guess else [one]  # noqa: B023
+            others.append(f"{one.name} {one.type}{' and others' if len(alike) > 1 else ''}{guess}")
+            at += len(alike)
     return found, others
 
 
