@@ -90,7 +90,11 @@ def _measurements() -> dict[str, ModuleType]:
     package = __spec__.parent if __spec__ else "bench"
     found = {}
     here = Path(__file__).parent
-    for folder, inner in ((here, ""), (here / "tasks", ".tasks"), (here / "tasks" / "keep", ".tasks.keep")):
+    for folder, inner in (
+        (here, ""),
+        (here / "tasks", ".tasks"),
+        *((here / "tasks" / of, f".tasks.{of}") for of in ("keep", "queries")),
+    ):
         for one in pkgutil.iter_modules([str(folder)]):
             if one.name != "__main__":
                 module = import_module(f"{inner}.{one.name}", package)

@@ -102,7 +102,7 @@ class Step:
     @property
     def state_now(self) -> Bound:
         """The state for a batch in which rows fall due."""
-        return self.state.at(self.due.moment) if self.due is not None else self.state
+        return self.state.at_moment(self.due.moment) if self.due is not None else self.state
 
     @property
     def _key(self) -> list[str]:

@@ -289,7 +289,7 @@ class BoundJoin(Bound):
             columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}
         return self.emitted, columns
 
-    def at(self, moment: BatchMoment) -> Bound:
+    def at_moment(self, moment: BatchMoment) -> Bound:
         return replace(self, until_ms=moment.until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:

@@ -103,7 +103,7 @@ class Bound:
         """How much earlier than the watermark the times may be of rows that are still to be emitted."""
         return 0
 
-    def at(self, _moment: BatchMoment) -> Bound:
+    def at_moment(self, _moment: BatchMoment) -> Bound:
         """The state for a batch at this moment; asked of states that have rows which fall due."""
         return self
 

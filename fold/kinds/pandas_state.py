@@ -140,7 +140,7 @@ class BoundPandasState(Bound):
     def needs(self) -> tuple[str, ...]:
         return multi_input.columns([self.rows], self.key)
 
-    def at(self, moment: BatchMoment) -> Bound:
+    def at_moment(self, moment: BatchMoment) -> Bound:
         return replace(self, moment=moment)
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ class BoundSessions(Bound):
         at = schema.get_field_index(self.column)
         return (schema.set(at, schema.field(at).remove_metadata()),)
 
-    def at(self, moment: BatchMoment) -> Bound:
+    def at_moment(self, moment: BatchMoment) -> Bound:
         return replace(self, until_ms=moment.until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:

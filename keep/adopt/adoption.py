@@ -35,7 +35,7 @@ from .checksum import Checksum, of_rows, of_version
 from .columns import MadeColumn
 
 
-class Rows(Protocol):
+class AdoptedRows(Protocol):
     """Rows of a stage's table, made of a query's. One of it goes through one history."""
 
     @property
@@ -95,7 +95,7 @@ class Adoption:
     checkpoint: ReadableCheckpoint
     first: Manifest
     """The stage's first version, but for rows, inputs' offsets and times: kind "init"."""
-    rows: Callable[[], Rows]
+    rows: Callable[[], AdoptedRows]
     _: KW_ONLY
     batches: range
     """The query's, from the oldest whose whole state can be read to the last one that counts."""
@@ -107,7 +107,7 @@ class Adoption:
     constant: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By topic, the offsets of all versions, where the query's are none of that topic."""
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None
-    _rows: Rows | None = field(default=None, init=False)
+    _rows: AdoptedRows | None = field(default=None, init=False)
     """Those of the versions so far."""
 
     def run(self) -> Adopted:

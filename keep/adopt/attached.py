@@ -14,6 +14,7 @@ from ...errors import Refused
 from ...store.compaction.merge import merged_rows
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.read.decode import read_groups
 from ...store.sst.types import OP, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
@@ -138,7 +139,10 @@ class AttachedHistory:
         known = {sst.object for sst in self._at(table, before).ssts}
         new = [sst for sst in self._at(table, version).ssts if sst.object not in known]
         schema = _schema(table)
-        parts = [pq.read_table(self.cache.parquet_path(self.store, sst), columns=[*schema.names, OP]) for sst in new]
+        parts = []
+        for sst in new:
+            with pq.ParquetFile(self.cache.parquet_path(self.store, sst)) as file:
+                parts.append(read_groups(file, range(file.num_row_groups), [*schema.names, OP]))
         flagged = schema.append(pa.field(DELETED, pa.bool_()))
         if not parts:
             return flagged.empty_table()

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ...errors import Refused
 from ...fold.kinds.aggregate import Aggregate
 from ..init.source import taken
-from .columns import Array, Found, MadeColumn
+from .columns import Array, ColumnSearch, MadeColumn
 
 _NUMBERED = re.compile(r"(.*?)(?:_\d+)?")
 _Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[MadeColumn]]
@@ -152,7 +152,7 @@ _OTHERS = {
 """Of fields by which other aggregates are known, which these are."""
 
 
-def aggregates(made: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: pa.Schema, found: Found) -> None:
+def aggregates(made: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: pa.Schema, found: ColumnSearch) -> None:
     """What the declared aggregates keep, out of a buffer with these fields; `values` are the table's columns."""
     types = {each.name: each.type for each in values}
     fields, at = list(state), 0

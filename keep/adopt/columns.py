@@ -29,7 +29,7 @@ class MadeColumn:
 
 
 @dataclass(slots=True)
-class Found:
+class ColumnSearch:
     """The columns that were found so far, and what is wrong with others."""
 
     made: list[MadeColumn] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Leaf:
         return "_".join((self.column, *self.path))
 
 
-def by_name_or_place(wanted: Sequence[Column], state: pa.Schema, found: Found, what: str) -> None:
+def by_name_or_place(wanted: Sequence[Column], state: pa.Schema, found: ColumnSearch, what: str) -> None:
     """Columns that are the query's under the same name; where there are as many, the others by their place.
 
     A struct, such as a window of time, is made of the columns of its fields, `window_start` and `window_end`.

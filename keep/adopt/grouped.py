@@ -40,7 +40,7 @@ class KeyPart:
 
 @dataclass(slots=True)
 class Grouped:
-    """Rows of a table, each made of the rows of its key in the query's tables. See `adoption.Rows`.
+    """Rows of a table, each made of the rows of its key in the query's tables. See `adoption.AdoptedRows`.
 
     `values` are the table's value columns in DuckDB's SQL, over what `KeyPart.per_key` gives.
     """

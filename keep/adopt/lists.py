@@ -15,14 +15,14 @@ from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Table, is_internal
 from ..attach.checkpoint import ReadableTable
 from .buffers import aggregates
-from .columns import Found, MadeColumn, by_name_or_place
+from .columns import ColumnSearch, MadeColumn, by_name_or_place
 from .grouped import Grouped, KeyPart, listed, quoted
 
 _ID, _DUE, _MATCHED = "_id", "_due", "_matched"
 
 
 def sessions(
-    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, found: Found
+    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, found: ColumnSearch
 ) -> Grouped | None:
     """Sessions of a key as a list: Spark has a row for each, under the key and where it began."""
     (state,) = states
@@ -34,7 +34,7 @@ def sessions(
     by_name_or_place(table.key, pa.schema([each for each in state.key if each.name != begin]), found, "key column")
     start, end, *buffer = state.values
     kept = pa.schema([each for fields in lists.values() for each in fields])
-    made, inner = kind.state.core, Found()
+    made, inner = kind.state.core, ColumnSearch()
     if not isinstance(made, Aggregates) or state.kind != "session":
         found.problems.append(f"{kind} goes on from a session window's aggregates, and the query keeps {state.kind}")
         return None
@@ -58,7 +58,7 @@ def sessions(
 
 
 def joined(
-    kind: Kind, states: Sequence[ReadableTable], table: Table, bound: Bound | None, found: Found
+    kind: Kind, states: Sequence[ReadableTable], table: Table, bound: Bound | None, found: ColumnSearch
 ) -> Grouped | None:
     """Rows of each side that wait, as a list: Spark numbers those of a key."""
     assert isinstance(kind, Join)  # noqa: S101  its tag says so
@@ -86,9 +86,9 @@ def joined(
     return Grouped((parts[0], parts[1]), table, tuple(values), tuple(for_people))
 
 
-def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, found: Found) -> KeyPart:
+def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, found: ColumnSearch) -> KeyPart:
     index = state.key.names[-1]
-    mine, what = Found(), f"column of {side.name}"
+    mine, what = ColumnSearch(), f"column of {side.name}"
     by_name_or_place(table.key, pa.schema([each for each in state.key if each.name != index]), mine, "key column")
     known = set(state.values.names)
     for each in side.columns:

@@ -21,7 +21,7 @@ from ...store.versions.manifest import Column, Table, is_internal
 from ..attach.checkpoint import DELETED, ReadableTable
 from ..attach.tables import fitting
 from .buffers import aggregates
-from .columns import Found, MadeColumn, by_name_or_place
+from .columns import ColumnSearch, MadeColumn, by_name_or_place
 from .grouped import Grouped
 from .lists import joined, sessions
 from .variables import processed
@@ -84,7 +84,7 @@ def mapping_of(
     `what` is the stage, for errors, and `bound` its state. Raises `Refused` where that cannot be, with what each column
     lacks.
     """
-    kind, found = kind_of(table.state), Found()
+    kind, found = kind_of(table.state), ColumnSearch()
     if (several := _SEVERAL.get(kind.tag)) is not None:
         if (made := several(kind, tables, table, bound, found)) is None or found.problems:
             raise _refused(found, tables, what, kind)
@@ -102,7 +102,7 @@ def mapping_of(
     return RowByRow(state, table, tuple(found.made))
 
 
-def _refused(found: Found, tables: Sequence[ReadableTable], what: str, kind: Kind) -> Refused:
+def _refused(found: ColumnSearch, tables: Sequence[ReadableTable], what: str, kind: Kind) -> Refused:
     return Refused(
         f"the state of the query ({tables[0].kind}) does not become that of {what}, which is {kind}: "
         f"{'; '.join(found.problems)}",
@@ -110,13 +110,13 @@ def _refused(found: Found, tables: Sequence[ReadableTable], what: str, kind: Kin
     )
 
 
-def _aggregate(kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
+def _aggregate(kind: Kind, state: ReadableTable, table: Table, found: ColumnSearch) -> None:
     made = kind.core
     assert isinstance(made, Aggregates)  # noqa: S101  its tag says so
     aggregates(made.made, state.values, arrow_schema(table.values), found)
 
 
-def _update(kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
+def _update(kind: Kind, state: ReadableTable, table: Table, found: ColumnSearch) -> None:
     if state.kind in _DISTINCT:
         _seen(state, table, found)
     else:
@@ -126,7 +126,7 @@ def _update(kind: Kind, state: ReadableTable, table: Table, found: Found) -> Non
         found.made.append(MadeColumn(DUE, made.of, lambda rows: due_ms(made.make(rows)), f"when {due} has passed"))
 
 
-def _seen(state: ReadableTable, table: Table, found: Found) -> None:
+def _seen(state: ReadableTable, table: Table, found: ColumnSearch) -> None:
     """That a key was there is all that dropDuplicates keeps, and until when that counts."""
     for column in _visible(table):
         kind = arrow_schema((column,)).field(0).type
@@ -143,7 +143,7 @@ def _seen(state: ReadableTable, table: Table, found: Found) -> None:
             )
 
 
-def _pandas(kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
+def _pandas(kind: Kind, state: ReadableTable, table: Table, found: ColumnSearch) -> None:
     """The fields of a state, and when the key times out, which comes last where it may."""
     assert isinstance(kind, PandasState)  # noqa: S101  its tag says so
     times_out = kind.timeout != "NoTimeout" and len(state.values) > 0
@@ -170,11 +170,11 @@ def _pandas(kind: Kind, state: ReadableTable, table: Table, found: Found) -> Non
     found.made.append(MadeColumn(DUE, (timeout.name,), lambda rows: pc.add(due_ms(rows[timeout.name]), 1), how))
 
 
-def _by_name(_kind: Kind, state: ReadableTable, table: Table, found: Found) -> None:
+def _by_name(_kind: Kind, state: ReadableTable, table: Table, found: ColumnSearch) -> None:
     by_name_or_place(_visible(table), state.values, found, "column")
 
 
-_RULES: Mapping[str, Callable[[Kind, ReadableTable, Table, Found], None]] = {
+_RULES: Mapping[str, Callable[[Kind, ReadableTable, Table, ColumnSearch], None]] = {
     "aggregate": _aggregate,
     "update": _update,
     "pandas_state": _pandas,
@@ -186,7 +186,7 @@ def _visible(table: Table) -> list[Column]:
     return [each for each in table.values if not is_internal(each.name)]
 
 
-def _due_at_the_end(table: Table, found: Found) -> None:
+def _due_at_the_end(table: Table, found: ColumnSearch) -> None:
     """A row is emitted when its window has ended."""
     window = window_of(arrow_schema(table.key))
     made = next((each for each in found.made if each.column == window), None)

@@ -13,7 +13,7 @@ from ...store.sst.arrow_types import from_arrow
 from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Column, Table
 from ..attach.checkpoint import ReadableTable
-from .columns import Array, Found, MadeColumn, by_name_or_place
+from .columns import Array, ColumnSearch, MadeColumn, by_name_or_place
 from .grouped import Grouped, KeyPart, quoted
 
 _TTL = "ttlExpirationMs"
@@ -22,7 +22,7 @@ _AT = "_at"
 
 
 def processed(
-    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, found: Found
+    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, found: ColumnSearch
 ) -> Grouped | None:
     """All variables of a key, and its timers: Spark has a table for each."""
     assert isinstance(kind, Processor)  # noqa: S101  its tag says so
@@ -62,7 +62,7 @@ def processed(
 
 
 def _variable(
-    name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, found: Found
+    name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, found: ColumnSearch
 ) -> KeyPart:
     key, rest = _key(state, table, found)
     made, order = list(key), ""
@@ -98,7 +98,7 @@ def _variable(
     return KeyPart(state, tuple(made), ids, tuple(per_key))
 
 
-def _timers(state: ReadableTable, table: Table, found: Found) -> KeyPart:
+def _timers(state: ReadableTable, table: Table, found: ColumnSearch) -> KeyPart:
     key, rest = _key(state, table, found)
     (at,) = rest.names
     made = (*key, _in_ms(_AT, at))
@@ -109,10 +109,10 @@ def _in_ms(column: str, of: str) -> MadeColumn:
     return MadeColumn(column, (of,), lambda rows: due_ms(rows[of]))
 
 
-def _key(state: ReadableTable, table: Table, found: Found) -> tuple[list[MadeColumn], pa.Schema]:
+def _key(state: ReadableTable, table: Table, found: ColumnSearch) -> tuple[list[MadeColumn], pa.Schema]:
     """The table's key, and what follows the query's own in a row's: the key of a map, a timer's time."""
     count = sum(_leaves(each.type) for each in arrow_schema(table.key))
-    columns, mine = list(state.key), Found()
+    columns, mine = list(state.key), ColumnSearch()
     by_name_or_place(table.key, pa.schema(columns[:count]), mine, "key column")
     found.problems += mine.problems
     return mine.made, pa.schema(columns[count:])
@@ -122,9 +122,9 @@ def _leaves(kind: pa.DataType) -> int:
     return sum(_leaves(each.type) for each in kind) if pa.types.is_struct(kind) else 1
 
 
-def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: Found) -> list[MadeColumn]:
+def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: ColumnSearch) -> list[MadeColumn]:
     """The fields of a struct as columns, each named by its place."""
-    inner = Found()
+    inner = ColumnSearch()
     by_name_or_place([Column(each.name, from_arrow(each.type)) for each in kind], state, inner, f"field of {what}")
     found.problems += inner.problems
     places = {each.name: number for number, each in enumerate(kind)}

@@ -121,7 +121,7 @@ def test_half_an_import_that_is_given_up_leaves_nothing_and_its_name_free(source
     other.once("put_if_absent", "/manifests/", lambda: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         come(source, folder, name, other)
-    with pytest.raises(Refused, match="or an import: that was begun, and has not ended") as half:
+    with pytest.raises(Refused, match="an import, or an adoption: that was begun, and has not ended") as half:
         history.list_stages(fresh(other), name)
     assert "slackwater app rm given-up" in half.value.hint
     with pytest.raises(Refused, match="was begun and is not finished: of another folder, or on other terms"):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..support.row import Row
+from ...support.row import Row
 
-QUERY = Path(__file__).parents[2] / "examples" / "spark_totals.py"
+QUERY = Path(__file__).parents[3] / "examples" / "spark_totals.py"
 ATTACH = [sys.executable, "-m", "slackwater.cli.main", "attach"]
 WARM_UP_S, MEASURED_S, TURNS = 35.0, 45.0, 2
 MEDIAN_S, COST = 2.0, 1.05

@@ -1,6 +1,7 @@
 """A query of Spark's with much state and a hundred batches of history becomes a stage, beside Spark reading the same.
 
-`python -m bench.tasks.adopting [FOLDER] [--quick]` prints its rows alone; `--quick` takes 200,000 keys instead of 10 M.
+`python -m bench.tasks.queries.adopting [FOLDER] [--quick]` prints its rows alone; `--quick` takes
+200,000 keys instead of 10 M.
 
 The query counts and sums by key: a first batch has all keys, each of a hundred others ten thousand. Spark reads the
 whole state at the oldest batch that there is, the changes of all batches after it, and the whole state at the last one,
@@ -23,8 +24,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ..support import side
-from ..support.row import Row
+from ...support import side
+from ...support.row import Row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,9 +46,9 @@ def rows(folder: Path, quick: bool) -> list[Row]:
     """
     keys = QUICK_KEYS if quick else KEYS
     checkpoint = folder / "checkpoint"
-    side.run("tasks.adopting", "query", checkpoint, folder / "source", keys, peer=True, env=_heap("3g"))
-    spark = side.run("tasks.adopting", "spark", checkpoint, peer=True, env=_heap("1g"))
-    ours = side.run("tasks.adopting", "ours", checkpoint, folder / "store", env=_heap("1g"))
+    side.run("tasks.queries.adopting", "query", checkpoint, folder / "source", keys, peer=True, env=_heap("3g"))
+    spark = side.run("tasks.queries.adopting", "spark", checkpoint, peer=True, env=_heap("1g"))
+    ours = side.run("tasks.queries.adopting", "ours", checkpoint, folder / "store", env=_heap("1g"))
     assert ours["found"] == PLANTED, ours
     what = f"adopting {keys:,} keys with {ours['batches']:,} batches of history"
     return [

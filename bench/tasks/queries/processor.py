@@ -1,7 +1,7 @@
 """One class, written for Spark's `transformWithState`, there and as `sw.processor`: many keys, and few.
 
-`python -m bench.tasks.processor SIDE BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process until it has read
-the topic, and prints a JSON list: rows a second of each warm batch.
+`python -m bench.tasks.queries.processor SIDE BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process until it
+has read the topic, and prints a JSON list: rows a second of each warm batch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..support import side
-from ..support.events import KEYS, PARTITIONS, cycles, fill_legs
-from ..support.row import Row
+from ...support import side
+from ...support.events import KEYS, PARTITIONS, cycles, fill_legs
+from ...support.row import Row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,7 +44,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
             fill_legs(bootstrap, topic, np.random.default_rng(turn).integers(0, keys, count))
             words = (name, bootstrap, folder / f"{keys}-{turn}", topic, BATCH[name])
             peer = name != "slackwater"
-            rates.setdefault(name, []).extend(side.run("tasks.processor", *words, peer=peer))
+            rates.setdefault(name, []).extend(side.run("tasks.queries.processor", *words, peer=peer))
         ours, theirs = median(rates["slackwater"]), median(rates["transformWithState"])
         found.append(
             Row.at_least(
