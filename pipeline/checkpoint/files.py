@@ -66,7 +66,12 @@ class CheckpointFiles:
         try:
             self.id = query_id(store.get(METADATA))
         except ObjectNotFound:
-            raise NotFound("checkpoint of a Spark query", self.url, found="there is no file 'metadata' in it") from None
+            raise NotFound(
+                "checkpoint of a Spark query",
+                self.url,
+                found="there is no file 'metadata' in it",
+                hint="give the query's checkpointLocation; one that was just started has it after some seconds",
+            ) from None
         newest = self.committed()[-1]
         keys = [info.key for info in store.list("state/")]
         metadata = [key for key in keys if is_metadata(key)]
