@@ -34,7 +34,7 @@ _CANNOT_FAIL = frozenset(
     | {"LessThan", "Literal", "Not", "Or", "XxHash64"}
 )
 """Expressions that raise nothing by themselves."""
-_COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
+COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
 """Parts that expressions have in common would be computed before them, and so outside of `TryEval`."""
 
 Failures = dict[int, Failure]
@@ -67,7 +67,7 @@ class Operators:
     def _session(self) -> SparkSession:
         """A session with a setting of its own; what the other keeps, it has."""
         session = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
-        session.conf.set(_COMMON_PARTS, "false")
+        session.conf.set(COMMON_PARTS, "false")
         return session
 
     def search(self, frame: DataFrame) -> None:
@@ -147,13 +147,13 @@ class Operators:
     def _collected(self, plan: Any) -> list[Any]:
         """A plan's rows, as Spark's own objects."""
         context = self.spark.sparkContext
-        before = context.getLocalProperty(_COMMON_PARTS)
+        before = context.getLocalProperty(COMMON_PARTS)
         # A task takes this setting from here, where no action of a DataFrame's puts it.
-        context.setLocalProperty(_COMMON_PARTS, "false")
+        context.setLocalProperty(COMMON_PARTS, "false")
         try:
             return list(frame_of(plan, self._session)._jdf.queryExecution().executedPlan().executeCollect())
         finally:
-            context.setLocalProperty(_COMMON_PARTS, before)  # type: ignore[arg-type]  # None takes it away
+            context.setLocalProperty(COMMON_PARTS, before)  # type: ignore[arg-type]  # None takes it away
 
     def _one_by_one(
         self, expressions: Sequence[Any], columns: Any, rows: Sequence[Any], numbers: Sequence[int]
