@@ -18,6 +18,7 @@ from ...fold.failing import RECORD
 from ..api.stage import Stage
 from ..source.spark_types import spark_schema_of
 from ..spark.plans import frame_of, hidden, plan_of, rebuilt, with_records
+from ..spark.session import part_by_part
 from .schemas import Shape
 from .transform import for_state, over, tag
 
@@ -100,7 +101,12 @@ class Rerun:
                 return plan_of(frame_of(after, self.spark).where(condition))
             return after
 
-        return frame_of(rebuilt(plan_of(rows), self.spark, replace), self.spark)
+        # Spark joins this filter with those of the function: what these have in common is not to be computed before it.
+        return frame_of(rebuilt(plan_of(rows), self.spark, replace), self._part_by_part)
+
+    @cached_property
+    def _part_by_part(self) -> SparkSession:
+        return part_by_part(self.spark)
 
 
 def records_of(

@@ -20,6 +20,7 @@ from pyspark.sql.types import StringType, StructType, _parse_datatype_string
 from ...fold.culprit import TooMany
 from ...fold.failing import Failure
 from ..spark.plans import children, frame_of, kind, listed, nodes, number_of, numbered, optimised, plan_of, sequence
+from ..spark.session import COMMON_PARTS, part_by_part
 from .blame import blamed_of_java, raised
 from .functions import RECORDS, STANDS_IN
 
@@ -34,9 +35,6 @@ _CANNOT_FAIL = frozenset(
     | {"LessThan", "Literal", "Not", "Or", "XxHash64"}
 )
 """Expressions that raise nothing by themselves."""
-COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
-"""Parts that expressions have in common would be computed before them, and so outside of `TryEval`."""
-
 Failures = dict[int, Failure]
 
 
@@ -65,10 +63,7 @@ class Operators:
 
     @cached_property
     def _session(self) -> SparkSession:
-        """A session with a setting of its own; what the other keeps, it has."""
-        session = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
-        session.conf.set(COMMON_PARTS, "false")
-        return session
+        return part_by_part(self.spark)
 
     def search(self, frame: DataFrame) -> None:
         """Find the records for which computing a DataFrame fails. Raises `TooMany`, and what none is to blame for."""

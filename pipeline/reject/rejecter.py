@@ -33,9 +33,8 @@ from ..batch.schemas import Shape
 from ..source.spark_types import arrow_of
 from ..source.worker import ERROR_MARK
 from ..spark.places import Places
-from ..spark.session import with_settings
 from .blame import blamed
-from .operators import COMMON_PARTS, Failures, Operators
+from .operators import Failures, Operators
 from .records import InputTopic, KafkaFeed, Messages, numbering_of
 from .table import RejectedTable, inputs_of, row_of, send_rejects
 
@@ -75,12 +74,6 @@ class Culprits:
             TooMany: More than `most` are to blame.
             Exception: What no record is to blame for; or `error` where it is not known which.
         """
-        # Spark joins the filter that leaves records out with those of the function, and computes first what these have
-        # in common: also of a record that is left out.
-        with with_settings(self.records.spark, {COMMON_PARTS: "false"}):
-            return self._compute_without(error)
-
-    def _compute_without(self, error: Exception | None) -> tuple[TaskReport, ...]:
         for number in range(_ROUNDS):
             if error is not None:
                 if isinstance(error, StateFailed):

@@ -156,6 +156,20 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
                 spark.conf.set(name, earlier)
 
 
+COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
+"""Whether Spark computes parts that expressions have in common once, and before these."""
+
+
+def part_by_part(spark: SparkSession) -> SparkSession:
+    """A session that computes what expressions have in common no earlier than these; what the other keeps, it has.
+
+    Else such a part may fail outside of what tries it, or for a row that another part of its filter leaves out.
+    """
+    session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    session.conf.set(COMMON_PARTS, "false")
+    return session
+
+
 def end_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
     """End these side by side, for as long as there is patience; what takes longer ends with this process.
 
