@@ -12,6 +12,7 @@ from slackwater.serve.audit import AUDIT, without_values
 from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
+from tests.support.running import eventually
 
 from .conftest import Ask
 
@@ -131,12 +132,17 @@ def test_nothing_of_the_machine_is_reached(written: FlightsApp, tight: Ask, sql:
 def test_a_line_for_the_audit_has_who_and_what_and_no_values(
     own: Callable[..., Ask], caplog: pytest.LogCaptureFixture
 ) -> None:
+    def of_audit() -> list[str]:
+        return [each.getMessage() for each in list(caplog.records) if each.name == AUDIT.name]
+
     ask = own()
     with caplog.at_level(logging.INFO, AUDIT.name):
         ask("/apps/flights/at/now/tables/carriers", key=["C1", "C2"])
         ask("/apps/flights/tables/carriers/history", key="C1")
         ask(QUERY, sql="SELECT 'C1', 17 FROM carriers -- C2")
-    lines = [msgspec.json.decode(each.message) for each in caplog.records if each.name == AUDIT.name]
+        # A line is written when its answer was sent, which the client may see first.
+        eventually(lambda: len(of_audit()) == 3, "a line for each request")
+    lines = [msgspec.json.decode(each) for each in of_audit()]
     assert [each["what"] for each in lines] == ["get", "history", "query"]
     assert [each["status"] for each in lines] == [200] * 3
     assert lines[0]["asked"]["key"] == 2
