@@ -1,7 +1,6 @@
 """Checkpoints that Spark wrote, of each operator: the program that is emitted for one takes its history over."""
 
 import textwrap
-import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
-from tests.pipeline.checkpoint.conftest import RECORDED
+from tests.pipeline.checkpoint.queries import unpack
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -43,9 +42,7 @@ CLASS = """
 
 
 def unpacked(name: str, folder: Path) -> str:
-    with zipfile.ZipFile(RECORDED / f"{name}.zip") as packed:
-        packed.extractall(folder)
-    return str(folder)
+    return str(unpack(name, folder))
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,10 @@ PROVIDERS = {
 }
 """How state is kept, and the settings that say so."""
 
+RECORDED = Path(__file__).parent / "recorded"
+_PLACE = b"file:/recorded/"
+"""Where a packed checkpoint says that it lies."""
+
 
 def write_input(folder: Path) -> None:
     """A file for each batch, of events ten minutes further on."""
@@ -212,11 +216,22 @@ def run_query(spark: SparkSession, name: str, provider: str, source: Path, check
 
 
 def pack(checkpoint: Path, into: Path) -> None:
-    """A checkpoint as one file, which says nothing of when it was made."""
+    """A checkpoint as one file, which says nothing of when and where it was made."""
     with zipfile.ZipFile(into, "w") as packed:
         for file in sorted(each for each in checkpoint.rglob("*") if each.is_file() and each.suffix != ".crc"):
             entry = zipfile.ZipInfo(file.relative_to(checkpoint).as_posix())
-            packed.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+            data = file.read_bytes().replace(f"file:{checkpoint}/".encode(), _PLACE)
+            data = data.replace(f"file://{checkpoint.parent}/".encode(), b"file:///")
+            packed.writestr(entry, data, zipfile.ZIP_DEFLATED)
+
+
+def unpack(name: str, folder: Path) -> Path:
+    """The folder, with a recorded checkpoint in it."""
+    with zipfile.ZipFile(RECORDED / f"{name}.zip") as packed:
+        packed.extractall(folder)
+    for file in folder.glob("state/*/_metadata/v2/*"):  # here Spark names files by their whole paths
+        file.write_bytes(file.read_bytes().replace(_PLACE, f"file:{folder}/".encode()))
+    return folder
 
 
 def _record(into: Path, wanted: list[str]) -> None:

@@ -19,8 +19,7 @@ from slackwater.pipeline.checkpoint.tables import StateTable
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.open import open_store
 
-from tests.pipeline.checkpoint.conftest import RECORDED
-from tests.pipeline.checkpoint.queries import PROVIDERS, QUERIES, run_query, write_input
+from tests.pipeline.checkpoint.queries import PROVIDERS, QUERIES, RECORDED, run_query, write_input
 from tests.pipeline.checkpoint.test_files import clean_up
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]

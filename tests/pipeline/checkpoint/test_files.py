@@ -19,7 +19,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import T, Wrapper
 
-from tests.pipeline.checkpoint.conftest import RECORDED
+from tests.pipeline.checkpoint.queries import RECORDED
 
 RECORDINGS = ("aggregate-hdfs", "aggregate-rocksdb", "join-hdfs", "join-changelog", "join-format2")
 
