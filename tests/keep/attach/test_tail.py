@@ -32,7 +32,7 @@ from tests.keep.attach.following import (
     truth,
     versions,
 )
-from tests.models.profiles import SEARCHES
+from tests.models.profiles import crash_points
 from tests.support.collecting import AgingStore, Killed
 
 DAY = datetime.date(2026, 11, 26)
@@ -218,7 +218,7 @@ def test_killed_at_any_request_it_is_finished_by_the_next_one(cache: SstCache) -
         work(store, checkpoint)
     count = len(requests)
     assert count >= 30
-    for kill in range(0, count, 1 if SEARCHES else max(1, count // 30)):
+    for kill in crash_points(count - 1):
         store, checkpoint = fresh()
         with store.death_after(kill):
             try:
