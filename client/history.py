@@ -21,6 +21,7 @@ from ..moments.cut.resolve import again_if_forgotten, resolve
 from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
 from ..moments.diff.key_history import RowHistory, key_history
 from ..moments.query.log import entries, unreplayable
+from ..moments.query.timeline import Timeline, timeline
 from ..moments.status import lag
 from ..moments.take import taking
 from ..moments.take.audit_log import Operation, check_verb, list_operations
@@ -41,7 +42,7 @@ from .backends import Backends
 from .moment import Bisection, Moment
 from .replays import VERSIONS, check, record_behind
 from .results import Difference, KeyHistory, Log
-from .status import waiting_for
+from .status import stages, waiting_for
 
 
 class AppHistory(Shown):
@@ -181,6 +182,17 @@ class AppHistory(Shown):
             except (Unavailable, Refused) as error:
                 client.note(f"note: nobody knows what can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))
+
+    def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> Timeline:
+        """The commits between two times (0: from the first, to the newest) as about so many points, and what stands out.
+
+        Where there are more commits than points, they are thinned out: the cost follows the points.
+        """
+        return timeline(self._client.store, self.name, points=points, from_ms=from_ms, to_ms=to_ms)
+
+    def stages(self, moment: Moment | None = None) -> dict[str, object]:
+        """The stages now, with lag, watermarks and snapshots under way, or as they were at a moment; for machines."""
+        return stages(self._client, self.name, moment.cut if moment is not None else None)
 
     def operations(
         self, limit: int = 20, *, by: str = "", verb: str = "", since: str | datetime = "", until: str | datetime = ""

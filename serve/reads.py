@@ -152,10 +152,19 @@ def snapshots(asked: Call, app: AppName) -> Result:
 
 
 @endpoint("/apps/{app}/diff")
-def diff(asked: Call, app: AppName, before: Moment, after: Moment = "now", table: TableOrNone = "") -> Result:
+def diff(
+    asked: Call,
+    app: AppName,
+    before: Moment,
+    after: Moment = "now",
+    table: TableOrNone = "",
+    before_stage: Stage = "",
+    after_stage: Stage = "",
+) -> Result:
     """The rows that differ between two moments, of one table or of all."""
     asked.grant.check_table(table or "*")
-    found = asked.app(app).diff(before, after, table=table)
+    of = asked.app(app)
+    found = of.at(before, stage=before_stage).diff(of.at(after, stage=after_stage), table=table)
     return shown.diff(found.refs, found.cuts, found.found)
 
 

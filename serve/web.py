@@ -20,6 +20,8 @@ from .audit import line
 from .declare import ENDPOINTS, Endpoint
 from .errors import TooOften, problem, status_of
 from .openapi import document
+from .page import files
+from .page import reads as page_reads  # noqa: F401
 from .service import JSON, Answer, Call, Service
 from .tokens import Doorkeeper
 
@@ -50,7 +52,7 @@ def application(service: Service, door: Doorkeeper) -> ASGIApp:
     routes = [Route(each.path, _Route(each, service, door), methods=[each.method]) for each in ENDPOINTS]
     others = [Route("/openapi.json", openapi), Route("/healthz", alive)]
     # Starlette's own application would put two layers around each request that have nothing to do here.
-    return Router([*routes, *others], lifespan=lifespan, default=_no_route, redirect_slashes=False)
+    return Router([*routes, *others, *files.routes()], lifespan=lifespan, default=_no_route, redirect_slashes=False)
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
