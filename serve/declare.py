@@ -13,11 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import Usage
+from ..keep.access.tokens import Verb
 from ..store.versions import keys
 from ..validation import nearest
-
-Verb = Literal["read", "sql"]
-"""What a token may name."""
 
 
 def _text(pattern: str, description: str, *examples: str, most: int = 200) -> Any:
@@ -57,6 +55,19 @@ MinOffsets = Annotated[
 WaitMs = Annotated[int, Meta(ge=0, le=60_000, description="How long to wait for `min_offsets`, in milliseconds.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
 Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
+Predicate = Annotated[str, Meta(max_length=100_000, description="A query that returns rows when something is wrong.")]
+Condition = Annotated[
+    str,
+    Meta(max_length=100_000, description="Instead, a condition that must hold: over a table's columns, or a SELECT."),
+]
+OfTable = _text(rf"^({keys.NAME})?$", "Which table `check` is over, where its columns do not say.", "carriers")
+Good = _text(r"^[^\x00-\x1f]*$", "A moment at which nothing is wrong; without it, the beginning.", "before-deploy")
+Bad = _text(r"^[^\x00-\x1f]*$", "A moment at which something is; without it, now.", "now")
+Edge = Annotated[
+    Literal["", "first", "last"], Meta(description="Which change is meant, should the search meet several.")
+]
+SnapshotName = _text(rf"^({keys.NAME})?$", "What to call it; without it, the time.", "before-deploy")
+Message = Annotated[str, Meta(max_length=4_096, description="Why, for the log of operations.")]
 Format = Annotated[
     Literal["", "json", "arrow"],
     Meta(description="What the answer is; else the `Accept` header says, and JSON is what there is without."),
@@ -69,7 +80,8 @@ class Endpoint:
 
     method: Literal["GET", "POST"]
     path: str
-    verb: Verb
+    verb: Verb | None
+    """What a token needs; None for nothing."""
     function: Callable[..., Any]
     asked: type[msgspec.Struct]
     """Its parameters, by name."""
@@ -118,7 +130,11 @@ ENDPOINTS: list[Endpoint] = []
 
 
 def endpoint(
-    path: str, *, verb: Verb = "read", methods: tuple[Literal["GET", "POST"], ...] = ("GET",), streams: bool = False
+    path: str,
+    *,
+    verb: Verb | None = "read",
+    methods: tuple[Literal["GET", "POST"], ...] = ("GET",),
+    streams: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function, whose first parameter is `Call`, as what answers a path."""
 
