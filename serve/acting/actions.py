@@ -15,7 +15,7 @@ from ...search.verdict import Evaluation, Verdict
 from ..declare import AppName, Bad, Condition, Edge, Good, Limit, Message, OfTable, Predicate, SnapshotName, endpoint
 from ..errors import problem
 from ..service import Call
-from .searching import Searcher, SearchAsked
+from .searching import SearchAsked, Searcher
 
 _log = logging.getLogger(__name__)
 _TAKEN_S = 30.0
