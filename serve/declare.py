@@ -5,7 +5,7 @@ their types and held to their limits (msgspec) before the function is called; th
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -116,14 +116,10 @@ class Endpoint:
                 more = msgspec.json.decode(body, type=dict[str, Any])
                 if twice := more.keys() & found.keys():
                     raise Usage(f"{', '.join(sorted(twice))}: given in the address and in the body")
-                if unknown := more.keys() - {*known}:
-                    raise Usage(
-                        f"there is no parameter {', '.join(sorted(unknown))}", hint=f"there are: {', '.join(known)}"
-                    )
                 found |= more
-            return msgspec.structs.asdict(msgspec.convert(found, self.asked, strict=False))
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Usage(f"{self.path}: {error}", hint="/openapi.json says what may be asked") from None
+        return converted(found, self.asked, self.path, "/openapi.json says what may be asked")
 
 
 ENDPOINTS: list[Endpoint] = []
@@ -139,15 +135,34 @@ def endpoint(
     """Declare a function, whose first parameter is `Call`, as what answers a path."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = [*inspect.signature(function).parameters.values()][1:]
+        parameters, asked = parameters_of(function)
         in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
-        fields = [_field(each) for each in parameters]
-        asked = msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
         lists = frozenset(each.name for each in parameters if _is_list(each.annotation))
         ENDPOINTS.extend(Endpoint(each, path, verb, function, asked, in_path, lists, streams) for each in methods)
         return function
 
     return declared
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
+    """The parameters of a function after the first, and a struct of them with their types, limits and defaults."""
+    parameters = [*inspect.signature(function).parameters.values()][1:]
+    fields = [_field(each) for each in parameters]
+    return parameters, msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
+
+
+def converted(found: Mapping[str, Any], asked: type[msgspec.Struct], what: str, hint: str) -> dict[str, Any]:
+    """What was found, by name, as parameters of these types. Raises `Usage` where one is not as declared."""
+    known = asked.__struct_fields__
+    if unknown := found.keys() - {*known}:
+        raise Usage(
+            f"{what}: there is no parameter {', '.join(sorted(map(str, unknown)))[:200]}",
+            hint=f"there are: {', '.join(known)}",
+        )
+    try:
+        return msgspec.structs.asdict(msgspec.convert(found, asked, strict=False))
+    except msgspec.ValidationError as error:
+        raise Usage(f"{what}: {error}", hint=hint) from None
 
 
 def _field(parameter: inspect.Parameter) -> Any:

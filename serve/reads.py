@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 
 from ..errors import Usage
-from ..instants import now_ms
 from ..moments.query.columns import key_of
 from ..results import history as shown
 from ..results import rows, values
@@ -27,7 +26,6 @@ from .declare import (
     endpoint,
 )
 from .service import ARROW, Answer, Call, arrow_bytes
-from .sql import Question
 
 _NULL = r"\N"
 
@@ -116,18 +114,8 @@ async def query(
 ) -> Answer:
     """What a query over the tables of a moment returns: at most `limit` rows; `cut_off` says whether there are more."""
     reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
-    cut, service = reading.moment.cut, asked.service
-    statement = Question(
-        app=cut.app,
-        ref="" if reading.is_newest else ref,
-        stage=stage,
-        versions=cut.versions,
-        seen_ms=now_ms() if reading.is_newest else 0,
-        sql=sql,
-        max_rows=min(limit, service.options.sql_rows),
-        bounds=asked.bounds(cut.app),
-    )
-    found = await service.statements.answer(statement)
+    service = asked.service
+    found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit))
     fresh = await service.in_thread(reading.freshness)
     about = fresh | {"moments": found.others, "cut_off": found.is_cut_off}
     if asked.wants_arrow:

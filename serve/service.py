@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -13,13 +14,14 @@ from cachetools import LRUCache, TTLCache
 
 from ..client import Client
 from ..errors import NotFound
+from ..instants import now_ms
 from ..moments.query.sql import Bounds
 from ..results.shown import encoded
 from .errors import NotYet, TooOften
 from .look_ups import SharedLookUps
 from .newest import FreshMoment, Newest
 from .peers import HOP, Peers
-from .sql import Statements
+from .sql import Question, Statements
 from .tokens import Grant
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ class ServeOptions:
     """What a search may take, a replay, or a proof."""
     long_at_once: int = 2
     """So many of these are under way at a time."""
+    programs: Mapping[str, Path] = field(default_factory=dict)
+    """By app, the program that ran: without it, nothing of the app is replayed."""
+    answer_bytes: int = 64 << 10
+    """What an answer to an agent may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,7 @@ class Service:
         self._moments: TTLCache[tuple[str, str, str], FreshMoment] = TTLCache(1_024, _REMEMBERED_S)
         self.look_ups = SharedLookUps(self.in_thread)
         self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20)
+        self.replays = Statements(client.settings, 1, 0, stays=False)
         self._long = 0
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
@@ -150,6 +157,7 @@ class Service:
         if self.peers is not None:
             await self.peers.end()
         self.statements.close()
+        self.replays.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -235,6 +243,20 @@ class Call:
         tables = None if grant.may_read("*") else grant.tables
         return Bounds(
             options.sql_s, options.sql_memory_mb, tables=tables, app="" if grant.may_read_app("*") else folder
+        )
+
+    def question(self, reading: FreshMoment, ref: str, stage: str, sql: str, limit: int) -> Question:
+        """What is asked of a moment in SQL, for `Statements.answer`."""
+        cut, is_newest = reading.moment.cut, reading.is_newest
+        return Question(
+            app=cut.app,
+            ref="" if is_newest else ref,
+            stage=stage,
+            versions=cut.versions,
+            seen_ms=now_ms() if is_newest else 0,
+            sql=sql,
+            max_rows=min(limit, self.service.options.sql_rows),
+            bounds=self.bounds(cut.app),
         )
 
     def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:

@@ -61,11 +61,22 @@ class Found:
 
 
 class Statements:
-    """The processes. Of one event loop."""
+    """The processes, which begin when they are asked for. Of one event loop.
 
-    def __init__(self, settings: Settings, processes: int, memory_bytes: int) -> None:
+    Args:
+        settings: of the client that each has.
+        processes: how many.
+        memory_bytes: what each may take besides what it takes at first; 0 for any amount.
+        stays: whether a process answers more than once.
+    """
+
+    def __init__(self, settings: Settings, processes: int, memory_bytes: int, *, stays: bool = True) -> None:
         self._pool = ProcessPool(
-            processes, initializer=_begin, initargs=(settings, memory_bytes), context=get_context("spawn")
+            processes,
+            max_tasks=0 if stays else 1,
+            initializer=_begin,
+            initargs=(settings, memory_bytes),
+            context=get_context("spawn"),
         )
         self._under_way = 0
 
@@ -116,6 +127,8 @@ def _begin(settings: Settings, memory_bytes: int) -> None:
     from ..client import app  # noqa: F401
 
     _client = Client(settings)
+    if not memory_bytes:
+        return
     taken = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
     most = int(taken.split()[1]) * 1024 + memory_bytes + _SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))

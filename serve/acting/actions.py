@@ -3,19 +3,18 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
-from ...errors import SlackwaterError, TooMuch
+from ...client.app import StoredApp
+from ...errors import SlackwaterError
 from ...moments.take.audit_log import because
-from ...results import verdict as shown
 from ...results.shown import Result, encoded
-from ...search.verdict import Evaluation, Verdict
+from ...search.verdict import Evaluation
 from ..declare import AppName, Bad, Condition, Edge, Good, Limit, Message, OfTable, Predicate, SnapshotName, endpoint
 from ..errors import problem
 from ..service import Call
-from .searching import SearchAsked, Searcher
+from .finding import find, limited, probe
+from .searching import SearchAsked
 
 _log = logging.getLogger(__name__)
 _TAKEN_S = 30.0
@@ -49,61 +48,29 @@ async def bisect(
     asked.grant.check_all_tables("a search through the commits of an app")
     wrong = SearchAsked(where, check, table, good, bad, edge)
     of = await asked.service.in_thread(lambda: asked.app(app))
-    service, loop = asked.service, asyncio.get_running_loop()
-    service.check_not_busy()
-    searcher = Searcher(service.statements, asked.bounds(of.name), service.options.sql_rows)
-    steps = asyncio.Queue[Evaluation | None]()
+    asked.service.check_not_busy()
+    return _events(asked, of, wrong, limit)
 
-    async def searched() -> Verdict:
-        with service.taking_long():  # until the thread has ended, whoever waits for it
-            return await service.in_thread(
-                lambda: searcher.search(of, wrong, lambda step: loop.call_soon_threadsafe(steps.put_nowait, step))
-            )
 
-    def done(found: asyncio.Task[Verdict]) -> None:
-        if not found.cancelled():
-            found.exception()  # is nobody's, where nobody waits for it any more
-        steps.put_nowait(None)
-
-    async def events() -> AsyncIterator[bytes]:
-        found = asyncio.create_task(searched())
-        found.add_done_callback(done)
-        until_s = loop.time() + service.options.long_s
-        try:
-            while (step := await asyncio.wait_for(steps.get(), until_s - loop.time())) is not None:
-                yield _event("probe", probe(step))
-            yield _event("found", await service.in_thread(lambda: limited(found.result(), limit)))
-        except TimeoutError:
-            took = f"the search took more than {service.options.long_s:g} s"
-            yield _event("error", problem(TooMuch(took, hint="narrow it with good and bad")))
-        except Exception as error:
-            if not isinstance(error, SlackwaterError):
-                _log.exception("bisect")
-            yield _event("error", problem(error, service.client.root))
-        finally:
-            searcher.stop()
-
-    return events()
+async def _events(asked: Call, of: StoredApp, wrong: SearchAsked, limit: int) -> AsyncIterator[bytes]:
+    service, steps = asked.service, asyncio.Queue[Evaluation | None]()
+    searching = asyncio.create_task(find(asked, of, wrong, steps.put_nowait))
+    searching.add_done_callback(lambda _done: steps.put_nowait(None))
+    try:
+        while (step := await steps.get()) is not None:
+            yield _event("probe", probe(step))
+        yield _event("found", await service.in_thread(lambda: limited(searching.result(), limit)))
+    except Exception as error:
+        if not isinstance(error, SlackwaterError):
+            _log.exception("bisect")
+        yield _event("error", problem(error, service.client.root))
+    finally:
+        searching.cancel()
 
 
 def _event(name: str, data: object) -> bytes:
     # Rows are encoded a line each, and a line break would end the data.
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encoded(data).replace(b"\n", b""))
-
-
-def probe(step: Evaluation) -> dict[str, Any]:
-    """A moment that was looked at."""
-    about = {"ref": step.ref, "versions": step.cut.versions, "time_ms": step.cut.time_ms, "outcome": step.answer}
-    return about | {"why": step.why, "took_ms": step.took_ms, "number": step.number, "left": step.total - step.number}
-
-
-def limited(found: Verdict, limit: int) -> dict[str, Any]:
-    """The document of a verdict, with so many rows and keys at most; `cut_off` says whether there are more."""
-    keys = found.keys.head(limit) if found.keys is not None else None
-    less = replace(found, rows=found.rows.slice(0, limit), keys=keys)
-    data: Any = shown.verdict(less, None, None, "", "", "").data
-    is_cut = found.more_rows or found.rows.num_rows > limit or len(found.keys or ()) > limit
-    return {**data, "cut_off": is_cut}
 
 
 @endpoint("/apps/{app}/snapshots", verb="snapshot", methods=("POST",))

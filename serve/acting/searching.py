@@ -6,7 +6,7 @@ time, memory and rows, without access to the machine.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock
@@ -62,7 +62,7 @@ class Searcher:
         self._statements, self._bounds, self._max_rows = statements, bounds, max_rows
         self._loop = asyncio.get_running_loop()
         self._stopped, self._lock = Event(), Lock()
-        self._waited_for: Future[Any] | None = None
+        self._waited_for: Future[Any] | asyncio.Future[Any] | None = None
 
     def search(self, app: StoredApp, wrong: SearchAsked, on_step: Callable[[Evaluation], None]) -> Verdict:
         """The verdict; in a thread. Raises as `StoredApp.bisect`, and `SearchStopped`."""
@@ -78,11 +78,23 @@ class Searcher:
         return replace(verdict, predicate=where, more_rows=verdict.more_rows or is_cut)
 
     def stop(self) -> None:
-        """Have the search end, which is in another thread, and the evaluation that it waits for."""
+        """Have the search end, which is in another thread, and what it waits for."""
         with self._lock:
             self._stopped.set()
             if self._waited_for is not None:
                 self._waited_for.cancel()
+
+    async def wait_for(self, running: Coroutine[Any, Any, R]) -> R:
+        """What is done after the search, which `stop` ends, too. Raises `SearchStopped`."""
+        with self._lock:
+            task = asyncio.ensure_future(running)
+            self._waited_for = task
+            if self._stopped.is_set():
+                task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise SearchStopped from None
 
     def _rows(self, where: Where, at: Context, max_rows: int) -> pa.Table:
         stages = {name: at.cut.stages[name] for name in at.cut.stages}
@@ -94,7 +106,8 @@ class Searcher:
             if self._stopped.is_set():
                 raise SearchStopped
             running = self._statements.run(function, asked, self._bounds.seconds)
-            self._waited_for = future = asyncio.run_coroutine_threadsafe(running, self._loop)
+            future = asyncio.run_coroutine_threadsafe(running, self._loop)
+            self._waited_for = future
         try:
             return future.result()
         except BaseException:
