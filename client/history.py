@@ -318,7 +318,7 @@ class AppHistory(Shown):
             SlackwaterError: the function raised something, or the command stopped the search.
         """
         client, predicate = self._client, self._predicate(where, check, table, python, run)
-        verdict = self.search(predicate, good=self._end(good), bad=self._end(bad), edge=edge, on_step=on_step)
+        verdict = self.search(predicate, good=self.whole_ref(good), bad=self.whole_ref(bad), edge=edge, on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
         record = record_behind(client, verdict, code) if code and not verdict.candidates else None
         return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad), record)
@@ -346,7 +346,7 @@ class AppHistory(Shown):
         Raises `Refused` where the condition is not one on single rows, or versions in between were thinned out, and
         what else `bisect` raises.
         """
-        return self.flips(self._predicate(where, check, table), self._end(good), self._end(bad))
+        return self.flips(self._predicate(where, check, table), self.whole_ref(good), self.whole_ref(bad))
 
     def flips(self, predicate: Predicate, good: str | None, bad: str | None) -> Flips:
         """What `scan` does, with any predicate, and whole refs for the ends."""
@@ -420,7 +420,8 @@ class AppHistory(Shown):
             return Python(getattr(python, "__name__", "function"), python)
         raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
-    def _end(self, moment: str | datetime | None) -> str | None:
+    def whole_ref(self, moment: str | datetime | None) -> str | None:
+        """A moment, as `at` takes it, as a whole ref, by which a search names its ends. Raises `Usage`."""
         return None if moment is None else self._ref(moment)
 
     def _ref(self, moment: str | datetime, stage: str = "") -> str:

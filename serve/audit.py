@@ -17,6 +17,7 @@ from .declare import Endpoint
 
 AUDIT = logging.getLogger("slackwater.audit")
 """At INFO; whoever wants the lines gives it a handler."""
+_SQL = ("sql", "where", "check")
 _HIDDEN = ("string", "number", "escaped", "dollars", "open")
 
 
@@ -63,7 +64,7 @@ def line(
 def _shown(name: str, value: object) -> object:
     if name == "key":
         return len(value) if isinstance(value, list) else 1
-    return without_values(value) if name == "sql" and isinstance(value, str) else value
+    return without_values(value) if name in _SQL and isinstance(value, str) else value
 
 
 def without_values(sql: str) -> str:

@@ -1,5 +1,6 @@
 """Who asks: by a bearer token, by a certificate, or somebody on this machine; and how often they may."""
 
+import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from starlette.requests import Request
 
 from ..client import Client
 from ..instants import now_ms
-from .declare import Verb
+from ..keep.access.tokens import Verb
 from .errors import Denied, NotKnown, TooOften
 
 _KNOWN_S = 5.0
 """So long after a token was removed it may still be taken."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 ALL = "*"
 
 
@@ -27,16 +29,15 @@ class Grant:
     """Of the token; empty for somebody on this machine."""
     apps: frozenset[str] = frozenset({ALL})
     tables: frozenset[str] = frozenset({ALL})
-    verbs: frozenset[str] = frozenset({"read", "sql"})
+    verbs: frozenset[Verb] = frozenset({"read", "sql", "bisect"})
     per_s: int = 0
     """Requests a second; 0 for any number."""
 
-    def check(self, verb: Verb) -> None:
+    def check(self, verb: Verb | None) -> None:
         """Raise `Denied` unless it may do that."""
-        if verb not in self.verbs:
-            raise Denied(
-                f"token {self.name!r} may not {verb}", hint="slackwater token add NAME --verb … makes one that may"
-            )
+        if verb is not None and verb not in self.verbs:
+            who = f"token {self.name!r}" if self.name else "whoever has no token"
+            raise Denied(f"{who} may not {verb}", hint=f"slackwater token add NAME --verb {verb} … makes one that may")
 
     def check_app(self, app: str) -> None:
         """Raise `Denied` unless it may read the app."""
@@ -109,6 +110,9 @@ class Doorkeeper:
         host = request.headers.get("host", "")
         if (host if host.endswith("]") else host.rpartition(":")[0] or host) not in _LOCAL:
             raise Denied(f"without a token, this machine is asked as {_LOCAL[0]}; found {host[:100]!r}")
+        # It may also send a request to this very address, and not care for the answer.
+        if (origin := request.headers.get("origin")) and _ORIGIN.fullmatch(origin) is None:
+            raise Denied(f"without a token, no page of another host may ask; found the origin {origin[:100]!r}")
         return Grant("")
 
     def _read(self) -> None:

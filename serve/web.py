@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import SlackwaterError, TooMuch, Usage
 from ..results.shown import Result, encoded
 from . import reads  # noqa: F401  declares its routes
+from .acting import actions  # noqa: F401  declares its own
 from .audit import line
 from .declare import ENDPOINTS, Endpoint
 from .errors import TooOften, problem, status_of

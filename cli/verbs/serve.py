@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import Refused, Usage
+from ...errors import Refused
 from ..options import DRY_RUN, Many, argument, flag, option, span
 from ..session import Session, group, verb
 
@@ -76,7 +76,9 @@ def add(
     name: str = argument("NAME", "What it is called."),
     app: list[str] = option("APP", "May read this app, '*' any; may be repeated.", ...),
     table: Many = option("TABLE", "May read this table; may be repeated. Default: all."),
-    verb_: Many = option("VERB", "May do this: read, or sql; may be repeated. Default: read.", name="--verb"),
+    verb_: Many = option(
+        "VERB", "May do this: read, sql, bisect, snapshot, values; may be repeated. Default: read.", name="--verb"
+    ),
     per_second: int = option("N", "Requests a second that each instance answers; 0 for any number.", 0, min=0),
     days: int = option("N", "It ends after so many days; 0 for never.", 0, min=0, max=36_500),
     certificate: bool = flag("--certificate", "For whoever comes with a certificate of this common name, instead."),
@@ -84,16 +86,8 @@ def add(
 ) -> None:
     """Make a token. It is shown once; the store keeps its hash."""
     how: Any = {"per_s": per_second, "days": days, "certificate": certificate, "dry_run": dry_run}
-    session.show(session.client.add_token(name, app, tables=table or ("*",), verbs=_verbs(verb_ or ["read"]), **how))
-
-
-def _verbs(given: list[str]) -> Any:
-    from ...validation import nearest
-
-    for each in given:
-        if each not in ("read", "sql"):
-            raise Usage(f"{each!r} is no verb of a token{nearest(each, ('read', 'sql'))}", hint="read or sql")
-    return tuple(dict.fromkeys(given))
+    verbs: Any = verb_ or ["read"]
+    session.show(session.client.add_token(name, app, tables=table or ("*",), verbs=verbs, **how))
 
 
 @verb("slackwater token list", of=token, name="list")

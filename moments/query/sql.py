@@ -56,10 +56,17 @@ class Bounds:
     """Of the rows that it returns."""
     tables: frozenset[str] | None = None
     """The tables that it may see; None for any, and for the records on the way and of the archive."""
+    app: str = ""
+    """The app of which alone it may name moments; empty for any."""
 
     def allows(self, table: str) -> bool:
         """Whether a table may be seen."""
         return self.tables is None or table in self.tables
+
+    def check_app(self, app: str) -> None:
+        """Raise `NotFound` unless moments of that app may be named."""
+        if self.app and app != self.app:
+            raise NotFound("app", app, {self.app})
 
     def check(self, statement: Statement) -> None:
         """Raise `Usage` where a statement asks for something of the machine, and `NotFound` for a hidden table."""
