@@ -110,7 +110,7 @@ function MomentBar({ route, here, than, snapshots, newest, isNow, earlier }) {
     <label class="compare">compared with <select value=${route.against ?? ""} onChange=${(event) => go({ ...route, against: event.target.value })}>
       ${others.map(([value, label]) => html`<option value=${value} selected=${value === (route.against ?? "")}>${label}</option>`)}
     </select></label>
-    ${route.against && than && html`<span class="note">of ${ago(than.time_ms)}</span>`}
+    ${route.against && than && html`<span class="note">committed ${ago(than.time_ms)}</span>`}
   </div>`;
 }
 

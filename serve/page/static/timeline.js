@@ -7,7 +7,8 @@ import { useAsked } from "./parts.js";
 import { plural, span, tick, time } from "./words.js";
 
 const HEIGHT = 46;
-const POINTS = 300;
+// As many commits as have room for a bar each.
+const POINTS = Math.min(400, Math.max(50, Math.round(innerWidth / 200) * 50));
 const GLYPH = { snapshot: "◆", deploy: "▲", migration: "⬒", operation: "✎", bisect: "✕" };
 const NAME = { snapshot: "snapshot", deploy: "deploy", migration: "migration", operation: "operation", bisect: "bisect" };
 
@@ -152,12 +153,16 @@ function Marks({ marks, x, width, onMove }) {
     bar.current.children[next]?.focus();
   };
   if (!sorted.length) return html`<div class="marks" />`;
+  // Marks that would lie over each other lie beside each other, as far as there is room.
+  const lefts = [];
+  for (const mark of sorted) lefts.push(Math.max(x(mark.place), (lefts.at(-1) ?? -99) + 15));
+  const room = (at) => (lefts[at + 1] ?? width) - lefts[at];
   return html`<div class="marks" ref=${bar} role="toolbar" aria-label="Snapshots, deploys, migrations, operations" onKeyDown=${step}>
     ${sorted.map((mark, at) => {
       const words = `${NAME[mark.kind]}: ${mark.label}${mark.by ? ` by ${mark.by}` : ""}${mark.why ? ` (${mark.why})` : ""}, ${time(mark.time_ms)}`;
-      return html`<button type="button" class=${`mark ${mark.kind} ${x(mark.place) > width - 120 ? "end" : ""}`} style=${{ left: `${x(mark.place)}px` }} tabindex=${at === Math.min(chosen, sorted.length - 1) ? 0 : -1}
+      return html`<button type="button" class=${`mark ${mark.kind}`} style=${{ left: `${Math.min(lefts[at], width - 6)}px` }} tabindex=${at === Math.min(chosen, sorted.length - 1) ? 0 : -1}
         onFocus=${() => choose(at)} onClick=${() => onMove(atOfMark(mark))} title=${words} aria-label=${words}>
-        <span class=${`glyph ${mark.kind}`}>${GLYPH[mark.kind]}</span>${mark.kind === "snapshot" && sorted.length < width / 90 ? html`<span class="label">${mark.label}</span>` : ""}</button>`;
+        <span class=${`glyph ${mark.kind}`}>${GLYPH[mark.kind]}</span>${mark.kind === "snapshot" && room(at) > 30 + 7 * mark.label.length ? html`<span class="label">${mark.label}</span>` : ""}</button>`;
     })}
   </div>`;
 }

@@ -52,7 +52,26 @@ export function keyText(columns, row) {
   return row[names[0]] == null ? "\\N" : value(row[names[0]]);
 }
 
-export const offsets = (windows) => (windows ?? []).map((w) => `${w.topic}[${w.partition}] ${w.start} to ${w.end}`).join(", ");
+// Windows of offsets, each topic once: `flights[0] 3 to 17, [1] 5 to 9`.
+export function offsets(windows) {
+  const topics = new Map();
+  for (const each of windows ?? []) {
+    const parts = topics.get(each.topic) ?? topics.set(each.topic, []).get(each.topic);
+    parts.push(`[${each.partition}] ${each.start} to ${each.end}`);
+  }
+  return [...topics].map(([topic, parts]) => topic + parts.join(", ")).join("; ");
+}
+
+// Bytes, which come as hexadecimal, as the text that they are.
+export function textOf(hex) {
+  if (hex == null) return "NULL";
+  const bytes = Uint8Array.from(hex.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes).slice(0, 2000);
+  } catch {
+    return hex.slice(0, 2000);
+  }
+}
 
 // A word as a shell takes it.
 export const quoted = (word) => (/^[\w@%+=:,./~-]+$/.test(word) ? word : `'${String(word).replaceAll("'", `'\\''`)}'`);

@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm
 import { path, query } from "../ask.js";
 import { Command, Empty, Problem, Time, useAsked } from "../parts.js";
 import { address, go, versionOf } from "../route.js";
-import { command, offsets, plural, value } from "../words.js";
+import { command, offsets, plural, tick, value } from "../words.js";
 
 const LIMIT = 500;
 const HEIGHT = 220;
@@ -54,13 +54,14 @@ function columnsOf(changes) {
 function Plot({ changes, route }) {
   const names = useMemo(() => columnsOf(changes), [changes]);
   const [hidden, setHidden] = useState(new Set());
+  const [at, setAt] = useState(null);
   const box = useRef(null);
+  const oldest = useMemo(() => [...changes].reverse(), [changes]);
   const shown = names.filter((name) => !hidden.has(name));
   useEffect(() => {
     if (!shown.length) return undefined;
     let plot;
     let isGone = false;
-    const oldest = [...changes].reverse();
     const data = [oldest.map((change) => change.time_ms / 1000), ...shown.map((name) => oldest.map((change) => (typeof change.after?.[name] === "number" ? change.after[name] : null)))];
     const draw = (uPlot) => {
       if (isGone || !box.current) return;
@@ -71,12 +72,15 @@ function Plot({ changes, route }) {
       const colour = (name) => ((probe.style.color = ink(name)), getComputedStyle(probe).color);
       const [grid, words] = [colour("--line"), colour("--muted")];
       const axis = { stroke: words, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "11px system-ui" };
-      const at = (scale) => ({ ...axis, scale, size: 64 });
+      const long = oldest.at(-1).time_ms - oldest[0].time_ms;
+      const times = (_plot, splits) => splits.map((s) => tick(s * 1000, long));
+      const side = (scale) => ({ ...axis, scale, size: 64 });
       const options = {
-        width: box.current.clientWidth, height: HEIGHT, cursor: { points: { size: 6 } }, legend: { live: true },
+        width: box.current.clientWidth, height: HEIGHT, cursor: { points: { size: 6 } }, legend: { show: false },
+        hooks: { setCursor: [(of) => setAt(of.cursor.idx ?? null)] },
         scales: Object.fromEntries(shown.map((name, number) => [`y${number > 1 ? 1 : number}`, {}])),
         series: [{}, ...shown.map((name, number) => ({ label: name, scale: `y${number > 1 ? 1 : number}`, stroke: colour(INKS[names.indexOf(name) % INKS.length]), width: 1.75, paths: uPlot.paths.stepped({ align: 1 }), points: { show: oldest.length < 80, size: 4 } }))],
-        axes: [axis, at("y0"), ...(shown.length > 1 ? [{ ...at("y1"), side: 1, grid: { show: false } }] : [])],
+        axes: [{ ...axis, values: times }, side("y0"), ...(shown.length > 1 ? [{ ...side("y1"), side: 1, grid: { show: false } }] : [])],
       };
       probe.remove();
       plot?.destroy();
@@ -108,7 +112,7 @@ function Plot({ changes, route }) {
   if (!names.length) return null;
   return html`<figure class="plot">
     <div ref=${box} role="img" aria-label=${`${shown.join(", ")} over time; the table below has each change`}></div>
-    <figcaption>${names.map((name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${name}</label>`)}</figcaption>
+    <figcaption>${names.map((name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${name}${oldest[at] && !hidden.has(name) ? html` <strong>${value(oldest[at].after?.[name])}</strong>` : ""}</label>`)}${oldest[at] && html`<span class="note">v${oldest[at].version}, <${Time} ms=${oldest[at].time_ms} /></span>`}</figcaption>
   </figure>`;
 }
 

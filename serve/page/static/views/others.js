@@ -4,7 +4,7 @@ import { html } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
 import { Command, Grid, Problem, Time, useAsked } from "../parts.js";
 import { address, versionOf } from "../route.js";
-import { command, count, plural, size } from "../words.js";
+import { command, count, plural, size, textOf } from "../words.js";
 import { Behind } from "./key.js";
 
 export function Left({ route, live, here }) {
@@ -20,17 +20,6 @@ export function Left({ route, live, here }) {
     <${Grid} label="Late records" empty="None came too late for its window, or too far ahead of the clock." columns=${[["stage"], ["late", "right"], ["too far ahead", "right"], ["watermark"]]}
       rows=${late.map((stage) => [stage.stage, count(stage.late), count(stage.ahead), html`<${Time} ms=${stage.watermark_ms} />`])} />
     <${Command} line=${command("rejected", route.app)} />`;
-}
-
-// Bytes come as hexadecimal.
-function textOf(hex) {
-  if (hex == null) return "NULL";
-  const bytes = Uint8Array.from(hex.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
-  try {
-    return new TextDecoder("utf-8", { fatal: true }).decode(bytes).slice(0, 400);
-  } catch {
-    return hex.slice(0, 400);
-  }
 }
 
 export function Log({ route, live, snapshots }) {
