@@ -26,8 +26,8 @@ from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, 
 from ..moments.diff.moments import StoredCut, diff
 from ..moments.query.answers import answer, as_relation, channel_tables
 from ..moments.query.columns import TableColumn, columns, get, look_up, parse_keys, select
-from ..moments.query.first_rows import FIRST, FirstRows, first_rows
 from ..moments.query.export import ENDINGS, Exported, export
+from ..moments.query.first_rows import FIRST, FirstRows, first_rows
 from ..moments.query.sql import Bounds, names_channels
 from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title

@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from ...store.compaction.merge import merged_rows
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
+from ...store.read.remote_sst import SMALL_BYTES
 from ...store.sst.sorted_runs import bounds, of_hash, overlapping, part_within
 from ...store.sst.types import HASH
 from ..cut.graph import Cut
@@ -59,6 +61,10 @@ def first_rows(
     found: list[pa.Table] = []
     count, at = 0, start
     for partition, window in _spans(cut, table, limit, start):
+        for sst in overlapping(manifest.ssts, *window):
+            # To read a part of it would take more requests.
+            if cache is not None and sst.bytes <= SMALL_BYTES and cache.peek(sst, manifest.table) is None:
+                cache.bring(store, sst, manifest.table, Reads())
         for rows in merged_rows(
             store,
             cache,

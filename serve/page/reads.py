@@ -7,7 +7,6 @@ from msgspec import Meta
 
 from ...client import status
 from ...durations import DAY_MS
-from ...instants import now_ms
 from ...moments.query.first_rows import FIRST, FirstRows
 from ...results import rows as shown
 from ...results import values

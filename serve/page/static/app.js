@@ -68,7 +68,7 @@ export function App({ route, me, keys, token, say }) {
   const move = (to) => go({ ...route, at: to }, { replace: true });
   const earlier = before(route.at || lastCommit(here.data));
   const compare = () => go({ ...route, against: route.against ? "" : earlier });
-  keys.current = { slider: slider.current, route, tables: Object.keys(here.data?.tables ?? {}), compare };
+  keys.current = { slider, route, tables: Object.keys(here.data?.tables ?? {}), compare };
   useEffect(() => {
     document.title = `${app} · slackwater`;
   }, [app]);

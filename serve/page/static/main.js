@@ -77,7 +77,7 @@ function Page() {
 
 function Token() {
   const [text, setText] = useState("");
-  return html`<form class="token" onSubmit=${(event) => (event.preventDefault(), setToken(text))}>
+  return html`<form class="token" aria-label="Who asks" onSubmit=${(event) => (event.preventDefault(), setToken(text))}>
     <label>Token <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} autofocus /></label>
     <button class="action" disabled=${!text}>Use it</button>
     ${hasToken() && html`<button type="button" class="quiet" onClick=${() => setToken("")}>Forget it</button>`}
@@ -111,17 +111,17 @@ function onKey(event, { slider, route, tables, compare }, help) {
   const does = {
     "?": () => help.showModal(),
     a: () => go({}),
-    ArrowLeft: () => slider?.move(-1),
-    ArrowRight: () => slider?.move(1),
-    PageUp: () => slider?.move(-10),
-    PageDown: () => slider?.move(10),
-    Home: () => slider?.to(0),
+    ArrowLeft: () => slider?.current?.move(-1),
+    ArrowRight: () => slider?.current?.move(1),
+    PageUp: () => slider?.current?.move(-10),
+    PageDown: () => slider?.current?.move(10),
+    Home: () => slider?.current?.to(0),
     End: () => route?.app && go({ ...route, at: "" }, { replace: true }),
-    "+": () => slider?.zoomIn(),
-    "=": () => slider?.zoomIn(),
-    "-": () => slider?.zoomOut(),
-    m: () => slider?.toMark(1),
-    M: () => slider?.toMark(-1),
+    "+": () => slider?.current?.zoomIn(),
+    "=": () => slider?.current?.zoomIn(),
+    "-": () => slider?.current?.zoomOut(),
+    m: () => slider?.current?.toMark(1),
+    M: () => slider?.current?.toMark(-1),
     c: () => compare?.(),
     t: () => tables?.length && nextTable(),
     "/": () => document.querySelector("[data-filter]")?.focus(),

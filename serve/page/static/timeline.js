@@ -8,7 +8,7 @@ import { plural, span, tick, time } from "./words.js";
 
 const HEIGHT = 46;
 // As many commits as have room for a bar each.
-const POINTS = Math.min(400, Math.max(50, Math.round(innerWidth / 200) * 50));
+const POINTS = Math.min(400, Math.max(50, Math.round(innerWidth / 300) * 50));
 const GLYPH = { snapshot: "◆", deploy: "▲", migration: "⬒", operation: "✎", bisect: "✕" };
 const NAME = { snapshot: "snapshot", deploy: "deploy", migration: "migration", operation: "operation", bisect: "bisect" };
 

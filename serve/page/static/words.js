@@ -43,6 +43,9 @@ export function value(given) {
   return String(given);
 }
 
+// As much of it as a cell has room for.
+export const shortened = (text, most = 300) => (text.length > most ? `${text.slice(0, most)}… (${count(text.length)} characters)` : text);
+
 export const isNumber = (type) => /^(u?int|float|double|half|decimal)/.test(type);
 
 // A key as routes and the command line take it.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.client import Client
 from slackwater.instants import now_ms
 from slackwater.settings import Settings
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import Program
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Program, Sst, Table
 
-from tests.support.histories import STAGES, Clock, Flight, FlightsApp, Kafka
+from tests.support.histories import STAGES, Clock, Flight, FlightsApp, Kafka, write_parts
 
 CARRIERS = ("UA", "B6", "EV", "DL", "AA", "MQ", "US", "9E", "WN", "VX", "FL", "AS")
 WRONG = "UA"
@@ -32,7 +35,7 @@ def flights(count: int, *, aircraft: int = 90, seed: int = 1, wrong_from: int | 
     return found
 
 
-def written(store: ObjectStore, *, batches: int = 40, wrong_from: int = 26) -> FlightsApp:
+def written(store: ObjectStore, *, batches: int = 24, wrong_from: int = 15) -> FlightsApp:
     """The app: a snapshot before the fault, and a deploy right before it."""
     # It ends about now, so that it reads as a running app does.
     began_ms = now_ms() - batches * (_PAUSE_MS + 3_000) - 15_000
@@ -49,6 +52,36 @@ def written(store: ObjectStore, *, batches: int = 40, wrong_from: int = 26) -> F
             app.step_all()
             app.clock.now_ms += _PAUSE_MS
     return app
+
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    '"><script>alert(1)</script>',
+    "javascript:alert(1)",
+    "../../etc/passwd?#&=%2f",
+    "__proto__",
+    "' OR 1=1 --",
+    "\u202eright to left\u2069",
+    "a" * 3_000,
+    "\ufeff\u0000\n\t",
+)
+_COLUMN = "<b onclick=alert(1)>name</b>"
+_TABLE = Table((Column("constructor", "string"),), (Column(_COLUMN, "string"), Column("large", "int64")), partitions=2)
+
+
+def hostile(store: ObjectStore) -> None:
+    """An app `hostile` with a table of keys, values and column names that somebody means harm with."""
+    ensure_app(store, AppInfo("hostile", now_ms()))
+    ssts: tuple[Sst, ...] = ()
+    for version in (1, 2):
+        values = {_COLUMN: [f"{each}{version}" for each in HOSTILE], "large": [2**62 + version] * len(HOSTILE)}
+        names = pa.array(HOSTILE)
+        hashes = hash_keys(pa.table({"constructor": names}), ["constructor"])
+        filled = {"_seq": np.full(len(names), version), "_op": np.zeros(len(names), np.int8)}
+        rows = pa.table({"_hash": hashes, "constructor": names, **values, **filled})
+        ssts = (*write_parts(store, "hostile", "table", _TABLE, rows), *ssts)
+        head = Manifest("hostile", "table", version, 1, "w", now_ms() + version, "batch", table=_TABLE, ssts=ssts)
+        commit(store, head)
 
 
 def deploy(app: FlightsApp, path: str, checksum: str) -> None:

@@ -23,7 +23,7 @@ export function Left({ route, live, here }) {
 }
 
 export function Log({ route, live, snapshots }) {
-  const commits = useAsked(query(path("apps", route.app, "log"), { limit: 100 }), live);
+  const commits = useAsked(query(path("apps", route.app, "log"), { limit: 50 }), live);
   const done = useAsked(path("apps", route.app, "operations"), live);
   const to = (at) => address({ ...route, view: "rows", names: [], at });
   const taken = [...(snapshots?.snapshots ?? [])].reverse();

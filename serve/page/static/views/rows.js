@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { ask, path, query } from "../ask.js";
 import { address, go, moment } from "../route.js";
 import { Command, Empty, Problem, useAsked } from "../parts.js";
-import { command, count, identifier, isNumber, keyText, plural, ref, value } from "../words.js";
+import { command, count, identifier, isNumber, keyText, plural, ref, shortened, value } from "../words.js";
 
 const LIMIT = 100;
 
@@ -135,8 +135,8 @@ function Row({ columns, row, change, was, withChange, route, table }) {
       const text = value(row[each.name]);
       const old = was && value(was[each.name]) !== text ? value(was[each.name]) : null;
       const shape = `${isNumber(each.type) ? "right" : ""} ${row[each.name] == null ? "null" : ""} ${old != null ? "differs" : ""}`;
-      const inner = isFirst(each) ? html`<a data-row href=${address({ ...route, view: "key", names: [table, keyText(columns, row)], key: "", where: "" })}>${text}</a>` : text;
-      return html`<td class=${shape}>${old != null && html`<del>${old}</del> `}${inner}</td>`;
+      const inner = isFirst(each) ? html`<a data-row href=${address({ ...route, view: "key", names: [table, keyText(columns, row)], key: "", where: "" })}>${shortened(text)}</a>` : shortened(text);
+      return html`<td class=${shape}>${old != null && html`<del>${shortened(old)}</del> `}${inner}</td>`;
     })}
   </tr>`;
 }
